@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import weakref
 from functools import partial
 from typing import Any, Dict, List, Optional
 
@@ -71,6 +73,13 @@ def kernel(monkeypatch) -> Kernel:
     return made
 
 
+class Cycle:
+    """An object that only a collection of garbage removes."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
 def follower(kernel: Kernel, view: ClusterView, timers: Optional[Timers] = None, **settings: str) -> policy.PolicySync:
     log = Log(io.StringIO())
     sync = policy.PolicySync(
@@ -106,6 +115,27 @@ def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeyp
     view.state.upsert({**node, "spec": {"podCIDRs": ["10.99.0.0/24"]}})
     sync.sync(())
     assert kernel.entries and not ranges(), "pods of the node have other addresses"
+
+
+def test_what_a_new_state_replaces_is_collected(kernel):
+    view = ClusterView()
+    for item in cases.steps("default-deny-ingress")[0].objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS | {"Node"}
+    sync = follower(kernel, view)
+    sync.sync(())
+    # As where parts of a state refer to each other.
+    replaced = Cycle()
+    gc.freeze()
+    ended = weakref.ref(replaced)
+    del replaced
+    assert ended()
+    objects = cases.steps("default-deny-ingress")[0].objects
+    raw = next(item for key, item in objects.items() if key[0] == "Node" and key[2] == "node1")
+    view.state.upsert({**raw, "spec": {"podCIDRs": ["10.99.0.0/24"]}})
+    sync.sync(())
+    assert ended() is None
+    gc.unfreeze()
 
 
 def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):

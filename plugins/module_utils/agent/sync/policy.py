@@ -240,7 +240,8 @@ class PolicySync:
             self._apply(self._policy)
         if fresh:
             # The state of a large cluster lives long, and a collection of garbage that visits all of it would hold up a
-            # change for a tenth of a second.
+            # change for a tenth of a second. What the state replaces may be collected.
+            gc.unfreeze()
             gc.collect()
             gc.freeze()
         if self._policy.pending:
