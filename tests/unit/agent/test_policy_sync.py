@@ -119,10 +119,11 @@ def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeyp
 
 def test_what_a_new_state_replaces_is_collected(kernel):
     view = ClusterView()
-    for item in cases.steps("default-deny-ingress")[0].objects.values():
+    objects = cases.steps("default-deny-ingress")[0].objects
+    for item in objects.values():
         view.state.upsert(item)
     view.listed |= KINDS | {"Node"}
-    sync = follower(kernel, view)
+    sync = follower(kernel, view, unknown_pods="deny")
     sync.sync(())
     # As where parts of a state refer to each other.
     replaced = Cycle()
@@ -130,7 +131,6 @@ def test_what_a_new_state_replaces_is_collected(kernel):
     ended = weakref.ref(replaced)
     del replaced
     assert ended()
-    objects = cases.steps("default-deny-ingress")[0].objects
     raw = next(item for key, item in objects.items() if key[0] == "Node" and key[2] == "node1")
     view.state.upsert({**raw, "spec": {"podCIDRs": ["10.99.0.0/24"]}})
     sync.sync(())
