@@ -8,7 +8,9 @@ It needs a kernel with IPVS, ipset, and nf_tables with NAT: Debian's own in QEMU
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any, Dict, List
@@ -20,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from tests.kernel.test_convergence import cluster, remove, rules, run
+from tests.lab import system
 
 
 def request(directory: Path, mode: str, glue: str = "auto", **more: Any) -> Request:
@@ -105,24 +108,77 @@ def test_external_changes_are_found_and_repaired(tmp_path):
     remove(tmp_path / "state")
 
 
+def roll_back(directory: Path, number: int) -> restore.RollbackReport:
+    return restore.rollback(
+        restore.RollbackRequest(
+            to=number,
+            history_directory=str(directory / "history"),
+            state_directory=str(directory / "state"),
+            stop_units=False,
+        )
+    )
+
+
+def test_a_rollback_keeps_what_is_connected_now_and_not_what_was_when_the_state_was_saved(tmp_path):
+    endpoints = [f"10.244.{number}.{last}" for number in (1, 2) for last in (1, 2, 3)]
+    system.ip_batch(
+        [
+            "link add endpoints type dummy",
+            *(f"address add {address}/32 dev endpoints" for address in endpoints),
+            "link set endpoints up",
+        ]
+    )
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server((address, 8080))) for address in endpoints]
+
+        def connected(address: str) -> socket.socket:
+            return stack.enter_context(socket.create_connection((address, 80), 30))
+
+        def arrived() -> int:
+            """Return how many open connections have brought data to an endpoint."""
+            found = 0
+            for listener in listeners:
+                listener.settimeout(0)
+                with contextlib.suppress(BlockingIOError):
+                    accepted, _peer = listener.accept()
+                    accepted.settimeout(30)
+                    with accepted:
+                        found += accepted.recv(1) == b"x"
+            return found
+
+        program(tmp_path, "ipvs", "nftables")
+        before = connected("10.96.0.1")
+        left = program(tmp_path, "nftables")
+        assert left.changed and any("10.96.0.1:80" in line for line in servers())
+        saved = program(tmp_path, "ipvs", "nftables").saved_state
+        later = connected("10.96.0.2")
+        assert saved is not None
+        back = roll_back(tmp_path, saved)
+        assert any("are kept with their virtual servers" in text for text in back.warnings)
+        assert {line.split()[2] for line in servers() if line.startswith("-A")} == {"10.96.0.1:80", "10.96.0.2:80"}
+        assert "table ip kube-proxy" in run("nft", "list", "tables").splitlines()
+        assert not any("chain" in line for line in run("nft", "list", "ruleset").split("kubenode-ipvs")[1:])
+        assert not roll_back(tmp_path, saved).changed
+        for client in (before, later):
+            client.sendall(b"x")
+        assert arrived() == 2
+    remove(tmp_path / "state")
+
+
 def test_a_rollback_restores_either_glue(tmp_path):
     program(tmp_path, "ipvs", "iptables")
     chains, served = of_iptables(), servers()
     changed = program(tmp_path, "ipvs", "nftables")
     tables = sorted(run("nft", "list", "ruleset").split())
-    asked = restore.RollbackRequest(
-        to=changed.saved_state,
-        history_directory=str(tmp_path / "history"),
-        state_directory=str(tmp_path / "state"),
-        stop_units=False,
-    )
-    back = restore.rollback(asked)
+    assert changed.saved_state is not None
+    back = roll_back(tmp_path, changed.saved_state)
     assert back.changed and not of_nftables() and servers() == served
     assert sorted(re.sub(r"\[\d+:\d+\]", "", line) for line in of_iptables()) == sorted(
         re.sub(r"\[\d+:\d+\]", "", line) for line in chains
     )
-    assert not restore.rollback(asked).changed
-    again = restore.rollback(asked._replace(to=back.saved))
+    assert not roll_back(tmp_path, changed.saved_state).changed
+    assert back.saved is not None
+    again = roll_back(tmp_path, back.saved)
     assert again.changed and not of_iptables() and servers() == served
     assert sorted(run("nft", "list", "ruleset").split()) == tables
     remove(tmp_path / "state")

@@ -54,6 +54,7 @@ from . import units
 from .confirm import withdraw
 from .directory import DEFAULT_DIRECTORY, DEFAULT_KEEP
 from .form import StateRecord
+from .leftovers import without_leftovers
 from .state import NodeState, chains_resources, observe_policies, observe_state, of_family
 from .store import BEFORE_ROLLBACK, History
 
@@ -113,6 +114,10 @@ def _sysctl_stage(state: NodeState) -> Tuple[Stage, List[str]]:
     return Stage(SysctlsResource(kept), kept), warnings
 
 
+def _serves_through_ipvs(state: NodeState) -> bool:
+    return state.uses_ipvs and bool(state.virtual_servers)
+
+
 class _IpvsStages(NamedTuple):
     """The stages of ipvs mode for one family before and after the chains, and entries kept besides the saved ones."""
 
@@ -134,8 +139,10 @@ def _ipvs_stages(
         return OnlyOurServers(resource, resources.addresses, record, state.virtual_servers) if loaded else resource
 
     going = touched(resources.real_servers)
-    draining = loaded and not state.virtual_servers
-    kept = StillConnected(going, record, listed, resources.used, draining)
+    draining = loaded and not _serves_through_ipvs(state)
+    # Those of other programs, which were saved as well, need nothing else to be kept.
+    ours = OnlyOurServers(resources.real_servers, resources.addresses, record)
+    kept = StillConnected(ours, record, listed, resources.used, draining)
 
     def with_kept(saved: Table, still: Callable[[Table], Table]) -> Callable[[Table], Table]:
         return lambda observed: {**still(observed), **saved}
@@ -198,7 +205,7 @@ def restore_stages(
         return _policy_stages(state, handles), []
     sysctls, warnings = _sysctl_stage(state)
     tables = [*_policy_stages(state, handles), *_table_stages(state, handles, warnings)]
-    first, last = ([sysctls], []) if state.virtual_servers else ([], [sysctls])
+    first, last = ([sysctls], []) if _serves_through_ipvs(state) else ([], [sysctls])
     device = DummyDeviceResource(handles.route)
     # The listeners of userspace mode end with the agent, so its addresses lead nowhere and are in no saved state.
     leaving = userspace_removal_stages(handles)
@@ -247,7 +254,7 @@ def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str])
     Removals come last: a table of nftables mode, and on the way to ipvs mode the chains of iptables mode, serve until
     everything else has been restored. Chains beside IPVS masquerade until the table in their place exists.
     """
-    to_ipvs = bool(state.virtual_servers)
+    to_ipvs = _serves_through_ipvs(state)
     late = replaces_iptables_mode if to_ipvs else never
     if any(state.ipvs_tables.values()):
         late = always
@@ -287,8 +294,9 @@ def _module_stages(state: NodeState) -> List[Stage]:
 def _staying(state: NodeState, planned: Sequence[PlannedChange]) -> List[str]:
     """Return a warning if real servers are kept for their connections."""
     servers = [item for item in planned if item.resource.kind == Kind.REAL_SERVERS]
-    count = sum(item.entries - len(item.change.removed) for item in servers)
-    if state.virtual_servers or not count:
+    observed = [key for item in servers for key in item.observed if key not in item.change.removed]
+    count = sum(key not in state.real_servers for key in observed)
+    if _serves_through_ipvs(state) or not count:
         return []
     text = "are kept with their virtual servers until their connections end; then roll back to the same state again"
     return [f"{count} real servers of IPVS {text}"]
@@ -333,7 +341,7 @@ def restore(
     warnings: Sequence[str] = (),
 ) -> RollbackReport:
     """Restore a saved state; the caller holds the convergence lock. Raises as :func:`rollback` does."""
-    state, watch, check = record.state, Stopwatch(), request.check
+    state, watch, check = without_leftovers(record.state), Stopwatch(), request.check
     with watch.stage("observe"):
         modules = plan(_module_stages(state))
     if not check:

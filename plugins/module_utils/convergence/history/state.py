@@ -19,10 +19,14 @@ from ...kernel.nftables.raw import RawIpvsTableResource, RawPolicyTableResource,
 from ...kernel.nftables.raw_reading import RawTable
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
 from ...kernel.sysctls import SysctlsResource
-from ...kernel.xtables.saved import SavedChainKey, SavedChainsResource
+from ...kernel.xtables.saved import CHAIN, SavedChainKey, SavedChainsResource
 from ...kernel.xtables.variant import XtablesVariant
+from ...rendering.iptables.fixed import NODE_PORTS as IPTABLES_NODE_PORTS
+from ...rendering.iptables.tables import ChainKey
 from ...rendering.ipvs import model as ipvs
+from ...rendering.ipvs.chains import LOAD_BALANCER_CHAIN
 from ...rendering.ipvs.draining import in_networks, networks_of
+from ...rendering.ipvs.nftables_layout import SETTLING
 from ...rendering.ipvs.sets import FAMILY_OF_SET
 from ...rendering.settings import DataplaneSettings
 from ...resources import ObservedOnce, Resource
@@ -88,15 +92,26 @@ class NodeState(NamedTuple):
 
     @property
     def uses_ipvs(self) -> bool:
-        """Whether Services are served through IPVS."""
-        return not any(self.nftables.values()) and bool(self.devices or self.virtual_servers)
+        """Whether Services are served through IPVS.
+
+        Another mode may have left the device and virtual servers there, because connections through them had not ended.
+        """
+        if not (self.devices or self.virtual_servers):
+            return False
+        if self._has_chain(LOAD_BALANCER_CHAIN) or any(SETTLING in table for table in self.ipvs_tables.values()):
+            return True
+        return not (any(self.nftables.values()) or self._has_chain(IPTABLES_NODE_PORTS))
+
+    def _has_chain(self, chain: ChainKey) -> bool:
+        key = SavedChainKey(CHAIN, chain.table, chain.chain)
+        return any(key in item.chains for item in self.chains)
 
     def mode(self) -> str:
         """Return the mode that the entries belong to: nftables, ipvs, iptables, or empty if nothing is programmed."""
-        if any(self.nftables.values()):
-            return "nftables"
         if self.uses_ipvs:
             return "ipvs"
+        if any(self.nftables.values()):
+            return "nftables"
         return "iptables" if any(item.chains for item in self.chains) else ""
 
 
