@@ -142,7 +142,8 @@ def test_agent_and_snapshot_explain_which_rule_allows(node, tmp_path):
     paths = ("/api/v1/nodes", "/api/v1/pods", "/api/v1/namespaces", "/apis/networking.k8s.io/v1/networkpolicies")
     objects = [item for path in paths for item in node.store.list(path)[0]]
     snapshot.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
-    again = node.run(*words, "shop/db:80/tcp", "--snapshot", str(snapshot), "--node-name", NODE)
+    source = ("--snapshot", str(snapshot), "--node-name", NODE, "--mode", node.mode)
+    again = node.run(*words, "shop/db:80/tcp", *source)
     assert (again.returncode, again.stdout) == (0, allowed.stdout)
 
 

@@ -418,6 +418,7 @@ class Agent:
             checks=self.checks,
             policy=self.policy,
             servers=self.api.servers,
+            handles=self._handles,
         )
 
     def _send_ready(self) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
+from ..addresses import address_and_port
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.handles import ListenerAccess
+from ..convergence.live import Flow, LiveConnection, Remembered
 from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
 from ..forwarding.limits import Limits, within_files
 from ..forwarding.loop import LONGEST_WAIT_SECONDS
@@ -70,6 +72,31 @@ class Forwarding(ListenerAccess):
     def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
         """See the base class."""
         return [self.resource(family) for family in families] if self._forwarder else []
+
+    def live_connections(self, flow: Flow) -> List[LiveConnection]:
+        """See the base class."""
+        if self._forwarder is None:
+            return []
+        client, key = flow.client, ListenerKey(*flow.arrival[:3])
+        place = address_and_port(key.address, key.port)
+        return [
+            LiveConnection(
+                "agent",
+                address_and_port(*item.source),
+                place,
+                address_and_port(*item.endpoint),
+                address_and_port(*item.seen_as),
+                item.state,
+                -1,
+            )
+            for item in self._forwarder.opened(key, (client.address, client.port))
+        ]
+
+    def remembered(self, flow: Flow, owner: str, seconds: int) -> List[Remembered]:
+        """See the base class."""
+        client = flow.client.address
+        found = self._forwarder.remembered(owner, client, seconds) if self._forwarder is not None and seconds else None
+        return [Remembered(client, address_and_port(*found[0]), int(found[1]))] if found is not None else []
 
     def end_connections(self, owner: str, endpoint: Endpoint) -> int:
         """See the base class."""

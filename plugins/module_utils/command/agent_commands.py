@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List
 
 from ..convergence.runtime.agent_client import NoAgent, ask_agent
 from ..errors import ProxyError
-from .connection_lines import connection_lines
+from .connection_lines import PASSING, connection_lines
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult
 
 #: Names in one line of the status; with --output json there are all.
@@ -121,8 +121,8 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _connection(arguments: argparse.Namespace) -> CommandResult:
-    """Explain whether network policies let one end reach another."""
-    ends = {"from": str(arguments.source), "to": str(arguments.destination)}
+    """Explain a connection: where it leads, what the kernel holds for it, and whether network policies allow it."""
+    ends = {"from": str(arguments.source), "to": str(arguments.destination), "kernel": not arguments.no_kernel}
     try:
         if arguments.snapshot or arguments.from_cache:
             raise NoAgent("the options name another source")
@@ -132,7 +132,11 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
 
         document = explain_connection(arguments)
     lines = _lines_of(lambda found: connection_lines(found, arguments.why_not), document)
-    return CommandResult(OK if document["allowed"] else DIFFERENT, lines, document)
+    good = document["allowed"] and not document.get("differences")
+    good = good and all(flow["verdict"] in PASSING for flow in document.get("flows", ()))
+    problems = document.get("problems")
+    warnings = tuple(map(str, problems)) if isinstance(problems, list) else ()
+    return CommandResult(OK if good else DIFFERENT, lines, document, warnings)
 
 
 def _explanation_lines(document: Dict[str, Any]) -> List[str]:

@@ -173,7 +173,7 @@ def make_parser() -> argparse.ArgumentParser:
     status.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
     _add_output_option(status)
     explain = command(
-        "explain", "explain how this node serves a Service, or whether network policies let one end reach another"
+        "explain", "explain how this node serves a Service, or one connection: where it leads and whether it may"
     )
     explain.add_argument(
         "target",
@@ -187,12 +187,13 @@ def make_parser() -> argparse.ArgumentParser:
         dest="source",
         type=_source,
         metavar="END",
-        help="a pod (shop/web) or an address; with a Service, the address of a client",
+        help="a pod (shop/web) or an address, with :PORT for one flow; with a Service, the address of a client",
     )
     explain.add_argument(
         "--to", dest="destination", type=_policy_destination, metavar="END:PORT", help="shop/db:5432/tcp, 10.0.0.1:80"
     )
     explain.add_argument("--why-not", action="store_true", help="show why each rule does not allow it")
+    explain.add_argument("--no-kernel", action="store_true", help="with --from and --to: show only what is desired")
     _add_node_options(explain)
     _add_source_options(explain)
     explain.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
@@ -314,8 +315,9 @@ def _check_explain(arguments: argparse.Namespace) -> None:
         raise UsageError("explain: give either a Service, or both --from and --to")
     if arguments.target is not None and source is not None and not source.address:
         raise UsageError("explain: with a Service, --from is the address of a client")
-    if arguments.why_not and not connection:
-        raise UsageError("explain: --why-not needs --from and --to")
+    for option, given in (("--why-not", arguments.why_not), ("--no-kernel", arguments.no_kernel)):
+        if given and not connection:
+            raise UsageError(f"explain: {option} needs --from and --to")
 
 
 def _words(parser: argparse.ArgumentParser) -> Dict[str, List[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from ..cluster.api import ApiClient
 from ..cluster.cache import read_cache
@@ -20,9 +20,13 @@ from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
 from ..configuration.validate import in_mode
+from ..convergence.explanation.connection import Subject, connection_document
 from ..convergence.explanation.explain import ExplainedFamily, explain, explained_families, explanation_document
-from ..convergence.explanation.policy import PolicyExplainer, service_endpoints, service_target
+from ..convergence.explanation.flows import Kernel
+from ..convergence.explanation.policy import PolicyExplainer, Resolved
 from ..convergence.explanation.target import Target
+from ..convergence.family import FamilyTables
+from ..convergence.handles import KernelHandles
 from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
 from ..convergence.modes.mode import Mode
@@ -30,6 +34,7 @@ from ..convergence.node import NodeView, view_node
 from ..convergence.policy import node_policy, policy_options
 from ..convergence.request import Report, Request
 from ..errors import ProxyError
+from ..resources import Stage
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, change_lines
 
 
@@ -228,17 +233,29 @@ def explain_node(arguments: argparse.Namespace, target: Target, client: str) -> 
 
 
 def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:
-    """Return whether policies let one end reach another, without an agent. Raises ProxyError."""
+    """Return the explanation of a connection, without an agent. Raises ProxyError."""
     node = _node(arguments)
     settings = node.configuration.node_proxy.network_policy
     policy = node_policy(node.cluster, settings, node.view.name, node.view.addresses)
-    services = explain(node.cluster, node.families, node.mode.name, service_target(arguments.destination))
-    explainer = PolicyExplainer(
-        node.cluster,
-        policy,
-        node_name=node.view.name,
-        node_addresses=[address for _interface, address in node.view.addresses],
-        options=policy_options(settings),
-        endpoints=service_endpoints(services),
-    )
-    return explainer.document(arguments.source, arguments.destination)
+
+    def policies(endpoints: Sequence[Resolved]) -> PolicyExplainer:
+        return PolicyExplainer(
+            node.cluster,
+            policy,
+            node_name=node.view.name,
+            node_addresses=[address for _interface, address in node.view.addresses],
+            options=policy_options(settings),
+            endpoints=endpoints,
+        )
+
+    with KernelHandles() as handles:
+        loaded = node.mode.serves and not arguments.no_kernel and node.mode.is_loaded(handles)
+
+        def stages(family: ExplainedFamily) -> List[Stage]:
+            tables = FamilyTables(family.context, family.tables.desired)
+            return node.mode.stages(node.configuration, [tables], handles, loaded)
+
+        kernel = None if arguments.no_kernel else Kernel(handles, stages)
+        known = settings.enabled or node.cluster.policy.pods or not node.mode.serves
+        subject = Subject(node.cluster, node.families, node.mode, node.view.name, kernel, policies if known else None)
+        return connection_document(subject, arguments.source, arguments.destination)

@@ -25,6 +25,7 @@ from ..kernel.nftables.policy_table import PolicyTableResource
 from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
 from ..resources import Progress, Resource, unheeded
+from .live import Flow, LiveConnection, Remembered
 
 if TYPE_CHECKING:
     from ..kernel.ipset.sets import IpsetSocket
@@ -46,6 +47,17 @@ class ListenerAccess:
 
     def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
         """Return the listeners that a running agent still has after it has left userspace mode."""
+        return []
+
+    def live_connections(self, flow: Flow) -> List[LiveConnection]:
+        """Return the connections and sessions of a flow. Raises KernelError."""
+        return []
+
+    def remembered(self, flow: Flow, owner: str, seconds: int) -> List[Remembered]:
+        """Return the affinity of a flow's client to an endpoint of a ServicePort. Raises KernelError.
+
+        ``seconds``: for how long a client keeps its endpoint.
+        """
         return []
 
     def end_connections(self, owner: str, endpoint: Tuple[str, int]) -> int:

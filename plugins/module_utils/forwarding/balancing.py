@@ -79,6 +79,12 @@ class Balancer:
                 self._clients.popitem(last=False)
         return endpoint
 
+    def remembered(self, client: str, seconds: int) -> Optional[Tuple[Endpoint, float]]:
+        """Return the endpoint of a client and for how long it remains that, or None; affinity lasts ``seconds``."""
+        known = self._clients.get(client)
+        left = known[1] + seconds - self._clock() if known is not None else 0.0
+        return (known[0], left) if known is not None and left > 0 else None
+
     def _next(self, endpoints: Tuple[Endpoint, ...], tried: Collection[Endpoint]) -> Optional[Endpoint]:
         count = len(endpoints)
         fallback: Optional[Endpoint] = None

@@ -16,7 +16,21 @@ import itertools
 import select
 import sys
 import time
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Set, Tuple, TypeVar, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 from ..errors import KernelError
 from ..rendering.userspace.model import TCP, UDP, Endpoint, Listener, ListenerKey
@@ -55,6 +69,24 @@ _REASONS = {
 def _chunks(items: Iterable[Item]) -> Iterator[List[Item]]:
     rest = iter(items)
     return iter(lambda: list(itertools.islice(rest, _CHUNK)), [])
+
+
+class Opened(NamedTuple):
+    """A connection or session: the client, its endpoint, the source that the endpoint sees, and its state."""
+
+    source: Endpoint
+    endpoint: Endpoint
+    seen_as: Endpoint
+    state: str
+
+
+def _name(read: Callable[[], Any]) -> Endpoint:
+    """Return the address and port that a socket has, or no address if it is not connected."""
+    try:
+        name = read()
+        return str(name[0]), int(name[1])
+    except OSError:
+        return "", 0
 
 
 class Forwarder:
@@ -141,6 +173,22 @@ class Forwarder:
         ended: List[tcp.Connection] = []
         self._loop.call(lambda: ended.extend(self._leave(owner, endpoint)))
         return len(ended)
+
+    def opened(self, key: ListenerKey, client: Endpoint) -> List[Opened]:
+        """Return what a client has open through a listener; port 0 is any. Raises KernelError as :meth:`apply` does."""
+        return self._loop.call(lambda: list(self._opened(key, client)))
+
+    def remembered(self, owner: str, client: str, seconds: int) -> Optional[Tuple[Endpoint, float]]:
+        """Return the endpoint of a client by affinity, which lasts ``seconds``, and how much of that is left.
+
+        Raises KernelError as :meth:`apply` does.
+        """
+
+        def look_up() -> Optional[Tuple[Endpoint, float]]:
+            balancer = self._balancers.get(owner)
+            return balancer.remembered(client, seconds) if balancer is not None else None
+
+        return self._loop.call(look_up)
 
     def status(self) -> Dict[str, Any]:
         """Return the state as plain JSON values."""
@@ -297,6 +345,22 @@ class Forwarder:
     def _evict(self, connection: tcp.Connection) -> None:
         self.totals.evicted += 1
         connection.abort()
+
+    def _opened(self, key: ListenerKey, client: Endpoint) -> Iterator[Opened]:
+        server = self._servers.get(key)
+        if isinstance(server, udp.UdpServer):
+            for address, session in server.sessions.items():
+                if address[0] == client[0] and client[1] in (0, address[1]):
+                    state = "replied" if session.answered else "unreplied"
+                    yield Opened(address[:2], session.endpoint, _name(session.sock.getsockname), state)
+            return
+        for connection in self._connections:
+            if connection.server is not server or connection.client != client[0]:
+                continue
+            source, end = _name(connection.client_end.sock.getpeername), connection.endpoint_end
+            if connection.endpoint is not None and end is not None and client[1] in (0, source[1]):
+                state = "half closed" if connection.half_closed else "open"
+                yield Opened(source, connection.endpoint, _name(end.sock.getsockname), state)
 
     def _leave(self, owner: str, endpoint: Endpoint) -> Iterator[tcp.Connection]:
         for connection in self._connections:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from typing import Any, Dict, FrozenSet, Generic, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from ..serviceports.info import Endpoint, ServicePortInfo, ServicePortName
+from ..serviceports.weights import shares
+from .decision import Arrival, Client, Masquerade, Shares, masquerade_external, masquerade_internal
 from .merged import Entry, Journal, MergedTables
 from .settings import DataplaneSettings
 
@@ -66,7 +68,8 @@ class Rendering(Generic[Context]):
     see the client's address. ``forwards``: the agent itself forwards connections. ``source_without_detector``: what
     happens to the source address of internal traffic without a detectLocalMode, in words. ``scheduler``: how the mode
     chooses an endpoint, as annotations name it. ``most_lists``: the most lists of slots for stable hashing in the
-    tables of a family (see :mod:`.slot_limit`).
+    tables of a family (see :mod:`.slot_limit`). ``closes_cluster_ips``: ports of a cluster IP that no Service has are
+    refused.
     """
 
     name: str = ""
@@ -78,6 +81,7 @@ class Rendering(Generic[Context]):
     scheduler: str = "random"
     most_lists: int = 0
     forwards: bool = False
+    closes_cluster_ips: bool = True
     source_without_detector: str = "kept (without a detectLocalMode this node's pods are unknown)"
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
@@ -157,10 +161,55 @@ class Rendering(Generic[Context]):
         return ""
 
     def endpoint_of(
-        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], client: str, settings: DataplaneSettings
+        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], client: Client, settings: DataplaneSettings
     ) -> Optional[Endpoint]:
-        """Return the one of the endpoints that a client reaches, by its address; None if that does not determine it."""
+        """Return the one of the endpoints that a client reaches; None if its address and port do not determine it."""
         return None
+
+    def endpoints_for(
+        self, service_port: ServicePortInfo, external: bool, client: Client, settings: DataplaneSettings
+    ) -> Sequence[Endpoint]:
+        """Return the endpoints that one client can reach: under policy Local, the inside of the node reaches all."""
+        if external and service_port.external_local and client.is_inside and service_port.cluster:
+            return service_port.cluster
+        return self.endpoints(service_port, external, settings)
+
+    def shares_of(
+        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], settings: DataplaneSettings
+    ) -> Shares:
+        """Return the shares of endpoints in new connections; none where they depend on something else."""
+        return shares(endpoints) if service_port.weighted else (1,) * len(endpoints)
+
+    def manner(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+        """Return how the mode chooses one of several endpoints, in words."""
+        by = self.chosen_by(service_port, settings)
+        return f"by the client's {by}" if by else "at random"
+
+    def masquerade(
+        self, service_port: ServicePortInfo, external: bool, client: Client, settings: DataplaneSettings
+    ) -> Masquerade:
+        """Return whether the source address of a client's packets is replaced."""
+        if external:
+            return masquerade_external(service_port.external_local, client, True)
+        return masquerade_internal(settings.masquerade_all, settings.local_traffic is not None, client, False)
+
+    def checks_sources_first(self, settings: DataplaneSettings) -> bool:
+        """Return whether a source that is not allowed is dropped even if there is no endpoint."""
+        return True
+
+    def places(
+        self, service_port: ServicePortInfo, place: Arrival, client: Client, settings: DataplaneSettings
+    ) -> Sequence[Arrival]:
+        """Return the destination of a flow, and others to which the mode redirects it before it reaches an endpoint."""
+        return (place,)
+
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """Return what tables, desired or observed ones, have for a destination, in native syntax."""
+        raise KeyError(self.name)
+
+    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
+        """Return table and key of the entries on which all Services depend; ``static``: those that have no owner."""
+        return [(table, key) for table, key, _value in static if table in tables]
 
     def drops_without_local(self, settings: DataplaneSettings) -> bool:
         """Return whether policy Local drops connections if all endpoints are on other nodes."""

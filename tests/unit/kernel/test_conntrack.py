@@ -16,6 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Kerne
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import socket as conntrack_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import tcp_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import cut_connections
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.flows import parse_flow
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import place
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.stale import delete_stale
@@ -153,3 +154,27 @@ def test_a_table_that_cannot_be_read_is_an_error(kernel_with):
     with pytest.raises(KernelError, match="connection tracking table cannot be read"):
         end(kernel)
     assert kernel.opened == kernel.closed
+
+
+@pytest.mark.parametrize(
+    ("protocol", "status", "info", "state"),
+    [
+        (17, 0b1010, b"", "replied"),
+        (17, 0b1000, b"", "unreplied"),
+        (17, 0b1110, b"", "replied, assured"),
+        (6, 0b1110, nested(1, attribute(1, bytes((3,)))), "established, assured"),
+        (6, 0b1110, nested(1, attribute(1, bytes((200,)))), "replied, assured"),
+        (132, 0b0010, nested(3, attribute(1, bytes((4,)))), "established"),
+    ],
+)
+def test_an_entry_is_read_with_its_state_and_endpoint(protocol: int, status: int, info: bytes, state: str) -> None:
+    name = {6: "TCP", 17: "UDP", 132: "SCTP"}[protocol]
+    more = attribute(3, status.to_bytes(4, "big")) + attribute(7, (29).to_bytes(4, "big")) + nested(4, info)
+    raw = entry(5555, protocol) + more
+    found = parse_flow(memoryview(raw), 0, len(raw), name)
+    assert found is not None
+    assert (found.source, found.destination) == ((CLIENT, 5555), (SERVICE, PORT))
+    assert (found.reply_source, found.reply_destination) == ((POD, POD_PORT), (CLIENT, 5555))
+    assert (found.state, found.seconds) == (state, 29)
+    assert parse_flow(memoryview(raw), 0, len(raw), "TCP" if protocol == 17 else "UDP") is None
+    assert parse_flow(memoryview(raw[:4]), 0, 4, name) is None

@@ -8,7 +8,10 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.connections import parse_connections
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.connections import (
+    connections_of,
+    parse_connections,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import RealServerKey, VirtualServerKey
 
 LINES = """\
@@ -33,6 +36,21 @@ def test_connections_in_use_are_counted_by_real_server() -> None:
     }
     six = VirtualServerKey("tcp", "fd00:10:96::1", 80)
     assert parse_connections(LINES, "IPv6") == {RealServerKey(six, "fd00:10:244::5", 8080): 1}
+
+
+def test_connections_of_one_virtual_server_with_the_affinity_of_clients() -> None:
+    web, sticky = VirtualServerKey("tcp", "10.96.0.1", 80), VirtualServerKey("tcp", "10.96.0.2", 80)
+    found = connections_of(LINES, "IPv4", web)
+    assert [(item.client[1], item.real_server.ip, item.state, item.seconds) for item in found] == [
+        (0xC350, "10.244.1.1", "established", 899),
+        (0xC351, "10.244.1.1", "close_wait", 119),
+        (0xC352, "10.244.1.2", "time_wait", 119),
+        (0xC353, "10.244.1.2", "close", 9),
+    ]
+    (record,) = connections_of(LINES, "IPv4", sticky)
+    assert record.is_affinity and (record.client[0], record.real_server.ip) == ("10.0.0.1", "10.244.1.4")
+    (six,) = connections_of(LINES, "IPv6", VirtualServerKey("tcp", "fd00:10:96::1", 80))
+    assert six.client == ("fd00::1", 0xC350) and not six.is_affinity
 
 
 def test_invalid_line_is_named() -> None:

@@ -179,7 +179,7 @@ def test_ends_that_do_not_exist_are_errors(source, destination, said):
     ("given", "destination"),
     [
         ("shop", False),
-        ("shop/web:80", False),
+        ("shop/web:99999", False),
         ("shop/web/tcp", False),
         ("shop/db", True),
         ("shop/db:0", True),

@@ -47,6 +47,7 @@ KNOWN: Dict[str, str] = {
     "kernel/modules.py": PROC,
     "kernel/sysctls.py": PROC,
     "kernel/xtables/lock.py": "/run/xtables.lock, which iptables opens in the same way, in root's directory",
+    "kernel/xtables/recent.py": PROC,
     "kernel/xtables/restore.py": PROC,
     "kernel/xtables/variant.py": PROC,
     "module_support/binary_files.py": TOOL,

@@ -9,10 +9,12 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ...addresses import canonical_address
+from ...convergence.explanation.connection import Subject, connection_document
 from ...convergence.explanation.ends import parse_end
 from ...convergence.explanation.explain import ExplainedFamily, explain, explained_families, explanation_document
-from ...convergence.explanation.policy import service_endpoints, service_target
+from ...convergence.explanation.flows import Kernel
 from ...convergence.explanation.target import parse_target
+from ...convergence.handles import KernelHandles
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
 from ...errors import ProxyError
@@ -44,6 +46,7 @@ class AgentState(NamedTuple):
     checks: Checks
     policy: PolicySync
     servers: ApiServers
+    handles: KernelHandles
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
@@ -129,7 +132,7 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
     ``question``: ``command`` is status, explain or listeners; explain has a ``destination`` and possibly the
-    address of a ``client``, or the ends ``from`` and ``to`` of a connection.
+    address of a ``client``, or the ends ``from`` and ``to`` of a connection; ``kernel`` False: do not read the kernel.
     """
     command = question.get("command")
     if command == "status":
@@ -156,7 +159,12 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
             return explanation_document(explain(state.view.state, families, mode, target, client))
         source = parse_end(str(question["from"]), destination=False)
         destination = parse_end(str(question.get("to")), destination=True)
-        services = explain(state.view.state, families, mode, service_target(destination))
-        return state.policy.explainer(service_endpoints(services)).document(source, destination)
+        policies = state.policy.explainer if state.policy.enabled or not proxiers.mode.serves else None
+        stages = {item.family: item.stages for item in proxiers.families}
+        kernel = None
+        if question.get("kernel", True):
+            kernel = Kernel(state.handles, lambda family: stages[family.context.family])
+        subject = Subject(state.view.state, families, proxiers.mode, state.node, kernel, policies)
+        return connection_document(subject, source, destination)
     except ProxyError as error:
         return {"error": str(error)}

@@ -157,6 +157,11 @@ class PolicySync:
             "unusedPolicies": list(map(str, unused_policies(self._view.state.policy))),
         }
 
+    @property
+    def enabled(self) -> bool:
+        """Whether the agent enforces network policies, or is about to."""
+        return self._settings.enabled
+
     def explainer(self, endpoints: Sequence[Resolved]) -> PolicyExplainer:
         """Return an explainer by the state that is in force. Raises ProxyError if there is none."""
         if self._policy is None:

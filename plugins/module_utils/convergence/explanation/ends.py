@@ -35,9 +35,10 @@ class End(NamedTuple):
 
 
 def parse_end(text: str, destination: bool) -> End:
-    """Parse ``shop/web`` or ``10.244.1.7``; for a destination ``shop/db:5432/tcp``, ``[fd00::1]:80``, ``shop/db/icmp``.
+    """Parse ``shop/web`` or ``10.244.1.7:5555``; for a destination ``shop/db:5432/tcp``, ``[fd00::1]:80``, ``db/icmp``.
 
-    A destination has a port, of TCP unless a protocol is given, or the protocol icmp. Raises ConfigurationError.
+    A destination has a port, of TCP unless a protocol is given, or the protocol icmp. A source may have a port. Raises
+    ConfigurationError.
     """
     words = text.strip()
     match = _POD.fullmatch(words)
@@ -54,8 +55,8 @@ def parse_end(text: str, destination: bool) -> End:
     else:
         raise ConfigurationError(f"{text!r} is not {_FORMS}")
     if not destination:
-        if end.port or end.protocol:
-            raise ConfigurationError(f"{text!r}: the port and protocol belong to the destination")
+        if end.protocol:
+            raise ConfigurationError(f"{text!r}: the protocol belongs to the destination")
         return end
     if end.port and end.protocol != "icmp":
         return end._replace(protocol=end.protocol or "tcp")

@@ -11,28 +11,27 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import address_and_port, family_of
+from ...addresses import family_of
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
+from ...rendering.decision import Client
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings
 from ...rendering.slot_limit import SlotLimit
-from ...serviceports.info import EIGHTHS, Endpoint, ServicePortInfo, Sources
+from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.policy import is_node_local
-from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
 from ...serviceports.service_ports import cluster_ip_of
-from ...serviceports.table import NodeContext, all_service_ports, service_ports_of
+from ...serviceports.table import all_service_ports, service_ports_of
 from ...serviceports.weights import risen
 from ..family import FamilyContext
 from ..modes.mode import Mode
 from ..node import NodeView, family_context
 from ..schedulers import with_schedulers
+from .endpoints import reason_of, topology_of
+from .frontends import EXTERNAL, EXTERNAL_IP, INTERNAL, LOAD_BALANCER_IP, NODE_PORT, Frontend, answering, frontends_of
 from .target import PROTOCOLS, Destination, ServiceTarget, Target
-
-INTERNAL, EXTERNAL = "internal", "external"
-CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT = "cluster IP", "external IP", "load balancer IP", "node port"
 
 
 class ExplainedFamily(NamedTuple):
@@ -52,6 +51,7 @@ def desired_family(state: ClusterState, rendering: Rendering[Any], context: Fami
     applied = {service: tuple(map(limit.applied, found)) for service, found in ports.items()}
     tables = DesiredTables(rendering, context.settings)
     tables.apply(applied, lambda service: applied[service])
+    tables.pop_changes()
     return ExplainedFamily(context, tables, limit)
 
 
@@ -119,67 +119,31 @@ class Explained(NamedTuple):
     left: Tuple[str, ...] = ()
 
 
-class _Frontend(NamedTuple):
-    via: str
-    address: str
-    port: int
-
-    @property
-    def traffic(self) -> str:
-        return INTERNAL if self.via == CLUSTER_IP else EXTERNAL
-
-    def __str__(self) -> str:
-        return address_and_port(self.address, self.port)
-
-
-def _frontends(port: ServicePortInfo, settings: DataplaneSettings) -> Iterator[_Frontend]:
-    yield _Frontend(CLUSTER_IP, port.cluster_ip, port.port)
-    for address in port.external_ips:
-        yield _Frontend(EXTERNAL_IP, address, port.port)
-    for address in port.load_balancer_ips:
-        yield _Frontend(LOAD_BALANCER_IP, address, port.port)
-    if port.node_port:
-        for address in settings.node_port_addresses:
-            yield _Frontend(NODE_PORT, address, port.node_port)
-
-
-def _answering(port: ServicePortInfo, settings: DataplaneSettings, destination: Destination) -> Tuple[_Frontend, ...]:
-    """Return the frontend that matches a destination, if the ServicePort has it."""
-    if destination.protocol not in ("", port.protocol):
-        return ()
-    place = (destination.address, destination.port)
-    for frontend in _frontends(port, settings):
-        if (frontend.address, frontend.port) == place:
-            return (frontend,)
-    loopback = settings.localhost_node_ports and destination.address.startswith("127.")
-    return (_Frontend(NODE_PORT, *place),) if loopback and destination.port == port.node_port else ()
-
-
 def _is_port(port: ServicePortInfo, target: ServiceTarget) -> bool:
     return target.port in ("", port.key.port_name, str(port.port)) and target.protocol in ("", port.protocol)
 
 
 def _found(
     state: ClusterState, family: FamilyContext, target: Target
-) -> Iterator[Tuple[ServicePortInfo, Tuple[_Frontend, ...]]]:
+) -> Iterator[Tuple[ServicePortInfo, Tuple[Frontend, ...]]]:
     """Yield the ServicePorts that match a target, each with frontends for one kind of traffic."""
     settings, node = family.settings, family.node
     if isinstance(target, Destination):
         for port in all_service_ports(state, node).values():
-            frontends = _answering(port, settings, target)
+            frontends = answering(port, settings, target)
             if frontends:
                 yield port, frontends
         return
     for port in service_ports_of(state, NamespacedName(target.namespace, target.name), node):
         if _is_port(port, target):
-            every = tuple(_frontends(port, settings))
+            every = tuple(frontends_of(port, settings))
             for traffic in (INTERNAL, EXTERNAL):
                 frontends = tuple(item for item in every if item.traffic == traffic)
                 if frontends:
                     yield port, frontends
 
 
-def _left(state: ClusterState, families: Sequence[ExplainedFamily], target: Target) -> Iterator[str]:
+def left_services(state: ClusterState, families: Sequence[ExplainedFamily], target: Target) -> Iterator[str]:
     """Yield the Services of a target that are left to programs on the node."""
     for context, _tables, _limit in families:
         for key, service in state.services.items():
@@ -191,50 +155,6 @@ def _left(state: ClusterState, families: Sequence[ExplainedFamily], target: Targ
                 matches = key == (target.namespace, target.name)
             if matches and is_node_local(service, context.node.policy):
                 yield str(key)
-
-
-def _topology(port: ServicePortInfo, context: NodeContext) -> str:
-    if not port.uses_cluster_endpoints:
-        return NO_TOPOLOGY
-    return topology_mode(port.endpoints, context.node_name, context.zone)
-
-
-def _reason(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str) -> str:
-    state = _state(endpoint)
-    if not endpoint.weight:
-        return f"{state}; in maintenance: its weight is 0, so it gets no new connections and keeps those that it has"
-    if endpoint.weight != 1:
-        state = f"{state}, weight {endpoint.weight}"
-    if endpoint.rising != EIGHTHS:
-        state = f"{state}, in slow start with {endpoint.rising}/{EIGHTHS} of its share"
-    if endpoint.failed:
-        return f"{state}; served because too few endpoints pass" if chosen else state
-    if chosen:
-        if not endpoint.ready:
-            return f"{state}; taken because no endpoint is ready"
-        if local_only:
-            return f"{state}, on this node"
-        if topology != NO_TOPOLOGY:
-            return f"{state}, hinted for this {'node' if topology == SAME_NODE else 'zone'}"
-        return state
-    if not endpoint.ready and not (endpoint.serving and endpoint.terminating):
-        return state
-    if local_only and not endpoint.is_local:
-        return f"{state}, but not on this node and the traffic policy is Local"
-    if not endpoint.ready:
-        return f"{state}; only taken when no endpoint is ready"
-    if topology != NO_TOPOLOGY:
-        hints = endpoint.node_hints if topology == SAME_NODE else endpoint.zone_hints
-        return f"{state}, but hinted for {', '.join(hints)}"
-    return state
-
-
-def _state(endpoint: Endpoint) -> str:
-    if endpoint.failed:
-        return f"{'ready' if endpoint.ready else 'excluded'}: {endpoint.failed}"
-    if endpoint.terminating:
-        return "terminating, still serving" if endpoint.serving else "terminating"
-    return "ready" if endpoint.ready else "not ready"
 
 
 def _outcome(
@@ -300,13 +220,13 @@ def explain(
         behaviour=behaviour,
         found=tuple(found),
         client=client,
-        left=tuple(dict.fromkeys(_left(state, families, target))),
+        left=tuple(dict.fromkeys(left_services(state, families, target))),
     )
 
 
 def _explanation(
     port: ServicePortInfo,
-    frontends: Tuple[_Frontend, ...],
+    frontends: Tuple[Frontend, ...],
     context: FamilyContext,
     tables: DesiredTables,
     client: str,
@@ -314,20 +234,20 @@ def _explanation(
     rendering, traffic = tables.rendering.serving(port), frontends[0].traffic
     local_only = port.internal_local if traffic == INTERNAL else port.external_local
     chosen = rendering.endpoints(port, traffic == EXTERNAL, context.settings)
-    topology = _topology(port, context.node)
+    topology = topology_of(port, context.node)
     chosen_texts = {endpoint.text for endpoint in chosen}
     verdicts = tuple(
         EndpointVerdict(
             endpoint.text,
             endpoint.text in chosen_texts,
-            _reason(endpoint, local_only, endpoint.text in chosen_texts, topology),
+            reason_of(endpoint, local_only, endpoint.text in chosen_texts, topology),
         )
         for endpoint in (risen(port.endpoints) if rendering.chosen_by(port, context.settings) else port.endpoints)
     )
     kinds = dict.fromkeys(frontend.via for frontend in frontends)
     reached = None
     if client and family_of(client) == port.family:
-        reached = rendering.endpoint_of(port, chosen, client, context.settings)
+        reached = rendering.endpoint_of(port, chosen, Client(client), context.settings)
     return Explanation(
         service=str(port.key.service),
         port=f"{port.key.port_name or port.port} ({port.port}/{port.protocol})",
@@ -348,7 +268,7 @@ def _explanation(
     )
 
 
-def _programmed(port: ServicePortInfo, frontends: Tuple[_Frontend, ...], tables: DesiredTables) -> Iterator[str]:
+def _programmed(port: ServicePortInfo, frontends: Tuple[Frontend, ...], tables: DesiredTables) -> Iterator[str]:
     """Yield the lines in the desired table for the frontends of a ServicePort."""
     rendering = tables.rendering
     places = [(frontend.address, frontend.port) for frontend in frontends]

@@ -45,15 +45,13 @@ def service_target(end: End) -> Target:
 
 
 def service_endpoints(explained: Explained) -> List[Resolved]:
-    """Return the endpoints to which connections to a Service are sent. Raises ProxyError if it has none."""
+    """Return the endpoints to which connections to a Service are sent."""
     found: Dict[Resolved, None] = {}
     for item in explained.found:
         for verdict in item.endpoints:
             if verdict.chosen:
                 address, _colon, port = verdict.endpoint.rpartition(":")
                 found[Resolved(without_brackets(address), int(port), item.protocol, item.service)] = None
-    if explained.found and not found:
-        raise ProxyError(f"{explained.target}: the Service has no endpoint that is used")
     return list(found)
 
 

@@ -15,13 +15,14 @@ from ...resources import Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
+from ..live import Flow, LiveConnection, Remembered
 from ..stages.userspace import address_device_stage, userspace_addresses
 from .iptables import IPTABLES_MODE, IptablesMode
 from .ipvs_iptables import IPVS_MODE, IpvsWithIptables
 from .ipvs_nftables import IPVS_WITH_NFTABLES, IpvsWithNftables
 from .mode import Adjustments, Mode
 from .nftables import NFTABLES_MODE, NftablesMode
-from .userspace import ForwardedConnections
+from .userspace import USERSPACE_MODE, ForwardedConnections
 
 
 class WithListeners(Mode):
@@ -53,6 +54,18 @@ class WithListeners(Mode):
             Stage(userspace_addresses(handles, context.family), tables[ADDRESSES]) for context, tables in families
         ]
         return [address_device_stage(handles), *addresses, *listeners, *stages]
+
+    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
+        """See the base class."""
+        if port.policy.userspace:
+            return USERSPACE_MODE.live_connections(flow, port, handles)
+        return super().live_connections(flow, port, handles)
+
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+        """See the base class."""
+        if port.policy.userspace:
+            return USERSPACE_MODE.remembered(flow, port, handles)
+        return super().remembered(flow, port, handles)
 
     def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
         """See the base class."""

@@ -11,16 +11,20 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import ProxyError
 from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
+from ...kernel.xtables.recent import last_seen
 from ...kernel.xtables.restore import RestoreError
 from ...preflight.check import ModeNeeds
 from ...preflight.features import IPTABLES_EXTENSIONS
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ...rendering.iptables.mode import RENDERING
+from ...rendering.iptables.names import endpoint_chain
 from ...rendering.iptables.observed_order import in_observed_order
 from ...rendering.iptables.tables import CHAINS, ChainKey
 from ...resources import Stage
+from ...serviceports.info import ServicePortInfo
 from ..family import FamilyTables
 from ..handles import KernelHandles
+from ..live import Flow, Remembered
 from ..stages.chains import chain_stages, xtables_families
 from .mode import Families, Mode, Subsystems
 
@@ -62,6 +66,15 @@ class IptablesMode(Mode):
             for context, tables in families
             for stage in chain_stages(context, functools.partial(in_observed_order, tables[CHAINS]), with_shared=True)
         ]
+
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+        """See the base class; each endpoint has a list of its clients, named as its chain."""
+        found: List[Remembered] = []
+        for endpoint in port.endpoints if port.affinity_seconds else ():
+            age = last_seen(endpoint_chain(str(port.key), port.protocol, endpoint.text), flow.client.address)
+            if age is not None and age < port.affinity_seconds:
+                found.append(Remembered(flow.client.address, endpoint.text, int(port.affinity_seconds - age)))
+        return found
 
     def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:
         """Count the rules of the tables filter and nat, jumps into our chains included."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
+from ...addresses import address_and_port, parse_network
 from ...configuration.model import KubeProxyConfiguration
+from ...kernel.ipvs.connections import open_connections
 from ...kernel.ipvs.servers import RealServersResource
 from ...rendering.desired import Changes
 from ...rendering.ipvs import model as ipvs
@@ -30,6 +32,7 @@ from ...resources import Change, Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
+from ..live import Flow, LiveConnection, Remembered
 from ..stages.ipvs import IpvsResources, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
 from ..stages.ipvs_glue import device_stage
 from .mode import Adjustments, Deprecation, Mode
@@ -71,6 +74,31 @@ class IpvsMode(Mode):
         """See the base class."""
         resource = next(item.resource for item in stages if isinstance(item.resource, RealServersResource))
         return ServersInUse(context, resource, handles)
+
+    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
+        """See the base class; IPVS has a table of its own."""
+        client, arrival = flow.client, flow.arrival
+        found = super().live_connections(flow, port, handles)
+        server = ipvs.VirtualServerKey(arrival.protocol, arrival.address, arrival.port)
+        for item in open_connections(flow.family, server):
+            if item.client[0] == client.address and client.port in (0, item.client[1]) and not item.is_affinity:
+                source, real = address_and_port(*item.client), item.real_server
+                place = address_and_port(arrival.address, arrival.port), address_and_port(real.ip, real.port)
+                found.append(LiveConnection("ipvs", source, *place, "", item.state, item.seconds))
+        return found
+
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+        """See the base class; IPVS keeps affinity for each virtual server, by client or by prefix of clients."""
+        arrival = flow.arrival
+        server = ipvs.VirtualServerKey(arrival.protocol, arrival.address, arrival.port)
+        bits = ipvs.host_prefix(flow.family)
+        netmask = (port.policy.persistence_v6 if bits > 32 else port.policy.persistence_v4) or bits
+        group = parse_network(f"{flow.client.address}/{netmask}")
+        return [
+            Remembered(str(group), address_and_port(item.real_server.ip, item.real_server.port), item.seconds)
+            for item in (open_connections(flow.family, server) if port.affinity_seconds else ())
+            if item.is_affinity and group is not None and parse_network(f"{item.client[0]}/{netmask}") == group
+        ]
 
 
 def _server_stages(family: FamilyTables, resources: IpvsResources) -> List[Stage]:

@@ -22,6 +22,7 @@ from ...resources import Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
+from ..live import Flow, LiveConnection, Remembered, tracked
 
 if TYPE_CHECKING:
     from ...rendering.desired import Changes
@@ -164,6 +165,18 @@ class Mode:
     def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
         """Return how the tables of a family depend on the kernel during the agent's syncs."""
         return Adjustments()
+
+    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
+        """Return the connections of a flow to a ServicePort that are open. Raises KernelError."""
+        return tracked(flow)
+
+    def tracked_connections(self, flow: Flow) -> List[LiveConnection]:
+        """Return the connections of a flow to a destination that no Service has. Raises KernelError."""
+        return tracked(flow) if self.tracks_connections else []
+
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+        """Return the endpoints to which the affinity of a flow's client leads. Raises KernelError."""
+        return []
 
     def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:
         """Return the number of iptables rules by table, for kube-proxy's gauges; empty where it has none."""

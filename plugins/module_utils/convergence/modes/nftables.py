@@ -9,13 +9,19 @@ from typing import List, Sequence, Tuple
 
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import KernelError, ProxyError
+from ...kernel.netlink.protocol import NETLINK_NETFILTER
+from ...kernel.netlink.socket import NetlinkSocket
+from ...kernel.nftables.clients import remembered_seconds
 from ...kernel.nftables.probe import refused_part
 from ...preflight.check import ModeNeeds
+from ...rendering.nftables.affinity import clients_set
 from ...rendering.nftables.mode import RENDERING
 from ...rendering.nftables.objects import RESOURCE, SERVICES_TABLE
 from ...resources import Stage
+from ...serviceports.info import ServicePortInfo
 from ..family import FamilyTables
 from ..handles import KernelHandles
+from ..live import Flow, Remembered
 from .mode import Families, Mode, Subsystems
 
 
@@ -46,6 +52,16 @@ class NftablesMode(Mode):
     ) -> List[Stage]:
         """Return the table of each family."""
         return [Stage(handles.nftables(context.family), tables[RESOURCE]) for context, tables in families]
+
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+        """See the base class; each endpoint has a set of its clients."""
+        found: List[Remembered] = []
+        with NetlinkSocket(NETLINK_NETFILTER) as sock:
+            for endpoint in port.endpoints if port.affinity_seconds else ():
+                seconds = remembered_seconds(sock, flow.family, clients_set(port, endpoint), flow.client.address)
+                if seconds is not None:
+                    found.append(Remembered(flow.client.address, endpoint.text, int(seconds)))
+        return found
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Count transactions that the kernel refused."""

@@ -21,6 +21,7 @@ from ...resources import Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
+from ..live import Flow, LiveConnection, Remembered
 from ..stages.userspace import address_device_stage, userspace_addresses
 from .mode import Adjustments, Families, Mode, Subsystems
 
@@ -65,6 +66,14 @@ class UserspaceMode(Mode):
                 stages.append(Stage(userspace_addresses(handles, context.family), tables[ADDRESSES]))
             stages.append(Stage(handles.listeners.resource(context.family), tables[LISTENERS]))
         return stages
+
+    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
+        """See the base class; the agent itself knows them."""
+        return handles.listeners.live_connections(flow)
+
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+        """See the base class."""
+        return handles.listeners.remembered(flow, owner_of(port), port.affinity_seconds)
 
     def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
         """See the base class."""

@@ -13,7 +13,7 @@ another one may be missed.
 from __future__ import annotations
 
 import socket
-from typing import Callable, Dict, Iterable
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 from ...addresses import IPV4, unpacked
 from ...errors import KernelError
@@ -24,6 +24,23 @@ PROC_CONNECTIONS = "/proc/thread-self/net/ip_vs_conn"
 _PROTOCOLS = frozenset(("TCP", "UDP", "SCTP"))
 # Closed by both sides (TCP; SCTP), or a record of a client's affinity and no connection (NONE).
 _OVER = frozenset(("TIME_WAIT", "CLOSE", "CLOSED", "NONE"))
+
+
+class IpvsConnection(NamedTuple):
+    """A connection, or a record of a client's affinity: then its client has port 0, and its address is a prefix.
+
+    ``seconds``: until it expires if no packet comes.
+    """
+
+    client: Tuple[str, int]
+    real_server: RealServerKey
+    state: str
+    seconds: int
+
+    @property
+    def is_affinity(self) -> bool:
+        """Return whether it is a record of a client's affinity."""
+        return not self.client[1]
 
 
 def _reader(family: str) -> Callable[[str], str]:
@@ -53,6 +70,36 @@ def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, 
             raise KernelError(f"{PROC_CONNECTIONS}: cannot parse line: {line.strip()!r}") from error
         found[key] = found.get(key, 0) + 1
     return found
+
+
+def _listed(lines: Iterable[str], family: str, server: VirtualServerKey) -> Iterator[IpvsConnection]:
+    address = _reader(family)
+    for line in lines:
+        words = line.split()
+        if not words or words[0].lower() != server.protocol or (":" in words[3]) == (family == IPV4):
+            continue
+        try:
+            if (address(words[3]), int(words[4], 16)) == (server.address, server.port):
+                key = RealServerKey(server, address(words[5]), int(words[6], 16))
+                yield IpvsConnection((address(words[1]), int(words[2], 16)), key, words[7].lower(), int(words[8]))
+        except (ValueError, IndexError, OSError) as error:
+            raise KernelError(f"{PROC_CONNECTIONS}: cannot parse line: {line.strip()!r}") from error
+
+
+def connections_of(lines: Iterable[str], family: str, server: VirtualServerKey) -> List[IpvsConnection]:
+    """Return the connections of a virtual server, from the lines of the file. Raises KernelError."""
+    return list(_listed(lines, family, server))
+
+
+def open_connections(family: str, server: VirtualServerKey) -> List[IpvsConnection]:
+    """Return the connections of a virtual server, and the affinity of its clients. Raises KernelError."""
+    try:
+        with open(PROC_CONNECTIONS, encoding="ascii") as lines:
+            return connections_of(lines, family, server)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
 
 
 def used_connections(family: str) -> Dict[RealServerKey, int]:

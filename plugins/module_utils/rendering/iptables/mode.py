@@ -11,10 +11,12 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ...addresses import IPV6
 from ...serviceports.info import ServicePortInfo
+from ..decision import Arrival
 from ..merged import ABSENT, Entry, Journal, MergedTables
 from ..rendering import Derivation, Options, Rendering, Tables, Totals
 from ..settings import DataplaneSettings
 from .fixed import KUBE_FIREWALL, SERVICES, fixed_chains, jumps, martian_rules, node_port_rules, shared_chain_names
+from .reached import rules_for
 from .services import service_port_entries
 from .tables import CHAINS, FRAGMENTS, PRESENT, ChainKey, Fragment, JumpKey, Place, Rules, whole_text
 
@@ -80,6 +82,7 @@ class IptablesRendering(Rendering[IptablesContext]):
     name = "iptables"
     tables = (CHAINS,)
     parts = (FRAGMENTS,)
+    closes_cluster_ips = False
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
         """Omit the comments of per-endpoint rules above ``large_cluster_endpoints`` endpoints, as kube-proxy does."""
@@ -117,6 +120,14 @@ class IptablesRendering(Rendering[IptablesContext]):
             return [f"-t {key.table} -A {key.chain} {key.rule}"]
         chain: ChainKey = key.chain if isinstance(key, Fragment) else key
         return [f"-t {chain.table} -A {chain.chain} {rule}" for rule in (value if isinstance(value, tuple) else ())]
+
+    def checks_sources_first(self, settings: DataplaneSettings) -> bool:
+        """See the base class."""
+        return settings.behaviour.ranges_before_endpoints
+
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """See the base class."""
+        return rules_for(tables.get(CHAINS, {}), place)
 
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """See the base class."""

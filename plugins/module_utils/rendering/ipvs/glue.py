@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Mapping, Tuple, Type
 
+from ..decision import Arrival
 from ..merged import Entry
 from ..rendering import Derivation
 from ..settings import DataplaneSettings
@@ -42,6 +43,10 @@ class Glue(ABC):
     @abstractmethod
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in native syntax."""
+
+    @abstractmethod
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """Return what tables, desired or observed ones, have for a destination, in native syntax."""
 
     @abstractmethod
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional
 
+from ..decision import Arrival
 from ..iptables.mode import restore_program
+from ..iptables.reached import rules_for
 from ..iptables.tables import CHAINS, ChainTable, JumpKey, whole_text
 from ..merged import ABSENT, Entry, Journal, MergedTables
 from ..rendering import Derivation, Tables
 from ..settings import DataplaneSettings
-from .chains import chain_table, out_filter_rules, redirect_rules
+from .chains import INSIDE_CHAIN, OUTSIDE_CHAIN, chain_table, out_filter_rules, redirect_rules
 from .glue import Glue
 from .ipset_entries import IpsetContribution
-from .model import FIREWALLED, REDIRECTED, SET_ELEMENTS, SETS
-from .sets import NAMES, definitions
+from .model import FIREWALLED, REDIRECTED, SET_ELEMENTS, SETS, SetElementKey
+from .sets import NAMES, PROTOCOL_OF_NODE_PORTS, definitions
 from .text import element_line, ipset_text, set_line
 
 
@@ -78,12 +80,26 @@ class IptablesGlue(Glue):
         """Return an entry as ``ipset save`` or ``iptables`` write it."""
         return _LINES[table](family, key, value)
 
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """See the base class."""
+        elements = [key for key in tables.get(SET_ELEMENTS, {}) if _is_about(key, place)]
+        rules = rules_for(tables.get(CHAINS, {}), place, (INSIDE_CHAIN, OUTSIDE_CHAIN))
+        return [*map(element_line, sorted(elements)), *rules]
+
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """See the base class."""
         return {
             f"ipset {family}": ipset_text(tables[SETS], tables[SET_ELEMENTS]),
             restore_program(family): whole_text(tables[CHAINS]),
         }
+
+
+def _is_about(key: SetElementKey, place: Arrival) -> bool:
+    """Return whether an element of a set is about a destination."""
+    if key.element in (place.address, str(place.port)):
+        return key.element == place.address or PROTOCOL_OF_NODE_PORTS.get(key.set) == place.protocol
+    frontend = f"{place.address},{place.protocol}:{place.port}"
+    return key.element == frontend or key.element.startswith(f"{frontend},")
 
 
 def _chain_lines(_family: str, key: Any, value: Any) -> List[str]:

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...addresses import family_of
 from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.weights import risen, shares
+from ..decision import Arrival, Client, Masquerade, Shares, masquerade_external, masquerade_internal
+from ..iptables.tables import CHAINS
 from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering
 from ..settings import DataplaneSettings
@@ -17,8 +20,8 @@ from .glue import Glue
 from .iptables_glue import IPTABLES_GLUE
 from .model import ADDRESSES, DEVICE, DEVICES, REAL_SERVERS, VIRTUAL_SERVERS, RealServerKey, VirtualServerKey
 from .nftables_glue import NFTABLES_GLUE
-from .policies import OUTSIDE, endpoint_lists
-from .scheduling import hashed_by, requested_schedulers, schedule
+from .policies import INSIDE, OUTSIDE, endpoint_lists
+from .scheduling import PROPORTIONAL, hashed_by, requested_schedulers, schedule
 from .text import (
     address_line,
     device_line,
@@ -34,6 +37,12 @@ class IpvsContext(NamedTuple):
 
     settings: DataplaneSettings
     facts: NodeFacts
+
+
+def _is_redirected(info: ServicePortInfo, client: Client, settings: DataplaneSettings) -> bool:
+    """Return whether external connections of a client are sent to the cluster IP."""
+    redirected = endpoint_lists(info, settings.behaviour).redirected
+    return bool(redirected) and (redirected == INSIDE) == client.is_inside
 
 
 class IpvsRendering(Rendering[IpvsContext]):
@@ -77,6 +86,63 @@ class IpvsRendering(Rendering[IpvsContext]):
         """See the base class; kube-proxy takes all endpoints where none is local, whatever the traffic policy is."""
         lists = endpoint_lists(service_port, settings.behaviour)
         return lists.external if external and lists.redirected != OUTSIDE else lists.internal
+
+    def endpoints_for(
+        self, service_port: ServicePortInfo, external: bool, client: Client, settings: DataplaneSettings
+    ) -> Sequence[Endpoint]:
+        """See the base class; only with corrected behaviour does the inside of the node reach all endpoints."""
+        lists = endpoint_lists(service_port, settings.behaviour)
+        if external and not _is_redirected(service_port, client, settings):
+            return lists.external
+        return lists.internal
+
+    def shares_of(
+        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], settings: DataplaneSettings
+    ) -> Shares:
+        """See the base class; some schedulers count open connections."""
+        server = schedule(service_port, settings.scheduler, settings.schedulers).server
+        if server.scheduler not in PROPORTIONAL:
+            return ()
+        shared = risen(endpoints) if hashed_by(server) else endpoints
+        return shares(shared) if service_port.weighted else (1,) * len(endpoints)
+
+    def manner(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+        """See the base class."""
+        server = schedule(service_port, settings.scheduler, settings.schedulers).server
+        by = hashed_by(server)
+        return f"by scheduler {server.scheduler}" + (f", by the client's {by}" if by else "")
+
+    def masquerade(
+        self, service_port: ServicePortInfo, external: bool, client: Client, settings: DataplaneSettings
+    ) -> Masquerade:
+        """See the base class."""
+        if external:
+            return masquerade_external(service_port.external_local, client, settings.behaviour.inside_reaches_all)
+        return masquerade_internal(settings.masquerade_all, settings.local_traffic is not None, client, True)
+
+    def places(
+        self, service_port: ServicePortInfo, place: Arrival, client: Client, settings: DataplaneSettings
+    ) -> Sequence[Arrival]:
+        """See the base class; the other one is the cluster IP, see ``policies``."""
+        cluster_ip = Arrival(place.protocol, service_port.cluster_ip, service_port.port)
+        if (place.address, place.port) == (cluster_ip.address, cluster_ip.port):
+            return (place,)
+        return (place, cluster_ip) if _is_redirected(service_port, client, settings) else (place,)
+
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """See the base class."""
+        server = VirtualServerKey(place.protocol, place.address, place.port)
+        found = self.glue.rows(family, tables, place)
+        found += [address_line(key) for key in tables.get(ADDRESSES, {}) if key == place.address]
+        servers = tables.get(VIRTUAL_SERVERS, {})
+        found += [virtual_server_line(server, servers[server])] if server in servers else []
+        real_servers = tables.get(REAL_SERVERS, {}).items()
+        return found + [real_server_line(key, value) for key, value in sorted(real_servers) if key.server == server]
+
+    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
+        """See the base class; chains are derived, and there are few."""
+        derived = [(CHAINS, key) for key in tables.get(CHAINS, {})]
+        return [*super().common_keys(static, tables), *derived]
 
     def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
         """See the base class."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Sequence
 
 from ...serviceports.info import Endpoint
+from ..decision import Arrival
 from ..merged import Entry
 from ..nftables.balancing import SERVICE_KEY
 from ..nftables.firewall import restrict
 from ..nftables.keys import address_key, transport_key
 from ..nftables.layout import HAIRPIN
 from ..nftables.objects import ElementKey
+from ..nftables.reached import objects_for
 from ..nftables.text import describe, table_text
 from ..settings import DataplaneSettings
 from . import nftables_layout as layout
@@ -97,6 +99,10 @@ class NftablesGlue(Glue):
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in the syntax of the nft program."""
         return describe(family, key, value, layout.TABLE_NAME)
+
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """See the base class."""
+        return objects_for(family, tables.get(layout.RESOURCE, {}), place, layout.TABLE_NAME)
 
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """See the base class."""

@@ -38,6 +38,8 @@ _FLAGS: Mapping[str, int] = {
 _NODE_FLAGS: Mapping[str, int] = {"mh": SCHEDULER_FLAG_2}
 #: Those with which a client's address determines its endpoint; ``-fallback`` and ``-port`` are the flags of both.
 HASHING = ("mh", "sh")
+#: Those whose choice depends on weights alone, in the long run.
+PROPORTIONAL = ("rr", "wrr", *HASHING)
 _FALLBACK, _WITH_PORT = SCHEDULER_FLAG_1, SCHEDULER_FLAG_2
 #: The choice at random that nftables and iptables mode make, which IPVS does not have.
 _RANDOM = "random"

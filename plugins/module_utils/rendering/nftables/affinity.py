@@ -46,6 +46,11 @@ def endpoint_name(info: ServicePortInfo, endpoint: Endpoint) -> str:
     return hashed_name(f"{service_text(info)}__{endpoint.ip.replace(':', '.')}/{endpoint.port}")
 
 
+def clients_set(info: ServicePortInfo, endpoint: Endpoint) -> str:
+    """Return the name of the set of the clients that an endpoint serves."""
+    return f"affinity-{endpoint_name(info, endpoint)}"
+
+
 class AffinityChains:
     """The chains of one ServicePort with ClientIP affinity.
 

@@ -9,9 +9,12 @@ it imports.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence
 
 from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.weights import slots
+from ..decision import Arrival, Client, Shares
 from ..merged import Entry
 from ..rendering import Options, Rendering
 from ..settings import DataplaneSettings
@@ -63,12 +66,32 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         return "address and port" if hashing.by_port(service_port) else "address"
 
     def endpoint_of(
-        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], client: str, settings: DataplaneSettings
+        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], client: Client, settings: DataplaneSettings
     ) -> Optional[Endpoint]:
         """See the base class."""
-        if not endpoints or not hashing.is_hashed(service_port, settings) or hashing.by_port(service_port):
+        if not endpoints or not hashing.is_hashed(service_port, settings):
             return None
-        return hashing.endpoint_of(service_port, endpoints, client)
+        if hashing.by_port(service_port) and not client.port:
+            return None
+        return hashing.endpoint_of(service_port, endpoints, client.address, client.port)
+
+    def shares_of(
+        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], settings: DataplaneSettings
+    ) -> Shares:
+        """See the base class."""
+        if endpoints and hashing.is_hashed(service_port, settings):
+            owned = Counter(hashing.slots_of(endpoints))
+            return tuple(owned[position] for position in range(len(endpoints)))
+        if not service_port.weighted:
+            return (1,) * len(endpoints)
+        places = Counter(slots(tuple(endpoints)))
+        return tuple(places[endpoint] for endpoint in endpoints)
+
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """See the base class."""
+        from .reached import objects_for
+
+        return objects_for(family, tables.get(RESOURCE, {}), place)
 
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in the syntax of the nft program."""

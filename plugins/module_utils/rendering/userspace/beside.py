@@ -8,9 +8,10 @@ Their addresses are on the device of the other mode if it has one, else on that 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...serviceports.info import ServicePortInfo
+from ..decision import Arrival
 from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering, Totals
 from ..settings import DataplaneSettings
@@ -90,6 +91,14 @@ class RenderingWithListeners(Rendering[Contexts]):
     def serves(self, entry: Entry, address: str, port: int) -> bool:
         """See the base class."""
         return self._of(entry[0]).serves(entry, address, port)
+
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """See the base class."""
+        return [*RENDERING.rows(family, tables, place), *self._main.rows(family, tables, place)]
+
+    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
+        """See the base class."""
+        return self._main.common_keys(static, tables)
 
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """See the base class."""

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from ...addresses import family_of
 from ...serviceports.info import Endpoint, ServicePortInfo
+from ..decision import Arrival, Client, Masquerade
 from ..ipvs.text import address_line, device_line, ip_batch_text
 from ..merged import Entry
 from ..rendering import Options, Rendering
@@ -52,6 +53,29 @@ class UserspaceRendering(Rendering[NodeFacts]):
         """See the base class; addresses that the agent must not connect to are omitted."""
         only_local = service_port.external_local if external else service_port.internal_local
         return () if refusal(service_port) else chosen_endpoints(service_port, only_local)
+
+    def endpoints_for(
+        self, service_port: ServicePortInfo, external: bool, client: Client, settings: DataplaneSettings
+    ) -> Sequence[Endpoint]:
+        """See the base class; a listener has one list of endpoints for all clients."""
+        return self.endpoints(service_port, external, settings)
+
+    def manner(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+        """See the base class."""
+        return "in turn"
+
+    def masquerade(
+        self, service_port: ServicePortInfo, external: bool, client: Client, settings: DataplaneSettings
+    ) -> Masquerade:
+        """See the base class."""
+        return Masquerade(True, "the agent forwards the connection")
+
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+        """See the base class."""
+        key = ListenerKey(place.protocol, place.address, place.port)
+        found = [address_line(item, DEVICE) for item in tables.get(ADDRESSES, {}) if item == place.address]
+        listeners = tables.get(LISTENERS, {})
+        return found + ([listener_line(key, listeners[key])] if key in listeners else [])
 
     def drops_without_local(self, settings: DataplaneSettings) -> bool:
         """See the base class. The agent opens no socket then, so the kernel refuses."""

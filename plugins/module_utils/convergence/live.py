@@ -1,0 +1,66 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node knows about one flow beside its tables: connections that are open, and the affinity of the client."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple
+
+from ..addresses import address_and_port
+from ..rendering.decision import Arrival, Client
+
+
+class Flow(NamedTuple):
+    """The packets from a client that arrive at an address and port."""
+
+    family: str
+    client: Client
+    arrival: Arrival
+
+
+class LiveConnection(NamedTuple):
+    """A connection of a flow. ``by``: what tracks it. ``endpoint``: who answers, as ``ip:port``.
+
+    ``seen_as``: the source that the endpoint sees. ``state``: of the protocol. ``seconds``: until the entry expires if
+    no packet comes, -1 if it does not.
+    """
+
+    by: str
+    source: str
+    destination: str
+    endpoint: str
+    seen_as: str
+    state: str
+    seconds: int
+
+
+class Remembered(NamedTuple):
+    """The endpoint that the affinity of a client leads to, and for how many seconds it still does."""
+
+    client: str
+    endpoint: str
+    seconds: int
+
+
+def tracked(flow: Flow) -> List[LiveConnection]:
+    """Return the entries of connection tracking of a flow. Raises KernelError."""
+    # Only explanations need it, and each run of a module compiles what it imports.
+    from ..kernel.conntrack.flows import tracked_flows
+
+    client, arrival = flow.client, flow.arrival
+    found = tracked_flows(
+        flow.family, arrival.protocol.upper(), (client.address, client.port), (arrival.address, arrival.port)
+    )
+    return [
+        LiveConnection(
+            "conntrack",
+            address_and_port(*item.source),
+            address_and_port(*item.destination),
+            address_and_port(*item.reply_source),
+            address_and_port(*item.reply_destination),
+            item.state,
+            item.seconds,
+        )
+        for item in found
+    ]

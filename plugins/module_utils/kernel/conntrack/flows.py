@@ -1,0 +1,155 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The entries of connection tracking that belong to one flow, for explanations. Nothing is changed."""
+
+from __future__ import annotations
+
+from typing import Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+from ...addresses import IPV6, unpacked
+from ..netlink.attributes import attribute, nested, parse_attributes
+from .messages import (
+    CTA_FILTER_ORIG_FLAGS,
+    CTA_IP_V4_SRC,
+    CTA_IP_V6_SRC,
+    CTA_PROTO_NUM,
+    CTA_PROTO_SRC_PORT,
+    CTA_TUPLE_IP,
+    CTA_TUPLE_ORIG,
+    CTA_TUPLE_PROTO,
+    CTA_TUPLE_REPLY,
+    FILTER_IP_SRC,
+    FILTER_PROTO_NUM,
+    FILTER_PROTO_SRC_PORT,
+    NFGENMSG,
+    PROTOCOLS,
+    parse_tuple,
+    place,
+    selection,
+)
+from .socket import ConntrackSocket, collected
+
+Place = Tuple[str, int]
+
+_CTA_IP_V4_DST, _CTA_IP_V6_DST, _CTA_PROTO_DST_PORT = 2, 4, 3
+_FILTER_IP_DST, _FILTER_PROTO_DST_PORT = 1 << 1, 1 << 5
+_CTA_STATUS, _CTA_PROTOINFO, _CTA_TIMEOUT = 3, 4, 7
+# The attribute of CTA_PROTOINFO that has the state, as its own attribute 1, and the names of states.
+_STATES: Mapping[str, Tuple[int, Tuple[str, ...]]] = {
+    "TCP": (
+        1,
+        (
+            "none",
+            "syn-sent",
+            "syn-recv",
+            "established",
+            "fin-wait",
+            "close-wait",
+            "last-ack",
+            "time-wait",
+            "close",
+            "syn-sent2",
+        ),
+    ),
+    "SCTP": (
+        3,
+        (
+            "none",
+            "closed",
+            "cookie-wait",
+            "cookie-echoed",
+            "established",
+            "shutdown-sent",
+            "shutdown-recd",
+            "shutdown-ack-sent",
+            "heartbeat-sent",
+        ),
+    ),
+}
+_SEEN_REPLY, _ASSURED = 1 << 1, 1 << 2
+#: The most entries of one question: a client may have tens of thousands of connections to one address.
+MOST_FLOWS = 1000
+
+
+class TrackedFlow(NamedTuple):
+    """An entry: the client and its destination, and who replies to whom, each as address and port.
+
+    ``state``: of the protocol, or ``replied`` or ``unreplied``; with ``, assured`` if the entry survives pressure.
+    ``seconds``: until it expires if no packet comes.
+    """
+
+    source: Place
+    destination: Place
+    reply_source: Place
+    reply_destination: Place
+    state: str
+    seconds: int
+
+
+def _place(raw: bytes) -> Place:
+    return unpacked(raw[:-2]), int.from_bytes(raw[-2:], "big")
+
+
+def _selection(family: str, protocol: str, source: Place, destination: Place) -> bytes:
+    """Return the attributes that select the entries of a flow; kernels that do not know them return all entries."""
+    first, second = (CTA_IP_V6_SRC, _CTA_IP_V6_DST) if family == IPV6 else (CTA_IP_V4_SRC, _CTA_IP_V4_DST)
+    sender, receiver = place(*source), place(*destination)
+    addresses = attribute(first, sender[:-2]) + attribute(second, receiver[:-2])
+    transport = attribute(CTA_PROTO_NUM, bytes((PROTOCOLS[protocol],))) + attribute(_CTA_PROTO_DST_PORT, receiver[-2:])
+    fields = FILTER_IP_SRC | _FILTER_IP_DST | FILTER_PROTO_NUM | _FILTER_PROTO_DST_PORT
+    if source[1]:
+        transport += attribute(CTA_PROTO_SRC_PORT, sender[-2:])
+        fields |= FILTER_PROTO_SRC_PORT
+    parts = nested(CTA_TUPLE_IP, addresses) + nested(CTA_TUPLE_PROTO, transport)
+    return selection(CTA_TUPLE_ORIG, parts, CTA_FILTER_ORIG_FLAGS, fields)
+
+
+def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optional[TrackedFlow]:
+    """Parse a message of ctnetlink, from ``struct nfgenmsg`` on; None for an entry of another protocol."""
+    found = parse_attributes(view, start + NFGENMSG.size, end)
+    if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
+        return None
+    original = parse_tuple(found[CTA_TUPLE_ORIG], 0, len(found[CTA_TUPLE_ORIG]))
+    reply = parse_tuple(found[CTA_TUPLE_REPLY], 0, len(found[CTA_TUPLE_REPLY]))
+    if original is None or reply is None or original[0] != PROTOCOLS[protocol]:
+        return None
+    source, destination, replier, client = map(_place, (*original[1:], *reply[1:]))
+    seconds = int.from_bytes(found.get(_CTA_TIMEOUT, b""), "big")
+    return TrackedFlow(source, destination, replier, client, _state(found, protocol), seconds)
+
+
+def _state(found: Mapping[int, memoryview], protocol: str) -> str:
+    status = int.from_bytes(found.get(_CTA_STATUS, b""), "big")
+    state = "replied" if status & _SEEN_REPLY else "unreplied"
+    kind, names = _STATES.get(protocol, (0, ()))
+    if _CTA_PROTOINFO in found and kind:
+        info = parse_attributes(found[_CTA_PROTOINFO], 0, len(found[_CTA_PROTOINFO])).get(kind)
+        number = None if info is None else parse_attributes(info, 0, len(info)).get(1)
+        if number is not None and number[0] < len(names):
+            state = names[number[0]]
+    return f"{state}, assured" if status & _ASSURED else state
+
+
+def tracked_flows(family: str, protocol: str, source: Place, destination: Place) -> List[TrackedFlow]:
+    """Return the entries of the flows from a source, of any port if that is 0, to a destination, at most MOST_FLOWS.
+
+    ``protocol``: TCP, UDP or SCTP. Raises KernelError.
+    """
+    with ConntrackSocket() as sock:
+        return collected(lambda: _flows(sock, family, protocol, source, destination))
+
+
+def _flows(
+    sock: ConntrackSocket, family: str, protocol: str, source: Place, destination: Place
+) -> Iterator[TrackedFlow]:
+    count = 0
+    for view, _kind, start, end in sock.dump(family, _selection(family, protocol, source, destination)):
+        flow = parse_flow(view, start, end, protocol)
+        if flow is None or flow.destination != destination or flow.source[0] != source[0]:
+            continue
+        if source[1] in (0, flow.source[1]):
+            yield flow
+            count += 1
+            if count == MOST_FLOWS:
+                return

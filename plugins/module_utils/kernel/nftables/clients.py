@@ -1,0 +1,48 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The clients in the sets that the packet path fills: session affinity of nftables mode."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from ...addresses import packed
+from ...rendering.nftables.objects import TABLE_NAME
+from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
+from ..netlink.socket import NetlinkSocket
+from ..outcomes import NetlinkRefusal, is_missing
+from . import messages
+from .attributes import (
+    NFTA_DATA_VALUE,
+    NFTA_LIST_ELEM,
+    NFTA_SET_ELEM_EXPIRATION,
+    NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_LIST_ELEMENTS,
+    NFTA_SET_ELEM_LIST_SET,
+    NFTA_SET_ELEM_LIST_TABLE,
+)
+
+
+def remembered_seconds(sock: NetlinkSocket, family: str, name: str, client: str) -> Optional[float]:
+    """Return how many seconds a set of the table still remembers a client; None if it does not, or does not exist.
+
+    Only this element is read, however many there are. Raises KernelError.
+    """
+    key = nested(NFTA_SET_ELEM_KEY, attribute(NFTA_DATA_VALUE, packed(client) or b""))
+    request = messages.family_header(family) + text_attribute(NFTA_SET_ELEM_LIST_TABLE, TABLE_NAME)
+    request += text_attribute(NFTA_SET_ELEM_LIST_SET, name)
+    request += nested(NFTA_SET_ELEM_LIST_ELEMENTS, nested(NFTA_LIST_ELEM, key))
+    try:
+        replies = sock.request(messages.GET_ELEMENT, request)
+    except NetlinkRefusal as refusal:
+        if is_missing(refusal.error):
+            return None
+        raise
+    for reply in replies:
+        view = memoryview(reply.payload)
+        elements = parse_attributes(view, 4, len(view)).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+        for _kind, raw in each_attribute(elements, 0, len(elements)):
+            left = parse_attributes(raw, 0, len(raw)).get(NFTA_SET_ELEM_EXPIRATION)
+            return int.from_bytes(left, "big") / 1000 if left is not None else 0.0
+    return None

@@ -1,0 +1,53 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which way the node reaches an address, over route netlink: whether it is local, and else through which interface."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from typing import NamedTuple
+
+from ..addresses import IPV6, address_bits, family_of, packed
+from ..errors import KernelError
+from .netlink.attributes import attribute, parse_attributes
+from .netlink.socket import NetlinkSocket
+from .outcomes import NetlinkRefusal
+
+_RTM_GETROUTE = 26
+# struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags.
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_RTA_DST, _RTA_OIF = 1, 4
+_RTN_LOCAL = 2
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH)
+
+
+class Way(NamedTuple):
+    """``local``: the address is one of the node's own. ``interface``: towards it, empty without a route."""
+
+    local: bool
+    interface: str
+
+
+def way_to(sock: NetlinkSocket, address: str) -> Way:
+    """Return the way to a canonical address. ``sock`` is a NETLINK_ROUTE socket. Raises KernelError."""
+    family = family_of(address)
+    number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
+    request = _ROUTE.pack(number, address_bits(family), 0, 0, 0, 0, 0, 0, 0)
+    try:
+        replies = sock.request(_RTM_GETROUTE, request + attribute(_RTA_DST, packed(address) or b""))
+    except NetlinkRefusal as refusal:
+        if refusal.error.errno in _NO_ROUTE:
+            return Way(False, "")
+        raise KernelError(f"the route to {address} cannot be read: {refusal.error}") from refusal
+    for reply in replies:
+        view = memoryview(reply.payload)
+        oif = parse_attributes(view, _ROUTE.size, len(view)).get(_RTA_OIF)
+        try:
+            name = socket.if_indextoname(struct.unpack("=I", oif)[0]) if oif else ""
+        except OSError:
+            name = ""
+        return Way(_ROUTE.unpack_from(view)[7] == _RTN_LOCAL, name)
+    return Way(False, "")
