@@ -43,5 +43,5 @@ def test_a_configuration_that_cannot_be_read_leaves_the_previous_one_in_effect(t
     agent = Agent(AgentOptions(configuration=str(path)), Log(text))
     path.write_text(HEAD + "mode: carrier-pigeon")
     agent._reload_configuration()
-    assert agent.configuration.mode == "nftables"
+    assert agent.parts.configuration.mode == "nftables"
     assert "reload failed; keeping the previous configuration" in text.getvalue()

@@ -1,0 +1,187 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The parts of an agent, and how they are connected.
+
+``source`` follows the API server, ``sync`` keeps the node in sync with what the source delivered and repairs changes by
+other programs, ``surface`` serves health, metrics and questions. Parts do not know each other's work; what one needs of
+another is a callable that it gets here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Dict, Optional, Tuple
+
+from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
+from ..convergence.handles import KernelHandles
+from ..convergence.request import Request
+from .api.access import ApiAccess
+from .api.events import node_reference
+from .checks.checks import Checks
+from .forwarding import Forwarding
+from .options import AgentOptions, command_line_flags
+from .settings import configure_log, load_settings
+from .source.cluster_source import ClusterSource
+from .source.inbox import Inbox
+from .source.keeper import CacheKeeper
+from .source.static_source import StaticSource
+from .supervision import Supervisor
+from .surface.health import ProxyHealth
+from .surface.http.connections import limits_of, raise_open_files
+from .surface.log import LimitedLog, Log
+from .surface.metrics import Metrics
+from .surface.policy_metrics import PolicyMetrics
+from .surface.ports import PortKeeper
+from .surface.status import AgentState
+from .surface.surface import Surface
+from .sync.losses import LossWatch
+from .sync.node import NodeSync
+from .sync.policy import PolicySync
+from .timers import Timers
+from .views import Views
+
+
+class Parts:
+    """The parts of one agent. ``progress`` is called now and then during long work on the kernel."""
+
+    def __init__(self, options: AgentOptions, log: Log, progress: Callable[[], None]) -> None:
+        self.options = options
+        self.log = log
+        self.limited = LimitedLog(log)
+        # As loaded; ``sync`` has the configuration of the mode in effect.
+        self.settings, warnings = load_settings(options)
+        loaded = self.settings.configuration
+        configure_log(log, options, loaded)
+        for warning in warnings:
+            log.warning(warning)
+        self.started = time.time()
+        self.supervisor = Supervisor(log)
+        self.timers = Timers()
+        self.metrics = Metrics()
+        self.health = ProxyHealth(2 * loaded.sync_period)
+        self.inbox = Inbox()
+        files = raise_open_files()
+        self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, files)
+        self.handles = KernelHandles(progress, self.forwarding)
+        self.api = ApiAccess(
+            self._kubeconfig,
+            options.token,
+            leave=lambda url: self.source.leave(url),
+            metrics=self.metrics,
+            log=log,
+        )
+        self.api.configure(loaded.node_proxy.api_servers)
+        self.source = ClusterSource(
+            connect=self.api.connect,
+            deliver=self.inbox.deliver,
+            supervisor=self.supervisor,
+            keeper=CacheKeeper(options.cache, log),
+            log=log,
+            node_required=lambda: self.configuration.detect_local_mode == NODE_CIDR,
+        )
+        self.surface = Surface(
+            loaded,
+            self.health,
+            self.metrics,
+            self.limited,
+            self.supervisor,
+            limits=limits_of(files),
+            flags=command_line_flags(options),
+            started=self.started,
+        )
+        self.ports = PortKeeper(
+            self.surface,
+            self.limited,
+            self.timers,
+            self.post,
+            must_bind=lambda: self.configuration.bind_address_hard_fail,
+        )
+        self.sync = NodeSync(
+            loaded,
+            view=self.source.view,
+            health=self.health,
+            metrics=self.metrics,
+            surface=self.surface,
+            ports=self.ports,
+            handles=self.handles,
+            timers=self.timers,
+            log=log,
+            limited=self.limited,
+            losses=LossWatch(options.max_loss_percent, options.hold_loss, self.timers.clock),
+            post=self.post,
+        )
+        self.policy = PolicySync(
+            self.source.view, self.handles, self.timers, log=log, limited=self.limited, health=self.health
+        )
+        self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
+        static = StaticSource(loaded.node_proxy.static_services.directory, log)
+        self.views = Views(self.source, static, self.sync)
+        self.metrics.forwarding = self.forwarding.status
+        self.checks = Checks(
+            loaded.node_proxy.health_checks,
+            deliver=self.inbox.deliver,
+            supervisor=self.supervisor,
+            log=log,
+            metrics=self.metrics,
+            post=self.post,
+        )
+        self.metrics.api_connected.set_function(lambda: float(self.source.connected))
+        self.metrics.cache_age.set_function(self.source.keeper.age)
+        self._checked_addresses: Tuple[Tuple[str, str], ...] = ()
+
+    @property
+    def configuration(self) -> KubeProxyConfiguration:
+        """The configuration of the mode in effect."""
+        return self.sync.configuration
+
+    @property
+    def node_name(self) -> str:
+        """The name of this node's Node object."""
+        return self.settings.node_name
+
+    def follow_checks(self, everything: bool = False) -> None:
+        """Check the endpoints of changed Services; those of all Services if the node's addresses changed."""
+        proxiers = self.sync.proxiers
+        addresses = proxiers.view.addresses if proxiers is not None else ()
+        # An endpoint at an address that the node has got is not checked any more; a new tuple is rare.
+        everything = everything or addresses is not self._checked_addresses
+        if everything or self.views.current.dirty:
+            self._checked_addresses = addresses
+            self.checks.follow(self.views.current, lambda: {address for _interface, address in addresses}, everything)
+
+    def post(self, about: Optional[Dict[str, str]], kind: str, reason: str, action: str, note: str) -> None:
+        """Post an Event about an object, by default about this node."""
+        self.api.events.post(about or node_reference(self.node_name), kind, reason, action, note)
+
+    def request(self, configuration: Optional[KubeProxyConfiguration] = None) -> Request:
+        """Return the request to converge the node with a configuration, by default the one that was loaded."""
+        return Request(
+            cluster=self.views.current.state,
+            configuration=configuration or self.settings.configuration,
+            node_name=self.options.node_name,
+            mode=self.options.mode,
+            fallback=self.options.fallback,
+            state_directory=self.options.state_directory,
+            ignore_findings=self.options.ignore_findings,
+            agent=True,
+        )
+
+    def state(self) -> AgentState:
+        """Return what the answers to the node command are made from."""
+        return AgentState(
+            node=self.node_name,
+            started=self.started,
+            healthy=self.health.healthy,
+            source=self.source,
+            sync=self.sync,
+            view=self.views.current,
+            forwarding=self.forwarding,
+            checks=self.checks,
+            policy=self.policy,
+            servers=self.api.servers,
+            handles=self.handles,
+        )
+
+    def _kubeconfig(self) -> str:
+        return self.options.kubeconfig or self.configuration.client_connection.kubeconfig

@@ -1,0 +1,115 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a changed configuration reaches the parts of the agent."""
+
+from __future__ import annotations
+
+import io
+from unittest.mock import Mock, call
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reload import reload
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import load_settings
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+OUTSIDE = """---
+apiVersion: kubenode.proxy/v1alpha1
+kind: NodeProxyConfiguration
+outsideHost: {enabled: true}
+"""
+
+
+class Running:
+    """The parts of an agent that runs with a configuration; all but the log and the settings record their calls."""
+
+    def __init__(self, path, text, **options):
+        self._path = path
+        self.options = AgentOptions(configuration=str(path), **options)
+        self.write(text)
+        self.text = io.StringIO()
+        self.parts = Mock()
+        self.parts.options = self.options
+        self.parts.log = Log(self.text)
+        self.parts.settings = self.before = load_settings(self.options)[0]
+        self.parts.configuration = self.before.configuration
+
+    def write(self, text):
+        self._path.write_text(HEAD + text)
+
+    def reload(self, text):
+        self.write(text)
+        self.parts.reset_mock()
+        return reload(self.parts)
+
+    @property
+    def names(self):
+        """The calls of parts, in their order, without arguments."""
+        return [name for name, _arguments, _options in self.parts.mock_calls]
+
+
+@pytest.fixture
+def running(tmp_path):
+    return Running(tmp_path / "config.conf", "mode: nftables", node_name="n1")
+
+
+def test_an_unchanged_configuration_reaches_no_part(running):
+    assert running.reload("mode: nftables") is False
+    # Manifests of static Services are read at each reload.
+    assert running.names == ["views.look_for_static"]
+    assert "the configuration has not changed" in running.text.getvalue()
+
+
+def test_a_changed_configuration_is_set_up_first_and_then_reaches_each_part(running):
+    assert running.reload("mode: nftables\nnftables: {syncPeriod: 20s}\nlogging: {format: json}") is True
+    changed = running.parts.settings.configuration
+    assert changed != running.before.configuration and changed.sync_period == 20
+    assert running.parts.request.mock_calls == [call(changed)]
+    assert running.names.index("sync.rebuild") < running.names.index("policy.configure")
+    running.parts.api.configure.assert_called_once_with(changed.node_proxy.api_servers)
+    running.parts.follow_checks.assert_called_once_with(everything=True)
+    running.parts.surface.configure.assert_called_once()
+    assert running.names[-1] == "ports.open"
+    assert running.parts.log.as_json is True
+    assert "source.read_node" not in running.names and "source.follow_node" not in running.names
+
+
+def test_a_mode_that_cannot_be_set_up_leaves_the_previous_configuration_in_effect(running):
+    running.parts.sync.rebuild.side_effect = ProxyError("no such table")
+    assert running.reload("mode: iptables") is False
+    assert running.parts.settings is running.before
+    assert "api.configure" not in running.names and "policy.configure" not in running.names
+    assert "reload failed; keeping the previous configuration" in running.text.getvalue()
+
+
+def test_an_invalid_configuration_reaches_no_part(running):
+    assert running.reload("mode: carrier-pigeon") is False
+    assert running.names == [] and running.parts.settings is running.before
+
+
+def test_before_the_first_sync_the_configuration_is_only_replaced(running):
+    running.parts.sync.proxiers = None
+    assert running.reload("mode: nftables\nnftables: {syncPeriod: 20s}") is True
+    assert "sync.rebuild" not in running.names
+    assert running.parts.sync.configuration is running.parts.settings.configuration
+
+
+def test_another_node_name_reads_that_node_before_setting_up_and_follows_it(tmp_path):
+    running = Running(tmp_path / "config.conf", "hostnameOverride: n1")
+    assert running.reload("hostnameOverride: n2") is True
+    assert running.names.index("source.read_node") < running.names.index("sync.rebuild")
+    running.parts.source.read_node.assert_called_once_with("n2")
+    running.parts.source.follow_node.assert_called_once_with("n2", "n1", False)
+    assert "the name of this node has changed" in running.text.getvalue()
+
+
+def test_a_host_outside_the_cluster_follows_no_node(tmp_path):
+    local = "hostnameOverride: n1\ndetectLocalMode: ClusterCIDR\nclusterCIDR: 10.244.0.0/16\n"
+    running = Running(tmp_path / "config.conf", local)
+    assert running.reload(local + OUTSIDE) is True
+    assert "source.read_node" not in running.names
+    running.parts.source.follow_node.assert_called_once_with("", "n1", False)
