@@ -35,7 +35,7 @@ LOCK_SECONDS = 30.0
 #: When to report to the service manager that the agent is ready although the API server has not answered.
 READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
-#: How often to look whether the cluster is known while only static Services are served.
+#: How often to check whether the cluster is known while only static Services are served.
 CLUSTER_PAUSE_SECONDS = 0.5
 
 
@@ -60,7 +60,7 @@ class Agent:
     # ---- from other threads and signal handlers
 
     def stop(self) -> None:
-        """End the loop soon; what the kernel was programmed with is kept."""
+        """End the loop soon; the kernel keeps what was programmed."""
         self._stop = True
         self._inbox.wake()
 
@@ -126,13 +126,13 @@ class Agent:
         try:
             self._begin()
         except ProxyError as error:
-            self.log.warning("static Services have to wait for the cluster", error=error)
+            self.log.warning("static Services must wait for the cluster", error=error)
             self.views.serve_cluster()
             return False
         return True
 
     def _serve_cluster(self) -> None:
-        """Go over from static Services only to all Services."""
+        """Switch from static Services to all Services."""
         self.views.serve_cluster()
         self.sync.rebuild(self.parts.request())
         self._sync(first=True)
@@ -143,16 +143,16 @@ class Agent:
         self._follow_listeners()
 
     def _follow_listeners(self) -> None:
-        """Set up again if static Services begin or cease to ask for userspace mode beside the node's mode."""
+        """Set up again if static Services begin or cease to require userspace mode beside the node's mode."""
         proxiers = self.sync.proxiers
         if proxiers is None or with_listeners(proxiers.mode, self.views.current.state) is proxiers.mode:
             return
         try:
             self.sync.rebuild(self.parts.request())
         except ProxyError as error:
-            self.limited.warning("listeners", "the mode of static Services cannot change, retrying", error=error)
+            self.limited.warning("listeners", "the mode of static Services cannot be changed, retrying", error=error)
         else:
-            # The next sync removes what is left of listeners, or of rules.
+            # The next sync removes leftover listeners or rules.
             self._ready_sent = False
 
     def _await_cluster(self) -> None:
@@ -233,7 +233,7 @@ class Agent:
         if self.sync.proxiers is not None and not self.sync.syncer.last_error:
             self.parts.checks.end_connections(self.views.current, self.sync.proxiers.families)
         if first and self.sync.proxiers is not None:
-            # Before systemd is notified, for which the start of kubelet waits.
+            # Before systemd is notified: kubelet does not start until then.
             self.policy.sync(self.sync.proxiers.view.addresses)
         if first or not self._ready_sent:
             self._send_ready()

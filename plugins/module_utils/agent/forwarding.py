@@ -27,7 +27,7 @@ _REPORTED = 20
 
 
 def limits_of(configuration: KubeProxyConfiguration, files: int) -> Limits:
-    """Return the forwarder's limits. The time-outs are those that other modes give to connection tracking.
+    """Return the forwarder's limits. The time-outs are those that other modes set for connection tracking.
 
     ``files``: how many files the process may open.
     """
@@ -115,7 +115,7 @@ class Forwarding(ListenerAccess):
         return self._forwarder.status() if self._forwarder is not None else {}
 
     def stop(self) -> None:
-        """End all connections, after they had their time to end, and the thread."""
+        """End the thread, and all connections that do not end within their time."""
         if self._forwarder is None or self._task is None:
             return
         self._task.close()

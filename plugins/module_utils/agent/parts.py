@@ -43,7 +43,7 @@ from .views import Views
 
 
 class Parts:
-    """The parts of one agent. ``progress`` is called now and then during long work on the kernel."""
+    """The parts of one agent. ``progress`` is called repeatedly during long work on the kernel."""
 
     def __init__(self, options: AgentOptions, log: Log, progress: Callable[[], None]) -> None:
         self.options = options
@@ -144,7 +144,7 @@ class Parts:
         """Check the endpoints of changed Services; those of all Services if the node's addresses changed."""
         proxiers = self.sync.proxiers
         addresses = proxiers.view.addresses if proxiers is not None else ()
-        # An endpoint at an address that the node has got is not checked any more; a new tuple is rare.
+        # An endpoint is no longer checked once the node has its address. A new tuple is rare.
         everything = everything or addresses is not self._checked_addresses
         if everything or self.views.current.dirty:
             self._checked_addresses = addresses
@@ -168,7 +168,7 @@ class Parts:
         )
 
     def state(self) -> AgentState:
-        """Return what the answers to the node command are made from."""
+        """Return the state from which questions of the node command are answered."""
         return AgentState(
             node=self.node_name,
             started=self.started,

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tasks of the main loop that run at a time, each a value with a name and an action."""
+"""Timed tasks of the main loop, each a value with a name and an action."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Timer:
         self._clock = clock
 
     def start(self, seconds: float) -> None:
-        """Run the action after this time, unless it is waiting for an earlier start already."""
+        """Run the action after this time, unless it is already due earlier."""
         if self.due is None:
             self.due = self._clock() + seconds
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which view the node is kept in sync with: that of the cluster, or static Services only until the cluster is known."""
+"""The view that the node is kept in sync with: the cluster's, or until that is known, static Services only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sync.node import NodeSync
 
 
 class Views:
-    """The cluster's view with the static Services, and for the time before it is known a view with only these."""
+    """The cluster's view with static Services, and until the cluster is known, a view with static Services only."""
 
     def __init__(self, source: ClusterSource, static: StaticSource, sync: NodeSync) -> None:
         self._source = source
@@ -30,7 +30,7 @@ class Views:
 
     @property
     def static_only(self) -> bool:
-        """Whether that is the view without the cluster."""
+        """Whether the current view is the one with static Services only."""
         return self._first is not None
 
     def serve_static(self) -> bool:

@@ -24,10 +24,10 @@ from .token import TokenKeeper
 
 
 class ApiAccess:
-    """Makes the clients of all threads, and has the threads that keep the access working and post Events.
+    """Creates the clients of all threads, and runs the threads that keep the access working and post Events.
 
     ``kubeconfig`` returns the path of the file that is valid now. ``token``: the file with the node's own token, empty
-    if there is none. ``leave`` is called with the URL of a server that does not answer any more, from another thread.
+    if there is none. ``leave`` is called with the URL of a server that no longer answers, from another thread.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from .servers import ApiServers, Candidate
 #: The time limit to connect to one of several API servers.
 CONNECT_SECONDS = 5.0
 
-#: Gets the seconds that a request may take, before each one.
+#: Called before each request with the seconds that it may take.
 Expect = Callable[[float], None]
 #: Creates a client that announces its requests. Raises ConfigurationError or ApiError.
 Connect = Callable[[Expect], ApiClient]

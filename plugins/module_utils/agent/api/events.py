@@ -24,12 +24,12 @@ Post = Callable[[Optional[Dict[str, str]], str, str, str, str], None]
 
 
 def node_reference(name: str) -> Dict[str, str]:
-    """Return the reference to the node that an event regards."""
+    """Return a reference to the node, for the field ``regarding``."""
     return {"kind": "Node", "name": name, "uid": name}
 
 
 def service_reference(namespace: str, name: str) -> Dict[str, str]:
-    """Return the reference to the Service that an event regards."""
+    """Return a reference to a Service, for the field ``regarding``."""
     return {"kind": "Service", "apiVersion": "v1", "namespace": namespace, "name": name}
 
 

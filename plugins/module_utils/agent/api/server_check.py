@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks that the API server in use still answers, so that one that hangs is left although its connections are open.
+"""Check that the API server in use still answers, so that the agent leaves one that hangs with open connections.
 
-A server whose process is stopped, or that nothing reaches any more, leaves watches silent for minutes: the kernel of
+A server whose process is stopped, or that can no longer be reached, leaves watches silent for minutes: the kernel of
 the server keeps the connection alive, and a watch without changes is silent as well.
 """
 
@@ -45,7 +45,7 @@ class ServerCheck:
             task.idle()
 
     def check(self, expect: Expect) -> None:
-        """Check once, over a new connection, since an open one may lead through what has failed."""
+        """Check once, over a new connection, since an open one may use a path that has failed."""
         with contextlib.suppress(ProxyError), self._client.opened(expect) as client:
             # A kubeconfig that cannot be used is suppressed: the reflectors report it.
             try:

@@ -6,7 +6,7 @@
 Candidates are the kubeconfig's server, those of the NodeProxyConfiguration, and those that the cluster itself names in
 the EndpointSlice ``default/kubernetes``, which the API servers keep up to date (kube-apiserver, option
 ``--endpoint-reconciler-type``). All clients of the agent use the same server. The next one is chosen at random, so that
-the agents of a cluster spread over the remaining servers, and clients pause at random before they connect to it.
+the agents of a cluster spread over the remaining servers, and each client waits for a random time before it connects.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..surface.log import Log
 
 KUBECONFIG, CONFIGURATION, CLUSTER = "kubeconfig", "configuration", "cluster"
 KUBERNETES = NamespacedName("default", "kubernetes")
-#: The certificate of every API server has this name, and no kubelet's has: a node named in the cluster's data that is
-#: not an API server cannot pass for one with the certificate of its kubelet.
+#: The certificate of every API server has this name, and no kubelet's has it: a node that the cluster's data wrongly
+#: names as an API server cannot impersonate one with the certificate of its kubelet.
 SERVER_NAME = "kubernetes.default.svc"
-#: Seconds for which a server that has failed is not chosen if another one is left.
+#: Seconds for which a server that has failed is not chosen if there is another one.
 _AVOID_SECONDS = 60.0
 _MOST_SERVERS = 64
 
@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
     origin: str
 
     def connection(self, kubeconfig: Optional[str]) -> ApiConnection:
-        """Return how to connect to it with the credentials and the authority of a kubeconfig."""
+        """Return how to connect to it with the credentials and the certificate authority of a kubeconfig."""
         if self.origin == KUBECONFIG:
             return ApiConnection(kubeconfig=kubeconfig)
         if self.origin == CONFIGURATION:
@@ -99,8 +99,8 @@ class ApiServers:
             self._discover = discover
 
     def learn(self, state: ClusterState) -> None:
-        """Learn the servers that the cluster names. An absent or empty slice leaves those known before."""
-        # Only the API servers write this slice: its name exists, so tenants cannot create it.
+        """Learn the servers that the cluster names. An absent or empty slice changes nothing."""
+        # Only the API servers write this slice: it exists already, so tenants cannot create it.
         found = state.slices_of(KUBERNETES).get(KUBERNETES.name)
         if found is None or found is self._slice:
             return
@@ -187,7 +187,7 @@ class ApiServers:
         return list(found.values())
 
     def _next(self, others: Sequence[Candidate]) -> Candidate:
-        """Choose one that has not failed lately, or else the one whose failure is the longest ago."""
+        """Choose one that has not failed recently, or else the one whose failure is the oldest."""
         recent = self._clock() - _AVOID_SECONDS
         good = [item for item in others if self._failures.get(item, (recent, ""))[0] <= recent]
         return self._choose(good) if good else min(others, key=lambda item: self._failures[item][0])

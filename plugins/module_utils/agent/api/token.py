@@ -89,7 +89,7 @@ class TokenKeeper:
             text = self._request(token, expect)
             renewed = parse_token(text)
             if renewed.expires <= token.expires:
-                raise ConfigurationError("the API server issues no token with a later expiry")
+                raise ConfigurationError("the API server does not issue a token with a later expiry")
             store_token(self._path, text)
         except ProxyError as error:
             if self._clock() < token.expires:

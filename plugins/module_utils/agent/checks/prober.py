@@ -110,7 +110,7 @@ class Prober:
 
     def interrupt(self) -> None:
         """Wake the thread."""
-        # A full pipe wakes as well.
+        # A full pipe wakes the thread as well.
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"\0")
 
@@ -190,7 +190,7 @@ class Prober:
         self._end(item, selector)
         turned = item.record(target.check.fall, target.check.rise, error)
         if target.check.fast_interval and item.verdict.passing == bool(error):
-            # The verdict may change soon, so the next check decides sooner.
+            # The verdict may be about to change, so check again sooner.
             item.due = min(item.due, self._clock() + target.check.fast_interval)
         with self._lock:
             self._verdicts[target] = item.verdict

@@ -51,7 +51,8 @@ def choose(
     """Return the targets of these Services: static ones first, then others by name, up to the maximum.
 
     A Service of the cluster is checked if its namespace is listed, and never at loopback, link-local or own addresses
-    of the node, nor with a CA file: its owner must not make the agent connect to what only the node can reach.
+    of the node, nor with a CA file: its owner must not be able to make the agent connect to what only the node can
+    reach.
     """
     targets: List[Target] = []
     unchecked: List[str] = []

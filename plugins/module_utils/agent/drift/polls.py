@@ -57,7 +57,7 @@ class LegacyWatch(Watch):
 
 
 class PollWatch(Watch):
-    """Polls a content at an interval that keeps the cost of reading it low.
+    """Polls some content of the kernel at an interval that keeps the cost of reading it low.
 
     ``outline``: reads a cheap summary that shows most changes; it is called every time. ``notified``: whether something
     else also detects external changes, so that ``read`` only finds changes that were missed. Without it, the content is

@@ -27,7 +27,7 @@ from .reflector import Batch, Reflector
 from .view import ClusterView, small
 
 #: How long the API server may take to answer before the state kept on disk is programmed, counted from the first
-#: request: where nothing is served yet, and where the kernel already serves what may be newer than the state on disk.
+#: request: on a node that serves nothing yet, and on one whose kernel may already serve a newer state.
 API_PATIENCE_SECONDS = 1.0
 SERVING_PATIENCE_SECONDS = 10.0
 #: How long a server that answers some of the lists may take for the others, and the credentials to be ready at all.
@@ -151,7 +151,7 @@ class ClusterSource:
         for resource in resources:
             if resource not in followed:
                 reflector = self._reflector(resource)
-                # Objects of a time when the collection was followed may have been deleted meanwhile.
+                # Objects known from an earlier watch of the collection may have been deleted meanwhile.
                 reflector.known.assume(self.view.names(resource.kind))
                 self.reflectors.append(reflector)
                 self._run(reflector)
@@ -189,7 +189,7 @@ class ClusterSource:
         self.view.apply(Batch(NODES.kind, items, []))
 
     def follow_node(self, name: str, old_name: str, all_nodes: bool = False) -> None:
-        """Watch the Node of this name instead of the old one, or every Node; an empty name means no Node of its own."""
+        """Watch the Node of this name instead of the old one, or every Node; an empty name: this host has no Node."""
         for old in [reflector for reflector in self.reflectors if reflector.resource is NODES]:
             old.stop()
             self.reflectors.remove(old)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The inbox of the agent's loop, which items from other threads, signals, descriptors and time wake."""
+"""The inbox of the agent's loop, which wakes for items, signals, readable descriptors and time-outs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Inbox:
 
     def wake(self) -> None:
         """Wake the loop; may be called from any thread or signal handler."""
-        # A full pipe wakes as well.
+        # A full pipe wakes the loop as well.
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"\0")
 
@@ -34,7 +34,7 @@ class Inbox:
         self.wake()
 
     def wait(self, descriptors: Sequence[int], seconds: float) -> None:
-        """Wait until an item is delivered, a descriptor becomes readable, or the time is over."""
+        """Wait until an item is delivered, a descriptor becomes readable, or the time has passed."""
         # Not select(), which supports no descriptor above 1023: an agent has thousands of ports open.
         waiting = select.poll()
         for descriptor in (self._read, *descriptors):

@@ -58,7 +58,7 @@ class CacheKeeper:
         return bool(self._path) and view.revision != self._revision
 
     def write_beside(self, view: ClusterView) -> bool:
-        """Have :meth:`run` write the file, so that syncs do not wait for the disk; False while it is still writing."""
+        """Have :meth:`run` write the file, so that syncs need not wait; return False while it still writes."""
         if self._writing:
             return False
         self._revision = view.revision

@@ -6,7 +6,7 @@
 A list is compared with the known objects and only the differences are delivered, so the agent never acts on a partial
 list. Each reflector is the body of a thread with its own connection, and delivers what it finds to a callable as
 :class:`Batch`. Objects without a usable identity are skipped here, with a warning; all other checks of an object are
-those of ``cluster.parsing``.
+made by ``cluster.parsing``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ STEADY_SECONDS = 10.0
 _SHORTEST_WATCH_SECONDS = 1.0
 _WATCH_SECONDS = (300, 600)
 _NOT_FOUND, _GATEWAY_TIMEOUT, _UNAUTHORIZED = 404, 504, 401
-#: After these answers a watch can resume where it was: the server is overloaded, restarting, or throttling the client.
+#: After these answers a watch can resume from its last version: the server is overloaded, restarting, or throttling the
+#: client.
 _RESUMABLE = frozenset((_UNAUTHORIZED, 403, 429, 500, 502, 503))
 #: How often to request an optional collection that the server does not have; the server may be upgraded.
 _ABSENT_SECONDS = 300.0
@@ -119,10 +120,10 @@ class Known:
 class Reflector:
     """Follows one collection until :meth:`stop`; :meth:`run` is the body of a supervised thread.
 
-    ``connect`` creates a client, which announces its requests to the callable that it is given; ``hand_on`` receives
-    each Batch; both are called from this thread. ``reduce`` makes each object small as soon as it is received.
-    ``field_selector`` replaces the resource's own. ``optional``: treat a collection that the server does not have (404)
-    as empty. ``first_pause``: seconds before the first request. ``clock`` and ``wait`` replace the time in tests.
+    ``connect`` creates a client, which announces its requests to its argument; ``hand_on`` receives each Batch; both
+    are called from this thread. ``reduce`` makes each object small as soon as it is received. ``field_selector``
+    replaces the resource's own. ``optional``: treat a collection that the server does not have (404) as empty.
+    ``first_pause``: seconds before the first request. ``clock`` and ``wait`` replace the time in tests.
 
     ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent
     or could not be sent, by ``clock``; None before.
@@ -168,7 +169,7 @@ class Reflector:
 
     @property
     def lost_for(self) -> float:
-        """Return for how many seconds the collection could not be read; 0 while a watch is open, or between two."""
+        """Return the seconds for which the collection could not be read; 0 while a watch is open or between watches."""
         since = self._lost_since
         return 0.0 if since is None or self.connected else max(0.0, self._clock() - since)
 
@@ -283,7 +284,7 @@ class Reflector:
                 self._succeeded()
                 return False
             if error.code == _GATEWAY_TIMEOUT and self._minimum:
-                # The server does not have, and may never have, the version that this node has already seen.
+                # The server does not have the version that this node has already seen, and may never have it.
                 self._minimum = ""
             raise
         if self._left_out and not found.items:

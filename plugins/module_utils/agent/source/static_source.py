@@ -14,7 +14,7 @@ CHECK_SECONDS = 2.0
 
 
 class StaticSource:
-    """Follows a directory of manifests. ``objects`` holds what the last read found."""
+    """Follows a directory of manifests. ``objects``: the result of the last read."""
 
     def __init__(self, path: str, log: Log) -> None:
         self._directory = StaticDirectory(path)

@@ -141,7 +141,7 @@ class ClusterView:
     def synced(self, now: float) -> List[float]:
         """Mark all changes as programmed; return the seconds since each known trigger time.
 
-        A time in the future, which anyone who may write an EndpointSlice can state, counts as now.
+        A time in the future counts as now: anyone who may write an EndpointSlice can set it.
         """
         latencies = [max(0.0, now - moment) for times in self.trigger_times.values() for moment in times]
         self.trigger_times.clear()
@@ -181,5 +181,5 @@ def _stored(raw: Dict[str, Any]) -> bytes:
     try:
         return json.dumps(raw, separators=(",", ":")).encode()
     except (ValueError, RecursionError):
-        # Nested too deep, or with numbers too long to be written. No such object is valid, so it is not saved.
+        # Nested too deeply, or with numbers too long to be written. No such object is valid, so it is not saved.
         return b""

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The agent's control socket: the node command sends a request in one line of JSON and receives one answer.
 
-The agent's loop answers between syncs, so that an answer never shows a partial change.
+The agent's loop answers between syncs, so an answer never shows a partial change.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ControlServer:
         except ValueError:
             question = None
         if not isinstance(question, dict):
-            answer: Answer = {"error": "a question is one line with a JSON object"}
+            answer: Answer = {"error": "a question must be one line with a JSON object"}
         else:
             request = ControlRequest(question)
             self._deliver(request)

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Health of the proxy: the answers of /healthz and /livez, and of the Services' health check node ports.
 
-This file has the state and the bodies; the sockets are in ``http.server``. Semantics, header and body formats are those
-of kube-proxy 1.36 (KEP-3836 for the node's eligibility): a family is unhealthy if a change has been pending for longer
-than the timeout; an idle agent is healthy. In addition, an agent with a stuck thread is unhealthy.
+This module has the state and the bodies of the answers; the sockets are in ``http.server``. Semantics, header and body
+formats are those of kube-proxy 1.36 (KEP-3836 for the node's eligibility): a family is unhealthy if a change has been
+pending for longer than the timeout; an idle agent is healthy. In addition, an agent with a stuck thread is unhealthy.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Log:
         self.write(INFO, message, **fields)
 
     def warning(self, message: str, **fields: Any) -> None:
-        """Log a condition that an operator should check at some time."""
+        """Log a condition that an operator should check, though not at once."""
         self.write(WARNING, message, **fields)
 
     def error(self, message: str, **fields: Any) -> None:
@@ -82,7 +82,7 @@ class Log:
 
 
 class LimitedLog:
-    """Writes lines that other programs can cause as often as they like: a few for each key, then only their number.
+    """Writes lines that other programs can cause without limit: a few for each key, then only their number.
 
     Of the lines with one key, the first ``burst`` within ``seconds`` are written; the others are counted, and
     :meth:`report` writes one line that says how many there were. Safe to use from several threads.
@@ -103,7 +103,7 @@ class LimitedLog:
         return self._write(self._burst, key, level, message, fields)
 
     def once(self, key: Hashable, level: str, message: str, **fields: Any) -> bool:
-        """Write one line, which is long, if it is the first one with its key; else count it."""
+        """Write a long line if it is the first one with its key; else count it."""
         return self._write(1, key, level, message, fields)
 
     def _write(self, burst: int, key: Hashable, level: str, message: str, fields: Mapping[str, Any]) -> bool:

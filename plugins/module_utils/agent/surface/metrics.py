@@ -109,7 +109,7 @@ class ServerChanges:
 
     def collect(self) -> Iterator[Any]:
         """Yield the counter with its current value."""
-        name, text = "kubenode_proxy_api_server_changes_total", "Times that another API server was chosen"
+        name, text = "kubenode_proxy_api_server_changes_total", "Times another API server was chosen"
         yield prometheus_client.core.CounterMetricFamily(name, text, value=self._read())
 
 
@@ -150,7 +150,7 @@ class Forwarded:
 
 
 class Metrics:
-    """All metrics of one agent in a registry of their own; the attributes are prometheus_client objects.
+    """All metrics of one agent in a separate registry; the attributes are prometheus_client objects.
 
     Raises ConfigurationError when prometheus_client is not installed.
     """

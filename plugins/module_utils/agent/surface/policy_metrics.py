@@ -13,7 +13,7 @@ from ...errors import KernelError
 from ...kernel.nftables.denied import denied_packets
 from ...networkpolicy.matching.owners import Address
 
-# The agent does not start without it, and says so: see ``metrics``.
+# Without it the agent does not start, with an error message: see ``metrics``.
 with contextlib.suppress(ImportError):
     import prometheus_client.core
 
@@ -73,7 +73,7 @@ class PolicyMetrics:
         try:
             counted = denied_packets()
         except KernelError:
-            # The table cannot be read, which is reported where it is written; other metrics are served.
+            # The table cannot be read. The code that writes it reports that; other metrics are served.
             return every
         for (side, address), packets in counted.items():
             owner = nobody if len(pods) > _MOST_PODS else pods.get(address)

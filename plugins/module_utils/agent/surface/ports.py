@@ -17,7 +17,7 @@ from .surface import RETRY_SECONDS, Surface
 
 
 class PortKeeper:
-    """Opens the ports of a surface and tries again those that failed.
+    """Opens the ports of a surface, and retries those that could not be opened.
 
     ``post`` sends an Event. ``must_bind``: whether a failure ends the agent (bindAddressHardFail).
     """

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The health check node ports of Services: which are open, and what they answer.
+"""The health check node ports of Services: their sockets and answers.
 
-There is an open port for each address and port number. It is kept open while both are wanted, whatever else changes,
-because the Service that it belongs to is looked up with each request.
+There is one socket for each address and port number. It stays open as long as both are wanted, whatever else changes,
+because its Service is looked up with each request.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ..sync.setup import Proxiers
 
 
 class AgentState(NamedTuple):
-    """What the answers are made from.
+    """The state from which answers are made.
 
     ``started``: when the agent was started, in seconds since the epoch. ``view``: what is served, which until the
     cluster is known may be static Services only.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notification of systemd about the agent's state (sd_notify(3)): ready, status, watchdog, reloading, stopping."""
+"""Notifications to systemd about the agent's state (sd_notify(3)): ready, status, watchdog, reloading, stopping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from typing import Mapping, Optional
 
 _MICROSECONDS = 1_000_000
-#: Long work calls ``progress`` more often than this; so much longer may a start take after each call.
+#: Long work calls ``progress`` more often than this; each call extends the time limit of a start by as much.
 PROGRESS_SECONDS = 60
 
 
@@ -21,7 +21,7 @@ class Systemd:
     def __init__(self, environment: Optional[Mapping[str, str]] = None) -> None:
         environment = os.environ if environment is None else environment
         path = environment.get("NOTIFY_SOCKET", "")
-        # An abstract socket is written with @ for the zero byte that begins its name.
+        # The name of an abstract socket is written with @ instead of its leading zero byte.
         self._address = "\0" + path[1:] if path.startswith("@") else path
         own = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
         period = environment.get("WATCHDOG_USEC", "") if own else ""
@@ -47,7 +47,7 @@ class Systemd:
         self.send("READY=1")
 
     def status(self, text: str) -> None:
-        """Set the line that ``systemctl status`` shows; it is sent if it differs from the last one."""
+        """Set the line that ``systemctl status`` shows; send it if it differs from the last one."""
         if text != self._status:
             self._status = text
             self.send(f"STATUS={text}")

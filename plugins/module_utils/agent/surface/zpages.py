@@ -38,7 +38,7 @@ def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str
     version = negotiated(accept, STATUSZ)
     uptime = max(0, int(now - started))
     begun = time.gmtime(started)
-    # The format has a place for Go's version only.
+    # The format has a field for Go's version only.
     language = f"none (Python {platform.python_version()})"
     listed = sorted({"/" + path.split("/")[1] for path in paths})
     if version is None:

@@ -36,7 +36,7 @@ class DeniedLog:
         self._packets: Optional[PacketLog] = None
 
     def follow(self, group: int) -> None:
-        """Read this group from now on, or none."""
+        """Read this NFLOG group from now on, or none."""
         if group == self._group and (self._packets is not None or group == NO_LOG):
             return
         self.close()
@@ -53,7 +53,7 @@ class DeniedLog:
         return [self._packets.fileno()] if self._packets is not None else []
 
     def report(self, objects: PolicyObjects, policy: NodePolicy, tiers: bool) -> None:
-        """Write a line for each packet that has arrived. ``tiers``: ClusterNetworkPolicies are enforced, too."""
+        """Log a line for each packet that has arrived. ``tiers``: ClusterNetworkPolicies are enforced, too."""
         if self._packets is None:
             return
         verdicts: Optional[Verdicts] = None

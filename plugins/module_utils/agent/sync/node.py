@@ -145,7 +145,7 @@ class NodeSync:
         self.schedule.request()
 
     def stop_watching(self) -> None:
-        """Close the drift watch. The next sync opens another one for the proxiers of then."""
+        """Close the drift watch. The next sync opens another one for the proxiers at that time."""
         if self.drift is not None:
             self.drift.close()
             self.drift = None

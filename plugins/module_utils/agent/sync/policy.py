@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Network policies in the agent: their table follows each change of the cluster at once, at a cost of the change.
+"""Network policies in the agent: their table follows each change of the cluster at once, at a cost of O(change).
 
-It is independent of the syncs of Services: a policy that fails does not hold up Services, nor the other way round.
-Nothing is programmed before Pods, Namespaces and NetworkPolicies are completely known; until then, and whenever the API
-server is away or the kernel refuses a change, the table stays as it is.
+It is independent of the syncs of Services: a failure of one does not delay the other. Nothing is programmed before
+Pods, Namespaces and NetworkPolicies are completely known; until then, and whenever the API server is away or the kernel
+refuses a change, the table stays as it is.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ Addresses = Tuple[Tuple[str, str], ...]
 class PolicySync:
     """Keeps the table of network policies in sync with a view.
 
-    ``pods``: those of this node that a policy may be about, by address. ``health``: is unhealthy while the table is not
-    up to date for long.
+    ``pods``: those of this node that a policy may be about, by address. ``health`` is unhealthy once the table has been
+    out of date for long.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PolicySync:
         self._log = log
         self._limited = limited
         self._settings = NetworkPolicySettings()
-        # Those without what this node cannot do.
+        # The settings in effect: those requested, without what this node cannot do.
         self._effective = self._settings
         self._ranges: Tuple[Network, ...] = ()
         self._node_name = ""
@@ -117,10 +117,10 @@ class PolicySync:
         self._settings, self._node_name = settings, node_name
         self._policy = None
         self._failed = False
-        # A table of an earlier run, or of settings until now.
+        # A table of an earlier run, or of the previous settings.
         self._remove = not settings.enabled
         if settings.enabled:
-            # From now on, as at the start of a family: what stays pending is unhealthy.
+            # As at the start of a family: from now on, a change that stays pending is unhealthy.
             self._health.updated(HEALTH)
             self._health.queued(HEALTH)
         else:
@@ -163,7 +163,7 @@ class PolicySync:
         return self._settings.enabled
 
     def explainer(self, endpoints: Sequence[Resolved]) -> PolicyExplainer:
-        """Return an explainer by the state that is in force. Raises ProxyError if there is none."""
+        """Return an explainer of the state that is in force. Raises ProxyError if there is none."""
         if self._policy is None:
             reason = "does not know the cluster yet" if self._settings.enabled else "does not enforce network policies"
             raise ProxyError(f"the agent {reason}")
@@ -185,14 +185,14 @@ class PolicySync:
 
     @property
     def _known(self) -> bool:
-        """Whether the cluster is known well enough: half of it would deny or allow wrongly."""
+        """Whether the cluster is known completely: a part of it would deny or allow wrongly."""
         needed = {resource.kind for resource in policy_resources(self._settings)}
         if self._settings.unknown_pods == DENY and not self._settings.pod_cidrs:
             needed.add(NODES.kind)
         return needed <= self._view.listed | self._view.from_disk
 
     def sync(self, addresses: Addresses) -> None:
-        """Apply what changed; failures are logged, and tried again after a while. ``addresses``: of the node."""
+        """Apply what changed; failures are logged and retried later. ``addresses``: of the node."""
         self._now = addresses
         if self._failed:
             return
@@ -244,18 +244,18 @@ class PolicySync:
         if changed or self._full or self._suspect:
             self._apply(self._policy)
         if fresh:
-            # The state of a large cluster lives long, and a collection of garbage that visits all of it would hold up a
-            # change for a tenth of a second. What the state replaces may be collected.
+            # The state of a large cluster is long-lived, and a garbage collection that visits all of it would delay a
+            # change by a tenth of a second. The state that it replaces may be collected.
             gc.unfreeze()
             gc.collect()
             gc.freeze()
         if self._policy.pending:
-            # Events come first: a pod that is new now is isolated before grants of an earlier one are complete.
+            # Events come first: a new pod is isolated before the grants of an earlier pod are complete.
             self._rest.start(0)
         self._denied.report(objects, self._policy, self._effective.cluster_policies)
 
     def _look(self) -> None:
-        """Notice what another program did to the table."""
+        """Notice changes of the table by other programs."""
         if self._monitor is not None and _FAMILY in self._monitor.changes():
             self._suspect = True
 
@@ -278,7 +278,7 @@ class PolicySync:
             self._cut_due |= bool(change)
             self._check.restart(CHECK_SECONDS)
         if self._cut_due and not policy.pending:
-            # What only grants that are still to come allow must not be cut.
+            # Do not cut connections that only pending grants allow.
             self._cut_due = False
             self._cut(policy)
         if self._monitor is None:
@@ -301,7 +301,7 @@ class PolicySync:
             self._log.info("cut connections that are no longer allowed", connections=count)
 
     def _report(self, policy: NodePolicy, change: Change[Any, Any]) -> None:
-        """Log a comparison with the kernel: a repair, if nothing else had changed."""
+        """Log the result of a comparison with the kernel, which is a repair if nothing else had changed."""
         if self._suspect and not self._full:
             self._repaired += len(change)
             if change:
@@ -317,7 +317,7 @@ class PolicySync:
         )
 
     def _warn(self, policy: NodePolicy) -> None:
-        """Log each warning once as long as it holds."""
+        """Log each warning once for as long as it applies."""
         lines = policy_warnings(policy)
         for line in lines:
             if line not in self._warned:

@@ -19,7 +19,7 @@ _ANNOTATIONS = "metadata.annotations["
 
 
 class PolicyWarnings:
-    """Reports what is invalid in annotations, and what of them the mode or the kernel cannot do."""
+    """Reports invalid annotations, and those that the mode or the kernel does not support."""
 
     def __init__(self, log: Log, post: Post) -> None:
         self._log = log
@@ -28,7 +28,7 @@ class PolicyWarnings:
         self._seen: object = None
 
     def update(self, state: ClusterState, families: Iterable[Proxier]) -> None:
-        """Report what was not known after the last sync."""
+        """Report problems that are new since the last sync."""
         families = tuple(families)
         skipped = state.skipped
         seen = families, [family.ignored_changes for family in families], skipped

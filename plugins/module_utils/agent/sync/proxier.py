@@ -99,7 +99,7 @@ class Proxier:
         self._udp_changed: Set[NamespacedName] = set()
         #: Services with ports that the mode cannot serve, and why.
         self.unserved: Dict[NamespacedName, List[str]] = {}
-        #: Services with a policy of which the mode does not do everything, and what it does not do.
+        #: Services whose policy the mode supports only in part, and what it does not support.
         self.ignored: Dict[NamespacedName, List[str]] = {}
         #: How often that changed.
         self.ignored_changes = 0
@@ -175,7 +175,7 @@ class Proxier:
             self._flows.note(service, found)
 
     def _find_schedulers(self, infos: Sequence[ServicePortInfo]) -> None:
-        """Have the kernel load the schedulers that these ServicePorts are the first to request."""
+        """Load the kernel modules of schedulers that no ServicePort has requested before."""
         new = requested(self.mode.rendering, infos, self.settings) - self._asked
         if not new:
             return

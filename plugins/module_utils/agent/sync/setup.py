@@ -55,7 +55,7 @@ def set_up(request: Request, handles: KernelHandles) -> Proxiers:
     nothing = [FamilyServices(context, {}) for context in contexts]
     warnings = [*chosen.warnings, *view.warnings]
     warnings += check_node(configuration, mode, nothing, request.ignore_findings)
-    # A missing Node is no reason not to serve, because it may be created later.
+    # Serve without a Node, which may be created later.
     warnings += [str(finding) for finding in missing_node(request, view)]
     apply_plan(plan([node_modules(mode, configuration, view)]))
     if mode.make_counters():
@@ -88,7 +88,7 @@ class Leftovers(NamedTuple):
 
 
 def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
-    """Remove leftovers of other modes from the node, with handles as the agent's own. Raises KernelError."""
+    """Remove leftovers of other modes from the node, with handles like the agent's. Raises KernelError."""
     with KernelHandles(agent.progress, agent.listeners) as handles:
         leaving = plan(leaving_stages(proxiers.mode, handles))
         apply_plan(leaving)

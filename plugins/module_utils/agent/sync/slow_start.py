@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Slow start: the share of an endpoint rises from an eighth over the time that its Service's annotation gives.
 
-The age of an endpoint is counted from when this agent saw it become ready. What is ready when the agent, or a Service,
-is seen for the first time has its whole share at once: then all endpoints would rise together, and nothing be gained.
+The age of an endpoint is counted from when this agent saw it become ready. Endpoints that are ready when the agent
+starts, or when their Service is first seen, have their whole share at once: if all rose together, nothing would be
+gained.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ class Syncer:
         self.losses = losses or LossWatch(50.0, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
-        # Families whose repair failed because another program made changes meanwhile, with the reason for the repair.
+        # Families whose repair failed because another program made changes at the same time, with the reason for the
+        # repair.
         self._unrepaired: Dict[str, str] = {}
         self._refused_parameters: List[str] = []
         self._unserved: Set[str] = set()

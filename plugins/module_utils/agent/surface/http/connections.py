@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The connections of the agent's HTTP server: their limits, which one to close first, and how to serve one.
 
-This file uses no clock, selector or thread; the server (``server``) supplies all three.
+This module uses no clock, selector or thread; the server (``server``) supplies all three.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from .message import Answer, BadRequest, Responder, encode, head_length, parse_head, text_answer
 
 _READ_BYTES = 4096
-#: Files that the rest of the agent needs: netlink, the API server, pipes of helper programs, libraries.
+#: File descriptors that the rest of the agent needs: netlink, the API server, pipes of helper programs, libraries.
 _OTHER_FILES = 256
 
 
 class Limits(NamedTuple):
     """Bounds of one server.
 
-    ``connections``: at most so many at a time; ``per_client`` of them from one client. ``seconds``: how long one
-    connection may last, from its being accepted to the end of the answer. ``ports``: at most so many listening sockets.
+    ``connections``: the maximum number at a time; ``per_client``: of one client. ``seconds``: how long one connection
+    may last, from its being accepted to the end of the answer. ``ports``: the maximum number of listening sockets.
     """
 
     connections: int = 2048

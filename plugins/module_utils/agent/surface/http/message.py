@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """HTTP/1.1 messages as the agent's server needs them: the head of a request, and an answer as bytes (RFC 9112).
 
-Requests have no body that matters, and each connection serves one of them, so there is no more to it.
+Bodies of requests are irrelevant, and each connection serves one request.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _header(lines: List[str], name: str) -> str:
 
 
 def encode(answer: Answer, with_body: bool = True) -> bytes:
-    """Encode an answer that is the last one on its connection; without its body for HEAD."""
+    """Encode an answer, the last one on its connection; without its body for HEAD."""
     try:
         phrase = http.HTTPStatus(answer.code).phrase
     except ValueError:

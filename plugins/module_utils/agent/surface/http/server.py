@@ -4,8 +4,8 @@
 """The agent's HTTP server: one supervised thread with one selector for every port and every connection.
 
 However many ports are open and whatever clients do, the agent has one more thread, and no more connections than
-``connections.Limits`` allows. A port is opened and closed by the thread that asks for it, so that it learns at
-once whether that is possible; all else is done by the server's own thread.
+``connections.Limits`` allows. A port is opened and closed by the calling thread, which learns at once whether that is
+possible; the server's thread does everything else.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class HttpServer:
             connection.sock.close()
         self._connections = Connections(self._limits)
         self._open_selectors()
-        # The bytes that announced these may have been read before the exception.
+        # The bytes that announced these commands may have been read before the exception.
         self._orders_done()
         while not self._stopping:
             self._turn()
