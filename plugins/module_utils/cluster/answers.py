@@ -39,7 +39,7 @@ class WatchEvent(NamedTuple):
 
 
 def version_of(raw: Dict[str, Any]) -> str:
-    """Return the resourceVersion of an object or a list, empty if it has none that can be sent back to the server."""
+    """Return the resourceVersion of an object or a list, empty if it has none that may be sent to the server."""
     metadata = raw.get("metadata")
     version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     if not isinstance(version, str) or len(version) > _VERSION_CHARACTERS:

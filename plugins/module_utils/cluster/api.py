@@ -38,7 +38,7 @@ from .snapshot import with_kind
 PAGE_SIZE = 500
 #: A million objects, far above the cluster sizes that Kubernetes is tested with.
 _MOST_PAGES = 2000
-#: Limit of pages with fewer objects than requested that are not the last one: API servers return full pages.
+#: Limit of pages, apart from the last one, with fewer objects than requested: API servers return full pages.
 _MOST_SHORT_PAGES = 50
 _LIST_ATTEMPTS = 3
 _BUSY_ATTEMPTS = 3
@@ -245,7 +245,8 @@ class ApiClient:
 
         The server ends it after ``timeout_seconds`` or earlier; that is not an error. ``read_timeout``: seconds without
         data after which the connection is considered dead. Raises Expired if the version is too old (list again),
-        WatchFailed or InvalidAnswer if the stream is invalid, ApiError if the connection breaks; so does the iterator.
+        WatchFailed or InvalidAnswer if the stream is invalid, ApiError if the connection breaks; the iterator raises
+        the same.
         """
         query = self._selectors(resource, field_selector)
         query.update(
@@ -373,9 +374,9 @@ class ApiClient:
 
 
 def concerns_server(error: ProxyError) -> bool:
-    """Return whether another API server of the same cluster may do better.
+    """Return whether another API server of the same cluster may succeed.
 
-    That is so for a connection that fails, an answer that is not one of an API server, and a status from 500 on.
+    True for a connection that fails, an answer that is not an API server's, and a status of 500 or above.
     """
     code = error.code if isinstance(error, ApiStatusError) else _INTERNAL_ERROR
     return isinstance(error, ApiError) and code >= _INTERNAL_ERROR

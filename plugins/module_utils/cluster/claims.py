@@ -3,13 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Assignment of an address and port that several Services claim to one of them.
 
-In kube-proxy the result is arbitrary, so anyone who may write spec.externalIPs could take over
-the cluster IP of another tenant (CVE-2020-8554). Here a cluster IP wins over a load balancer address, and that over an
-external IP; then the older Service wins, and finally the first by namespace and name. Node ports are also assigned by
-age.
+In kube-proxy the result is arbitrary, so anyone who may write spec.externalIPs can hijack the cluster IP of another
+tenant (CVE-2020-8554). Here a cluster IP wins over a load balancer address, and that over an external IP; then the
+older Service wins, and finally the first by namespace and name. Node ports are also assigned by age.
 
 A static Service (see ``static``) is defined by the operator of the node and wins over any Service of the cluster, so
-that a tenant cannot take over, for example, the address of the API servers.
+that a tenant cannot hijack, for example, the address of the API servers.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class _Claimant(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """A claim, the Service that gets it, and one that does not."""
+    """A claim, the Service that wins it, and one that does not."""
 
     claim: Claim
     winner: NamespacedName
@@ -109,12 +108,12 @@ class Claims:
         self._conflicts: Optional[Tuple[Conflict, ...]] = ()
 
     def lost_by(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
-        """Return the claims of a Service that another one gets; empty for nearly all."""
+        """Return the claims of a Service that another one wins; empty for nearly all Services."""
         return self._lost.get(service, _NOTHING)
 
     @property
     def conflicts(self) -> Tuple[Conflict, ...]:
-        """All claims that a Service makes and another one gets, in order of claim and winner.
+        """All claims that one Service makes and another one wins, in order of claim and winner.
 
         The same object until one of them changes.
         """
@@ -125,8 +124,8 @@ class Claims:
     def replace(self, before: Optional[Service], now: Optional[Service]) -> Set[NamespacedName]:
         """Replace the claims of a Service by those of its new version, and return the other Services affected.
 
-        ``before`` is None for a new Service, ``now`` for a deleted one. Affected are Services that lose a claim, or get
-        one that they had lost.
+        ``before`` is None for a new Service, ``now`` for a deleted one. A Service is affected if it loses a claim, or
+        wins one that it had lost.
         """
         old, new = claims_of(before), claims_of(now)
         affected: Set[NamespacedName] = set()

@@ -4,8 +4,8 @@
 """The fields of Service (core/v1) and EndpointSlice (discovery.k8s.io/v1), for manifests that no API server validates.
 
 People write static Services by hand. The API server would refuse a misspelt field of such an object, or a value such as
-``local`` of externalTrafficPolicy; the parser, made for objects that the API server has accepted, ignores both.
-The fields are those of the API reference of Kubernetes 1.36, whether the proxy reads them or not.
+``local`` of externalTrafficPolicy; the parser, made for objects that the API server has accepted, ignores both. The
+fields are those of the API reference of Kubernetes 1.36, whether the proxy reads them or not.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..addresses import canonical_network
 from .fields import Invalid, address, shown, text
 
 Leaf = Callable[[object, str], object]
-"""Checks a value, given the path of its field. Raises Invalid."""
+"""Checks a value; the second argument is the path of its field. Raises Invalid."""
 Shape = Union[None, Leaf, Mapping[str, Any]]
-"""What a value may be: None anything, a mapping an object with these fields; in a list, this of each element."""
+"""What a value may be: anything (None), or an object with these fields (a mapping); of a list, each element."""
 
 _NAME_CHARACTERS = 63
 
@@ -116,7 +116,7 @@ def _check(value: object, shape: Shape, field: str, unknown: str) -> None:
 
 
 def _meant(written: str, known: Mapping[str, Any]) -> str:
-    """Return the question whether a field with a similar name was meant, empty if there is none."""
+    """Return a suggestion of a field with a similar name, empty if there is none."""
     names = {name.lower(): name for name in known}
     similar = difflib.get_close_matches(written.lower(), names, 1)
     return f"; did you mean {names[similar[0]]}?" if similar else ""

@@ -39,7 +39,7 @@ class HealthCheck(NamedTuple):
     statuses. ``server_name``: for TLS and the Host header. ``ca``: file of the certificates by which that of the server
     is verified; empty not to verify it. ``interval`` and ``timeout`` are seconds. ``fall``: failed checks in a row
     after which an endpoint fails; ``rise``: passed checks after which it no longer does. ``fast_interval``: seconds to
-    the next check after one that counts towards ``fall`` or ``rise``, as haproxy's fastinter; 0 for the interval.
+    the next check after one that counts towards ``fall`` or ``rise``, like haproxy's fastinter; 0 for ``interval``.
     """
 
     scheme: str = "tcp"
@@ -70,14 +70,12 @@ class ServicePolicy(NamedTuple):
     """What annotations of a Service request beyond its spec.
 
     ``allowed_sources``: CIDRs of both families whose sources may use external addresses and node ports, possibly none;
-    None without a restriction.
-    ``scheduler``: by the kernel's name of an IPVS scheduler, or ``random``; empty for the node's.
-    ``scheduler_flags``: as ipvsadm names them (``sh-port``, ``mh-fallback``), or ``flag-1`` to ``flag-3``.
+    None without a restriction. ``scheduler``: the kernel's name of an IPVS scheduler, or ``random``; empty for the
+    node's. ``scheduler_flags``: as ipvsadm names them (``sh-port``, ``mh-fallback``), or ``flag-1`` to ``flag-3``.
     ``persistence_v4`` and ``persistence_v6``: prefix lengths by which clients with affinity are grouped, 0 to
-    distinguish every client.
-    ``slow_start``: seconds over which the share of an endpoint rises that has become ready; 0 without.
-    ``userspace``: the agent forwards the connections of the Service itself, whatever the node's mode is.
-    ``problems``: what of the annotations is invalid, for those whose validity matters only where they count.
+    distinguish every client. ``slow_start``: seconds over which the share of an endpoint that has become ready rises; 0
+    for none. ``userspace``: the agent forwards the connections of the Service itself, whatever the node's mode is.
+    ``problems``: invalid values of annotations whose validity matters only where they apply.
     """
 
     allowed_sources: Optional[Tuple[str, ...]] = None
@@ -96,16 +94,14 @@ NO_POLICY = ServicePolicy()
 class Service(NamedTuple):
     """A Service that is not headless and not ExternalName.
 
-    ``cluster_ip_v4`` and ``cluster_ip_v6`` are empty if the Service has none of that family.
-    ``external_ips``, ``load_balancer_ips`` (of ipMode VIP) and ``source_ranges`` (CIDRs, blanks trimmed) hold both
-    families.
-    ``affinity_seconds`` is 0 without ClientIP affinity.
-    ``external_traffic_policy_local`` and ``internal_traffic_policy_local`` are the fields of the spec, uninterpreted.
-    ``has_external_ips``: whether spec.externalIPs has any element, valid or not.
-    ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty if the object has none.
-    ``static`` is the file that defines a static Service (see ``static``), empty for a Service of the cluster.
-    ``check`` is the health check that its annotations ask for, None without one.
-    ``policy`` is what annotations of this project request, ``aliases`` what those of other proxies do.
+    ``cluster_ip_v4`` and ``cluster_ip_v6`` are empty if the Service has none of that family. ``external_ips``,
+    ``load_balancer_ips`` (of ipMode VIP) and ``source_ranges`` (CIDRs, blanks trimmed) hold both families.
+    ``affinity_seconds`` is 0 without ClientIP affinity. ``external_traffic_policy_local`` and
+    ``internal_traffic_policy_local`` are the fields of the spec, uninterpreted. ``has_external_ips``: whether
+    spec.externalIPs has any element, valid or not. ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole
+    seconds), empty if the object has none. ``static`` is the file that defines a static Service (see ``static``), empty
+    for a Service of the cluster. ``check`` is the health check that its annotations request, None without one.
+    ``policy`` is what annotations of this project request, ``aliases`` what those of other proxies request.
     ``for_outside_hosts``: whether the label kubenode.proxy/outside-hosts is "true"; ``node_local``: the label
     kubenode.proxy/node-local.
     """
@@ -162,7 +158,7 @@ class EndpointSlice(NamedTuple):
     """An EndpointSlice of addressType IPv4 or IPv6 (``family``) that belongs to the Service ``service_name``.
 
     ``trigger_time`` is the text of the annotation endpoints.kubernetes.io/last-change-trigger-time, or empty.
-    ``weight`` is what the annotation of this project gives its endpoints, ``alias_weight`` that of Cilium; or None.
+    ``weight`` of its endpoints by the annotation of this project, ``alias_weight`` by that of Cilium; None without it.
     """
 
     namespace: str

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The objects that network policies depend on, as immutable values.
 
-Parts of a policy that are not understood are kept as None in their place: they match nothing, which is not the same as
-being absent (absent peers are all peers), and the places of the others, by which users find them, stay the same.
+Parts of a policy that are not understood are kept as None in their place: they match nothing, which differs from being
+absent (absent peers are all peers), and the indices of the other parts, by which users find them, do not change.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ Peer = Union[PodPeer, BlockPeer]
 class PolicyPort(NamedTuple):
     """Ports of a protocol: by ``name``, or from ``first`` to ``last``, both included.
 
-    ``protocol`` is empty for a name in whichever protocol.
+    ``protocol`` is empty for a name of any protocol.
     """
 
     protocol: str
@@ -126,7 +126,7 @@ class PolicyRule(NamedTuple):
 class NetworkPolicy(NamedTuple):
     """A NetworkPolicy: the pods of its namespace that it selects, and the rules by direction.
 
-    A rule is None if it was not understood. Only directions that the policy is for are in use, whatever rules it has.
+    A rule is None if it was not understood. Rules of directions that are not among the policy's types are ignored.
     """
 
     namespace: str
@@ -142,7 +142,7 @@ class NetworkPolicy(NamedTuple):
         return NamespacedName(self.namespace, self.name)
 
     def rules(self, direction: str) -> Tuple[Optional[PolicyRule], ...]:
-        """Return the rules of a direction; empty if the policy is not for it."""
+        """Return the rules of a direction; empty if it is not among the policy's types."""
         if direction not in self.directions:
             return ()
         return self.ingress if direction == INGRESS else self.egress

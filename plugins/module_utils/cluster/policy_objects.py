@@ -13,7 +13,7 @@ from .policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 
 PolicyObject = Union[Pod, Namespace, NetworkPolicy, ClusterNetworkPolicy]
 POLICY_TYPES = (Pod, Namespace, NetworkPolicy, ClusterNetworkPolicy)
-#: A version that is refused does not replace a valid one of these kinds: the pods would lose their protection.
+#: An invalid version does not replace a valid one of these kinds: the pods would lose their protection.
 KEPT_KINDS = ("NetworkPolicy", "ClusterNetworkPolicy")
 
 
@@ -45,7 +45,7 @@ class PolicyObjects:
         return changes
 
     def put(self, item: PolicyObject) -> None:
-        """Add or replace an object; one that is the same changes nothing."""
+        """Add or replace an object; an equal one changes nothing."""
         if isinstance(item, Pod):
             _put(self.pods, item.key, item, self.changes.pods)
         elif isinstance(item, Namespace):

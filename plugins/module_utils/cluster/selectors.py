@@ -41,7 +41,7 @@ class Requirement(NamedTuple):
 
 
 class LabelSelector(NamedTuple):
-    """Conditions that must all hold, sorted and each once; none: everything matches."""
+    """Conditions that must all hold, sorted and without duplicates; without conditions everything matches."""
 
     requirements: Tuple[Requirement, ...] = ()
 
@@ -51,9 +51,9 @@ class LabelSelector(NamedTuple):
 
     @property
     def anchor(self) -> Tuple[Tuple[str, str], ...]:
-        """Return pairs of key and value of which labels must have one to match; empty if there is no such condition.
+        """Return pairs of key and value of which matching labels have at least one; empty if there are none.
 
-        The condition with the fewest values is used: an index by label then finds candidates.
+        The pairs come from the condition with the fewest values. Use them to find candidates in an index by label.
         """
         positive = [item for item in self.requirements if item.operator == IN]
         if not positive:
@@ -75,8 +75,8 @@ def _sort_key(item: Requirement) -> Tuple[str, str, List[str]]:
 def parse_selector(value: object, field: str) -> LabelSelector:
     """Return the selector; null is the empty one, which matches everything.
 
-    Strict, because a part that is omitted would make it wider: a field, operator or value that is not understood is
-    an error. Raises Invalid.
+    Parsing is strict, because an omitted part would make the selector match more: a field, operator or value that is
+    not understood is an error. Raises Invalid.
     """
     raw = mapping(value, field)
     unknown = sorted(set(map(str, raw)) - _FIELDS)

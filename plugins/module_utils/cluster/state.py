@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The objects of the cluster, indexed the way ``serviceports`` reads them and kept up to date one object at a time."""
+"""The objects of the cluster, indexed as ``serviceports`` reads them and updated one object at a time."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class ClusterState:
         return self._served(owner)
 
     def _slices_by_owner(self, owner: NamespacedName) -> Dict[NamespacedName, Dict[str, EndpointSlice]]:
-        """Return the table that has the cluster's slices of a Service: not the one served, if a static one hides it."""
+        """Return the table with the cluster's slices of a Service; it is not served if a static Service hides it."""
         return self._hidden_slices if owner in self._static.services else self._slices
 
     def _weigh_node(self, name: str, weight: int) -> FrozenSet[NamespacedName]:

@@ -129,7 +129,7 @@ def _with_namespace(raw: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _mismatch(item: EndpointSlice, owner: Optional[Service]) -> Optional[Problem]:
-    """Return the field by which a slice gives its Service no endpoint, and the reason; None if it gives any."""
+    """Return the field because of which a slice gives its Service no endpoint, and the reason; None if it does."""
     if owner is None:
         return "metadata.labels", f"there is no static Service {item.service_key}"
     wanted = {(port.name, port.protocol) for port in owner.ports}
@@ -152,7 +152,7 @@ def _useless_names(raw: Dict[str, Any]) -> Iterator[Problem]:
 
 
 def _without_invalid_endpoints(raw: Dict[str, Any]) -> Tuple[Dict[str, Any], List[Problem]]:
-    """Return a manifest in which endpoints with unknown fields are empty, and the problems of these and empty ones."""
+    """Return a manifest in which endpoints with unknown fields are empty, and the problems of empty endpoints."""
     endpoints = raw.get("endpoints")
     if not isinstance(endpoints, list):
         return raw, []
@@ -186,7 +186,7 @@ def _unused(raw: Dict[str, Any]) -> Problem:
         return "spec.clusterIP", "a headless Service has no address to be served at"
     if not spec.get("clusterIP"):
         return "spec.clusterIP", "is missing; there is no API server to assign one"
-    return "metadata.labels", "service.kubernetes.io/service-proxy-name gives it to another proxy"
+    return "metadata.labels", "service.kubernetes.io/service-proxy-name assigns it to another proxy"
 
 
 class StaticDirectory:

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which of kube-proxy's defects are matched, and which are corrected.
+"""The choice between kube-proxy's defects and corrected behaviour.
 
 kube-proxy 1.36 deviates from the API documentation and the KEPs in places, and its modes differ from each other. A node
 can be taken over only if nothing changes for clients that depend on this, so it is the default. Each deviation that can
-be corrected is one predicate of :class:`Behaviour`, true if it is corrected; code asks the predicate, never the name.
+be corrected is one predicate of :class:`Behaviour`, true if it is corrected; code checks the predicate, never the name.
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ class Behaviour(NamedTuple):
     ``name``: as in the configuration.
 
     ``inside_reaches_all`` (ipvs): pods and the node reach the endpoints of all nodes through external addresses and
-    node ports with externalTrafficPolicy Local (KEP-1669), masqueraded only for the node.
-    ``local_means_local`` (ipvs): a traffic policy Local without local endpoints drops instead of using other nodes (API
-    documentation; KEP-2086).
+    node ports with externalTrafficPolicy Local (KEP-1669), masqueraded only for the node. ``local_means_local`` (ipvs):
+    a traffic policy Local without local endpoints drops instead of using other nodes (API documentation; KEP-2086).
     ``terminating_keep_flows`` (ipvs): UDP and SCTP flows stay at an endpoint that is terminating and still serves
-    (KEP-1669).
-    ``virtual_addresses_are_closed`` (ipvs): the node's own ports, health check node ports included, do not answer on
-    service addresses.
-    ``ranges_hold_for_node`` (ipvs): the source of a packet decides for connections of the node, too.
-    ``ranges_hold_for_node_ports``: loadBalancerSourceRanges restrict the node ports of the Service as well.
+    (KEP-1669). ``virtual_addresses_are_closed`` (ipvs): the node's own ports, health check node ports included, do not
+    answer on service addresses. ``ranges_hold_for_node`` (ipvs): the source of a packet decides for connections of the
+    node, too. ``ranges_hold_for_node_ports``: loadBalancerSourceRanges restrict the node ports of the Service as well.
     ``ranges_hold_for_families``: ranges of one family alone allow no source of the other family.
-    ``ranges_before_endpoints`` (iptables): a source that is not allowed is dropped, also without endpoints.
-    ``stale_flows_end``: connection tracking entries of UDP and SCTP flows are deleted whenever they lead to something
-    else than a serving endpoint: also for Services that were created later, deleted, or lost their last endpoint.
-    ``hashing_falls_back`` (ipvs): a client whose endpoint by the scheduler mh or sh gets no new connections, as long as
-    it drains or is in maintenance, gets another one.
-    ``masquerade_below_node_ports``: masquerading uses no source port that can be a node port.
+    ``ranges_before_endpoints`` (iptables): a source that is not allowed is dropped, even without endpoints.
+    ``stale_flows_end``: connection tracking entries of UDP and SCTP flows are deleted whenever they lead to anything
+    but a serving endpoint, including those of Services that were created later, deleted, or lost their last endpoint.
+    ``hashing_falls_back`` (ipvs): while the endpoint that the scheduler mh or sh selects for a client gets no new
+    connections, because it drains or is in maintenance, the client gets another one. ``masquerade_below_node_ports``:
+    masquerading uses no source port that can be a node port.
     """
 
     name: str

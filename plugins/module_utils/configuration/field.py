@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The description of one field of the configuration file: what it does, and what uses it."""
+"""The description of one field of the configuration file: its effect and its users."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 """The NodeProxyConfiguration (kubenode.proxy/v1alpha1): settings that kube-proxy does not have.
 
 It is the second document of the configuration file, so that the first one remains a KubeProxyConfiguration that
-kube-proxy loads. Each section has a module of its own in ``sections``, with its model, a function that reads and
+kube-proxy loads. Each section has a separate module in ``sections``, with its model, a function that reads and
 validates it, and one row for each field. To add a section, add it in three places here: an attribute of the model, a
 line in :func:`read_node_proxy`, and its rows in ``FIELDS``.
 """
@@ -68,7 +68,7 @@ FIELDS: Tuple[Field, ...] = (
 
 
 def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyConfiguration:
-    """Return the configuration of the fields ``values``; record what is invalid or unknown in ``findings``."""
+    """Return the configuration of the fields ``values``; record invalid and unknown fields in ``findings``."""
     root = Section({"apiVersion": API_VERSION, "kind": KIND, **values}, "", findings)
     for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         value = root.text(name)

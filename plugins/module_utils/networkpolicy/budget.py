@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Order in which policies are refused if all of them together need more elements than the table may have.
+"""The order in which policies are refused if all of them together need more elements than the table may have.
 
 The ranges and selectors of all policies divide the addresses of the cluster into classes, and each pod has an element
 for every class to which its policies grant something: the number is a product, to which many small policies contribute.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What authors of policies tend to overlook: pods that no policy selects, and policies that select no pod."""
+"""Frequent oversights of policy authors: pods that no policy selects, and policies that select no pod."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MOST_ROWS = 250_000
 
 
 def excess(rules: Sequence[CompiledRule]) -> str:
-    """Return which limit a policy exceeds in one direction, or an empty text."""
+    """Return the limit that a policy exceeds in one direction, or an empty text."""
     wide = {peer for rule in rules for peer in rule.pods if peer.namespaces is not None and not peer.pods.anchor}
     if len(wide) > MOST_WIDE_PEERS:
         return f"{len(wide)} selectors that any pod may match, more than {MOST_WIDE_PEERS}"

@@ -21,7 +21,7 @@ from .matching.owners import Address, AddressOwners
 from .policy_state import PORTION, LocalPod, PolicyState
 from .rows import PolicyRows, TooManyRows
 
-#: The share of all policies, one in this many, that may be refused although it would fit.
+#: The share of all policies, one in this many, that may be refused although they would fit.
 _FINENESS = 16
 _SPARE = 16
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ranges of addresses that pods of the node get, and which of them known pods have.
+"""The address ranges of the node's pods, and the addresses in them that known pods have.
 
 A pod that is new on the node has its address before the API server knows it. Where traffic of unknown addresses is
 denied, such a pod is isolated until then.

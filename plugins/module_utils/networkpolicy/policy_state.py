@@ -61,7 +61,7 @@ class LocalPod(NamedTuple):
 class PolicyState:
     """The rows of one node. If TooManyRows is raised, the state is incomplete and must not be used.
 
-    ``node_name``: whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
+    ``node_name``: the node whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``pod_ranges``: see :class:`.NodePolicy`. ``refused``: policies whose rules are omitted in a direction.
     ``most_rows``: see :class:`.PolicyRows`. ``too_large``: further refused ones, with the reason (see :mod:`.limits`).
     ``portion``: if pods of this node come or go, an update classifies at most so many other pods again, and leaves more
@@ -362,7 +362,7 @@ class PolicyState:
                 self._names_changed.add(name)
 
     def _others(self, dirty: Set[NamespacedName]) -> Set[NamespacedName]:
-        """Return the pods to classify again because peers or port names came into use or are not used any more."""
+        """Return the pods to classify again because peers or port names have come into use or out of use."""
         new, gone = self.peers.settle()
         names, self._names_changed = self._names_changed, set()
         if len(dirty) * _MANY > len(self._pods) and (new or names):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a pod of this node may exchange with peers: the rules of all policies that select it, in one direction.
+"""The traffic that a pod of this node may exchange with peers: the rules of all its policies, in one direction.
 
 Pods with the same policies, and the same numbers behind the port names that ingress rules use, share a subject.
 """
@@ -137,7 +137,7 @@ class Subject:
         return matched
 
     def grant(self, content: Content) -> Grant:
-        """Return what is granted to peers of a class, in addition to what is granted to every peer."""
+        """Return the grant to peers of a class, in addition to the grant to every peer."""
         matched = self._matched(content)
         if self.tier != NETWORK_POLICY:
             return self._outcome(matched, content)

@@ -64,7 +64,7 @@ def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[End
     """Return the endpoints of a ServicePort with those marked that fail their health checks.
 
     They are neither ready nor serving, so that no traffic is sent to them. If at most ``panic_threshold`` of the ready
-    endpoints pass, all stay as they are: then the checks are more likely to be wrong than that many endpoints, and an
+    endpoints pass, none is marked: then the checks are more likely to be wrong than that many endpoints, and an
     endpoint that may fail is better than none. Those of weight 0, which get no traffic anyway, do not count.
     """
     reasons = failing.reasons

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The addresses of ServicePorts whose connection tracking entries can become stale, and when they have to be examined.
+"""The addresses of ServicePorts whose connection tracking entries can become stale, and when to examine them.
 
 kube-proxy 1.36 examines UDP entries after the serving endpoints of a Service changed, if it has any. With corrected
 behaviour entries of UDP and SCTP are examined after every change of the addresses or the endpoints.
@@ -64,7 +64,7 @@ _NOTHING = _Known(frozenset(), 0)
 
 
 class FlowChanges:
-    """Records which Services changed so that their entries can be stale, and which addresses no Service has any more.
+    """Records Services that changed so that their entries can be stale, and addresses that no Service has any more.
 
     ``protocols``: those of :func:`released_protocols`; without any, nothing is recorded.
     """
@@ -96,12 +96,12 @@ class FlowChanges:
             del self._known[service]
 
     def pop(self) -> Tuple[Set[NamespacedName], Set[Frontend]]:
-        """Return what has been recorded since the last call."""
+        """Return the records since the last call."""
         found = self.changed, self.released
         self.changed, self.released = set(), set()
         return found
 
     def put_back(self, changed: Set[NamespacedName], released: Set[Frontend]) -> None:
-        """Record again what could not be examined."""
+        """Record again changes that could not be examined."""
         self.changed |= changed
         self.released |= released

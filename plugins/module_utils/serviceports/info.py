@@ -44,7 +44,7 @@ class Endpoint(NamedTuple):
 
     ``failed``: why its health check from this node fails; it is then neither ready nor serving, unless too few
     endpoints of the ServicePort pass. ``weight``: relative to that of other endpoints; with 0 it gets no new
-    connections and keeps those that it has. ``rising``: the eighths of its weight that it has reached in slow start; 8
+    connections and keeps its open ones. ``rising``: the eighths of its weight that it has reached in slow start; 8
     without.
     """
 
@@ -69,12 +69,12 @@ class Endpoint(NamedTuple):
 class ServicePortInfo(NamedTuple):
     """One ServicePort as this node should serve it, for one family.
 
-    Addresses are of the family. ``source_ranges``: allowed sources of load balancer addresses;
-    ``external_ip_sources`` and ``node_port_sources``: those of external IPs and of the node port. ``affinity_seconds``
-    is 0 without ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect
-    (external_local only where it applies: LoadBalancer, NodePort, or ClusterIP with external IPs).
-    ``health_check_node_port``: 0 when unused. ``policy``: what annotations request; a mode does what it can of it.
-    ``created``: when the Service was, as in ``cluster.model.Service``.
+    Addresses are of the family. ``source_ranges``: allowed sources of load balancer addresses; ``external_ip_sources``
+    and ``node_port_sources``: those of external IPs and of the node port. ``affinity_seconds`` is 0 without ClientIP
+    affinity. ``internal_local``/``external_local``: the traffic policies in effect (external_local only where it
+    applies: LoadBalancer, NodePort, or ClusterIP with external IPs). ``health_check_node_port``: 0 when unused.
+    ``policy``: the requests of annotations; a mode follows those that it supports. ``created``: when the Service was
+    created, as in ``cluster.model.Service``.
 
     Endpoints, each list sorted by the text ``ip:port``: ``endpoints`` holds all known ones, whatever their conditions;
     ``cluster``, ``local`` and ``reachable`` the selected ones (``reachable`` is the union of all that may be used);

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The policy of a Service on this node: which of its annotations count."""
+"""The policy of a Service on this node: which of its annotations apply."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _NOT_STATIC = f"{MODE} is for static Services only"
 
 
 def has_policy(settings: ServicePolicySettings, namespace: str) -> bool:
-    """Return whether the annotations, and the label for node-local programs, in a namespace count."""
+    """Return whether the annotations, and the label for node-local programs, in a namespace apply."""
     chosen = settings.annotated_namespaces
     return settings.annotations_enabled and (not chosen or namespace in chosen)
 
 
 def is_node_local(service: Service, settings: ServicePolicySettings) -> bool:
-    """Return whether a Service is left to a program on this node: it is listed, or has the label and labels count."""
+    """Return whether a Service is left to a program on this node: it is listed, or has the label and labels apply."""
     if service.node_local and has_policy(settings, service.namespace):
         return True
     return bool(settings.local_services) and f"{service.namespace}/{service.name}" in settings.local_services
@@ -31,11 +31,11 @@ def is_forwarded(service: Service) -> bool:
 
 
 def policy_of(service: Service, settings: ServicePolicySettings) -> ServicePolicy:
-    """Return what the annotations of a Service that count on this node request.
+    """Return the requests of a Service's annotations that apply on this node.
 
-    An alias counts only where this project's annotation is missing. Flags belong to a scheduler, so those of an alias
-    do not count beside a scheduler of this project's. Only a static Service can request userspace mode, since
-    a tenant must not have the agent listen on the node; it can even where annotations do not count.
+    An alias applies only if this project's annotation is missing. Flags belong to a scheduler, so those of an alias do
+    not apply to a scheduler of this project's annotation. Only a static Service can request userspace mode, since a
+    tenant must not make the agent listen on the node; it can even where annotations do not apply.
     """
     policy, aliases = service.policy, service.aliases
     if policy is NO_POLICY and aliases is NO_POLICY:

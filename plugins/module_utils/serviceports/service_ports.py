@@ -23,7 +23,7 @@ class ServiceAttributes(NamedTuple):
 
     ``cluster_ip`` is empty when the Service has none of the family, and then nothing is served. ``external_ips`` are
     those to be served; ``accessible_by_address`` is True if there is any external or load-balancer address, served or
-    not. ``policy``: what the annotations that count request.
+    not. ``policy``: the requests of the annotations that apply.
     """
 
     cluster_ip: str

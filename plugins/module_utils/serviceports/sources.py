@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sources that may use the external addresses and node ports of a Service, combined from all that restricts them."""
+"""Sources that may use the external addresses and node ports of a Service, combined from all restrictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .info import Sources
 def sources_of_family(cidrs: Optional[Tuple[str, ...]], family: str) -> Sources:
     """Return the CIDRs of a family; None if every source of it is allowed.
 
-    ``cidrs`` are of both families, None without a restriction. Where none is of the family, no source of it is allowed.
+    ``cidrs`` are of both families, None without a restriction. If none is of the family, no source of it is allowed.
     """
     if cidrs is None:
         return None

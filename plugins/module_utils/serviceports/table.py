@@ -28,8 +28,8 @@ class NodeContext(NamedTuple):
 
     ``family``: IPv4 or IPv6. ``node_name``: as in Node objects (see ``node.node_name``). ``zone``: the node's zone or
     empty. ``allow_external_ips``: the feature gate AllowServiceExternalIPs. ``behaviour``: which of kube-proxy's
-    defects are corrected. ``policy``: whose annotations count, and which sources may use node ports.
-    ``outside``: whether the host is outside the cluster.
+    defects are corrected. ``policy``: whose annotations apply, and which sources may use node ports. ``outside``:
+    whether the host is outside the cluster.
     """
 
     family: str
@@ -121,7 +121,7 @@ def service_ports_of(
 
 
 def _cluster_ip_only(service: Service) -> Service:
-    """Return a Service without what nodes do for clients elsewhere: node ports, external addresses, health checks."""
+    """Return a Service without node ports, external addresses and health checks, which serve clients elsewhere."""
     return service._replace(
         type="ClusterIP",
         ports=tuple([port._replace(node_port=0) for port in service.ports]),

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Weights of endpoints: which annotations count, and the share of new connections that each endpoint gets.
+"""Weights of endpoints: which annotations apply, and the share of new connections that each endpoint gets.
 
 The weight of an endpoint is that of its EndpointSlice times that of its Node. With 0 it gets no new connections. In
 slow start an endpoint gets only a part of its share.
@@ -38,9 +38,9 @@ EQUAL = Weights({}, {})
 def weights_of(
     slices: Sequence[EndpointSlice], namespace: str, of_nodes: Mapping[str, int], settings: ServicePolicySettings
 ) -> Weights:
-    """Return the weights of a Service's endpoints; EQUAL if no annotation that counts gives one.
+    """Return the weights of a Service's endpoints; EQUAL if no annotation that applies sets one.
 
-    Weights of Cilium are relative to its default, so where one counts the other EndpointSlices get that default.
+    Weights of Cilium are relative to its default, so if one applies, the other EndpointSlices get that default.
     """
     of_nodes = of_nodes if settings.node_weights else EQUAL.of_nodes
     of_slices = EQUAL.of_slices

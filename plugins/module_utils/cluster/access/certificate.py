@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verification of an API server's certificate for a name other than the address that is connected to."""
+"""Verification of an API server's certificate for a name other than the address of the connection."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _presented(context: ssl.SSLContext, place: Place, name: str, seconds: float)
 
 
 def _names(context: ssl.SSLContext, place: Place, seconds: float) -> str:
-    """Return the names in a certificate that the authority has signed, or why they cannot be read."""
+    """Return the names in a certificate signed by the authority, or why they cannot be read."""
     context.check_hostname = False
     try:
         with socket.create_connection(place, seconds) as plain, context.wrap_socket(plain) as sock:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading of a raw ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2), failing closed as its API demands.
+"""Parsing of a raw ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2), failing closed as its API requires.
 
 A part of a rule that is not understood makes an Accept rule match nothing, and turns a Deny or Pass rule into one that
 denies everything. The fields ``nodes`` and ``domainNames`` are not supported and treated in the same way.

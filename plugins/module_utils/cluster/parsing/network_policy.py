@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading of a raw NetworkPolicy (networking.k8s.io/v1): what is not understood never opens anything.
+"""Parsing of a raw NetworkPolicy (networking.k8s.io/v1): parts that are not understood never allow anything.
 
-A peer or port that is not understood matches nothing, the others of its rule count. The policy as a whole is refused
-only if it cannot be said whom it selects, or for which direction.
+A peer or port that is not understood matches nothing; the others of its rule apply. The policy as a whole is refused
+only if it is unclear which pods it selects, or for which direction.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def read_network(value: object, field: str) -> Network:
 
 
 def read_block(value: object, field: str) -> BlockPeer:
-    """Return an ipBlock. Raises Invalid, also for an exception that is not a proper part of the range."""
+    """Return an ipBlock. Raises Invalid, including for an exception that is not a proper part of the range."""
     raw = mapping(value, field)
     network = read_network(raw.get("cidr"), f"{field}.cidr")
     excepted = []
@@ -146,7 +146,7 @@ def _contains(outer: Network, inner: Network) -> bool:
 
 
 def is_port_name(value: object) -> bool:
-    """Return whether a value is an IANA service name (RFC 6335): the form of names of container ports."""
+    """Return whether a value is an IANA service name (RFC 6335), as names of container ports must be."""
     return isinstance(value, str) and _PORT_NAME.fullmatch(value) is not None
 
 

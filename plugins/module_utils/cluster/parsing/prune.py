@@ -105,5 +105,5 @@ def _kept(value: Any, shape: Shape) -> Any:
         return [_kept(item, shape) for item in value]
     if not isinstance(value, dict):
         return value
-    # Empty objects are kept, and null: in place of a list or of an annotation they are errors for the parser to find.
+    # Keep empty objects and null: in place of a list or an annotation, they are errors that the parser must find.
     return {name: _kept(value[name], below) for name, below in shape.items() if name in value}

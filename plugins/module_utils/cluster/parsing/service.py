@@ -30,7 +30,7 @@ from .service_policy import parse_aliases, parse_service_policy
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 OUTSIDE_HOSTS_LABEL = "kubenode.proxy/outside-hosts"
 NODE_LOCAL_LABEL = "kubenode.proxy/node-local"
-#: The labels of the collection's own.
+#: Labels defined by the collection.
 LABELS = (OUTSIDE_HOSTS_LABEL, NODE_LOCAL_LABEL)
 DEFAULT_AFFINITY_SECONDS = 10800
 MAXIMUM_AFFINITY_SECONDS = 86400

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the annotations of Services that request something kube-proxy does not have.
 
-A value that is not valid is skipped by name and never costs the Service. A restriction stays one: an invalid CIDR
-matches no source.
+An invalid value is skipped and reported by name; the Service is served nevertheless. A restriction remains one: an
+invalid CIDR matches no source.
 
-Annotations of other proxies that mean the same are aliases. Whether they count is a setting of the node, so what is
-invalid in them is kept with their values. Sources: kube-router's pkg/controllers/proxy, Cilium's documentation of
+Annotations of other proxies with the same meaning are aliases. Whether they apply is a setting of the node, so their
+invalid values are recorded with them. Sources: kube-router's pkg/controllers/proxy, Cilium's documentation of
 kube-proxy replacement.
 """
 
@@ -32,11 +32,12 @@ CILIUM_ALGORITHM = "service.cilium.io/lb-algorithm"
 _OWN = (ALLOWED_SOURCES, SCHEDULER, SCHEDULER_FLAGS, PERSISTENCE_NETMASK, SLOW_START, MODE)
 _ALIASES = (KUBE_ROUTER_SCHEDULER, KUBE_ROUTER_FLAGS, CILIUM_ALGORITHM)
 SERVICE_ANNOTATIONS = (*_OWN, *_ALIASES)
-#: CIDRs of one annotation that count.
+#: The maximum number of CIDRs of one annotation that apply.
 MOST_SOURCES = 1000
 
 #: The schedulers of the kernel's own sources, and the choice of nftables and iptables mode. Others, of vendors, are
-#: only for the whole node: an annotation must not have the kernel load any module whose name begins with ip_vs.
+#: only for the whole node: an annotation must not make the kernel load an arbitrary module whose name begins with
+#: ip_vs.
 SCHEDULERS = (
     *("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"),
     "random",
@@ -51,7 +52,7 @@ _SHORTEST_RISE, _LONGEST_RISE = 5.0, 3600.0
 
 
 def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) -> ServicePolicy:
-    """Return the policy that annotations of a Service request; append what is not valid to ``skipped``."""
+    """Return the policy that annotations of a Service request; append invalid values to ``skipped``."""
     given = _given(metadata, _OWN)
     if not given:
         return NO_POLICY
@@ -84,7 +85,7 @@ def _given(metadata: Mapping[str, Any], names: Tuple[str, ...]) -> Dict[str, Any
     annotations = metadata.get("annotations")
     if not isinstance(annotations, dict):
         return {}
-    # A value that is null, as YAML has it after a name with nothing behind it, is given: a restriction stays one.
+    # A null value, as in YAML after a name without a value, counts as given: a restriction remains one.
     return {name: annotations[name] for name in names if name in annotations}
 
 
@@ -93,7 +94,7 @@ def _field(name: str) -> str:
 
 
 def _words(raw: object) -> List[str]:
-    """Return the elements of a list with commas; a value that is not text is one element, which nothing accepts."""
+    """Return the elements of a comma-separated list; a value that is not text is one element, and invalid."""
     return [word.strip() for word in raw.split(",") if word.strip()] if isinstance(raw, str) else [""]
 
 
@@ -136,7 +137,7 @@ def _userspace(given: Mapping[str, Any], skipped: List[Invalid]) -> bool:
 
 
 def _prefixes(given: Mapping[str, Any], skipped: List[Invalid]) -> Tuple[int, int]:
-    """Return the prefix lengths for IPv4 and IPv6 of ``24`` or ``24,64``; 0 for one that is not given."""
+    """Return the prefix lengths for IPv4 and IPv6 in ``24`` or ``24,64``; 0 for one that is not given."""
     if PERSISTENCE_NETMASK not in given:
         return 0, 0
     words = _words(given[PERSISTENCE_NETMASK])
@@ -149,10 +150,10 @@ def _prefixes(given: Mapping[str, Any], skipped: List[Invalid]) -> Tuple[int, in
 
 
 def _sources(raw: object, skipped: List[Invalid]) -> Tuple[str, ...]:
-    """Return the valid CIDRs of a list with commas, each once; a plain address is accepted as well.
+    """Return the valid CIDRs of a comma-separated list without duplicates; a plain address is accepted as well.
 
-    Those beyond MOST_SOURCES allow no source: each CIDR takes an entry for every address and port of the Service, and
-    an ipset that all Services share holds 65,536.
+    Those beyond MOST_SOURCES allow no source: each CIDR needs an entry for every address and port of the Service, and
+    an ipset, which all Services share, holds 65,536.
     """
     field = _field(ALLOWED_SOURCES)
     chosen: Dict[str, None] = {}

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The weights that annotations of EndpointSlices and Nodes give endpoints."""
+"""The weights of endpoints that annotations of EndpointSlices and Nodes set."""
 
 from __future__ import annotations
 

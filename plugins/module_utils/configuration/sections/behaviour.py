@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fields ``behaviour``, ``nodePortRange`` and ``endConnectionsOfDeletedServices``: which defects are corrected."""
+"""The fields ``behaviour``, ``nodePortRange`` and ``endConnectionsOfDeletedServices``, which correct defects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODE_PORTS = (30000, 32767)
 
 
 class BehaviourSettings(NamedTuple):
-    """What is corrected. ``name``: of a Behaviour. ``node_ports``: first and last of the range of node ports."""
+    """The corrections. ``name``: of a Behaviour. ``node_ports``: first and last of the range of node ports."""
 
     name: str = KUBE_PROXY.name
     node_ports: Tuple[int, int] = NODE_PORTS
@@ -61,7 +61,7 @@ FIELDS: Tuple[Field, ...] = (
 
 
 def read(root: Section) -> BehaviourSettings:
-    """Read the fields from the document itself; record what is invalid."""
+    """Read the fields from the document itself; record invalid values."""
     name = root.text("behaviour", KUBE_PROXY.name)
     if name not in BEHAVIOURS:
         root.findings.problem("behaviour", f"{shown(name)} is not {' or '.join(BEHAVIOURS)}")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``healthChecks``: which Services the agent may check the endpoints of, and when the results are not followed."""
+"""``healthChecks``: the Services whose endpoints the agent may check, and when it ignores the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_CHECKS = 200
 
 
 class HealthChecks(NamedTuple):
-    """``namespaces``: those whose Services may ask for checks. ``most_endpoints``: how many endpoints are checked.
+    """``namespaces``: those whose Services may request checks. ``most_endpoints``: how many endpoints are checked.
 
     ``panic_percent``: if at most this percentage of the ready endpoints of a port passes, all are served.
     """

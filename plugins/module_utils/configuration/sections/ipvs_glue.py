@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The field ``ipvsGlue``: what the packet filter beside IPVS is made of, in ipvs mode."""
+"""The field ``ipvsGlue``: the subsystem of the packet filter beside IPVS, in ipvs mode."""
 
 from __future__ import annotations
 

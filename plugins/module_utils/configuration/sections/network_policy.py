@@ -114,7 +114,7 @@ FIELDS: Tuple[Field, ...] = (
 
 
 def read(section: Section) -> NetworkPolicySettings:
-    """Return the settings of the section, recording what is invalid."""
+    """Return the settings of the section; record invalid values."""
     default = NetworkPolicySettings()
     settings = NetworkPolicySettings(
         enabled=section.flag("enabled", default.enabled),

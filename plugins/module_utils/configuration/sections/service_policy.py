@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``servicePolicy``: whose annotations count, and which sources may use node ports."""
+"""``servicePolicy``: whose annotations apply, and which sources may use node ports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from ..reader import Section
 class ServicePolicySettings(NamedTuple):
     """Settings of the policies of Services.
 
-    ``annotations_enabled``: whether annotations of Services count. ``annotated_namespaces``: only those of these
-    namespaces do, all if it is empty. ``aliases``: annotations of kube-router and Cilium that mean the same count, too.
-    ``node_weights``: annotations of Nodes count.
-    ``node_port_sources``: CIDRs whose sources may use node ports, empty for all. ``local_services``: Services that
-    programs on the node serve, as ``namespace/name``.
+    ``annotations_enabled``: whether annotations of Services apply. ``annotated_namespaces``: only those in these
+    namespaces do; all if it is empty. ``aliases``: equivalent annotations of kube-router and Cilium apply, too.
+    ``node_weights``: annotations of Nodes apply. ``node_port_sources``: CIDRs whose sources may use node ports, empty
+    for all. ``local_services``: Services that programs on the node serve, as ``namespace/name``.
     """
 
     annotations_enabled: bool = True
