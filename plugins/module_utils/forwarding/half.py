@@ -24,7 +24,7 @@ _TURN_BYTES = 1 << 21
 
 
 class Means(NamedTuple):
-    """What all halves transfer their bytes with.
+    """The means by which all halves transfer bytes.
 
     ``buffer``: the copy buffer, used by one half at a time. ``splice``: None if the system has none.
     """
@@ -131,7 +131,7 @@ class Half:
         return True
 
     def release(self, means: Means) -> None:
-        """Give the pipe back, if it has one; what is in it is lost."""
+        """Return the pipe to the pool, if there is one; its content is lost."""
         if self.pipe is not None:
             means.pipes.give_back(self.pipe, self.in_pipe == 0)
             self.pipe = None

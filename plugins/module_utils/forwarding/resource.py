@@ -13,7 +13,7 @@ from ..resources import Change, Kind, Resource
 
 
 class ListenersTable(Protocol):
-    """What holds listeners: a forwarder, or what starts one for the first of them."""
+    """A holder of listeners: a forwarder, or an object that starts one for the first of them."""
 
     def table(self) -> Dict[ListenerKey, Listener]:
         """Return all listeners."""

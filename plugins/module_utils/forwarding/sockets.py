@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Sockets that do not block: opened for a listener, kept alive, limited in hops, reset.
 
-Each forwarding lowers the hop limit (TTL, RFC 791; IPv6: RFC 8200) as a router does. Without that, a Service of which
-the endpoints are node ports of other nodes could have the nodes forward to each other without end.
+Each forwarding lowers the hop limit (TTL, RFC 791; IPv6: RFC 8200) as a router does. Without that, nodes could forward
+to each other in an endless loop, if endpoints of a Service are node ports of other nodes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TCP_SAVE_SYN, _TCP_SAVED_SYN = 27, 28
 #: linux/in.h, linux/in6.h: have the hop limit delivered with each datagram.
 _IP_RECVTTL, _IPV6_RECVHOPLIMIT, _IPV6_HOPLIMIT = 12, 51, 52
 _HEADER_BYTES = 512
-#: Where the kernel does not say it: while it answers with SYN cookies, and in sandboxes with a network stack of their
-#: own. Enough for the way from a node to any endpoint.
+#: For kernels that do not report it: while they answer with SYN cookies, and in sandboxes with a separate network
+#: stack. Enough for the path from a node to any endpoint.
 _UNKNOWN_HOPS = 32
 #: Drops segments with the flag SYN, which is in byte 13 of the header (RFC 9293), and keeps all others.
 _IGNORE_SYN = (

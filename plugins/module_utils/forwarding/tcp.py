@@ -47,8 +47,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Shared(NamedTuple):
     """State shared by all TCP connections.
 
-    ``means``: what their bytes are transferred with. ``connecting``: connections that wait for an endpoint, in the
-    order of their attempts. ``is_listener`` returns whether an endpoint is one of the listeners.
+    ``means``: how their bytes are transferred. ``connecting``: connections that wait for an endpoint, in the order of
+    their attempts. ``is_listener`` returns whether an endpoint is one of the listeners.
     """
 
     loop: Loop
@@ -298,7 +298,7 @@ class TcpServer:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     return False
-                # The client is already gone, or the network reported an error of its connection (accept(2)).
+                # The client has already disconnected, or the network reported an error of its connection (accept(2)).
                 continue
             client = address[0]
             if not is_allowed(self.listener.sources, client):
@@ -331,7 +331,7 @@ class TcpServer:
             self._everyone.remove(connection.client, connection)
 
     def ignore_new_clients(self) -> None:
-        """Let no other client connect; one that tries repeats its SYN after a second, and is refused then."""
+        """Let no other client connect; one that tries repeats its SYN after a second and is then refused."""
         ignore_new_connections(self._socket)
 
     def close_listener(self) -> None:

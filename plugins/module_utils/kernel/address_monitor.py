@@ -38,7 +38,7 @@ class LinkRemoved(NamedTuple):
 
 
 class AddressMonitor:
-    """Listens for added and removed addresses and for removed links. Raises KernelError if there is no socket."""
+    """Listens for added and removed addresses and for removed links. Raises KernelError if no socket can be opened."""
 
     def __init__(self) -> None:
         groups = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the kernel for code that it may have built in without any list that says so. No question changes anything.
+"""Query the kernel for code that may be built in although no list says so. No query changes anything.
 
-The kernel answers a question about code that it lacks by trying to load the module. So the caller asks only for modules
-whose file is not installed, and only through a subsystem that is in the kernel already or cannot be loaded either.
+The kernel answers a query about code that it lacks by trying to load the module. So query only modules whose file is
+not installed, and only through a subsystem that is in the kernel already or cannot be loaded either.
 
 Sources: linux/netfilter/ipset/ip_set.h, linux/ip_vs.h, linux/netfilter/nf_tables_compat.h.
 """
@@ -37,7 +37,7 @@ _SET_TYPES: Mapping[str, str] = {
     "ip_set_hash_ipportip": "hash:ip,port,ip",
     "ip_set_hash_ipportnet": "hash:ip,port,net",
 }
-# By module, for the matches that are modules of their own.
+# By module, for matches that are separate modules.
 _MATCHES: Mapping[str, str] = {"xt_set": "set", "xt_nfacct": "nfacct"}
 _PROC_MATCHES = "/proc/net/ip_tables_matches"
 # NFNL_MSG_COMPAT_GET of NFNL_SUBSYS_NFT_COMPAT, and its attributes.
@@ -48,7 +48,7 @@ _REVISIONS: Mapping[str, int] = {"set": 1}
 
 
 def answers(module: str, may_ask: Callable[[str], bool]) -> bool:
-    """Return whether the kernel says that it has the code of a module; False also where there is no way to ask.
+    """Return whether the kernel reports that it has the code of a module; False if there is no way to query it.
 
     ``may_ask`` returns for the module of a subsystem whether a request to it would not load that module.
     """
@@ -74,7 +74,7 @@ def _has_set_type(name: str) -> bool:
 
 
 def _has_scheduler(name: str) -> bool:
-    """Ask for a virtual server that IPVS must refuse: it looks for the scheduler before it checks the prefix length."""
+    """Request a virtual server that IPVS must refuse: it looks for the scheduler before it checks the prefix length."""
     key, impossible = VirtualServerKey("tcp", "2001:db8::1", 9), VirtualServer(name, 0, 0, 0)
     with IpvsSocket() as sock:
         message = ServiceEncoder(sock.family_id).message(NEW_SERVICE, key, impossible)

@@ -35,7 +35,7 @@ _IFF_UP = 1
 MONITORING_DEVICE = "kube-nlmon0"
 MONITORING_KIND = "nlmon"
 _ADDRESS = struct.Struct("=BBBBI")
-#: struct ifa_cacheinfo: an address that is valid for ever and deprecated from the start.
+#: struct ifa_cacheinfo: an address that is valid forever and deprecated from the start.
 _DEPRECATED = struct.pack("=IIII", 0, 0xFFFFFFFF, 0, 0)
 #: Kinds of devices without hardware, by preference; some kernels have no dummy devices.
 _KINDS = ("dummy", "bridge")
@@ -189,7 +189,7 @@ class AddressDeviceResource(Resource[str, str]):
 
 
 class MonitoringDeviceResource(Resource[str, str]):
-    """The device through which an agent in ipvs mode sees other programs' requests: its name -> its kind (``nlmon``).
+    """The device with which an agent in ipvs mode detects other programs' requests: its name -> its kind (``nlmon``).
 
     A device of that name but another kind belongs to another program: it is not observed, and so never touched.
     """

@@ -15,7 +15,7 @@ from . import facts
 from .modules import canonical_name
 
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
-# What needs no quotes in modprobe.d and on modprobe's command line.
+# Values that need no quotes in modprobe.d and on modprobe's command line.
 _VALUE = re.compile(r"[A-Za-z0-9_.,:/@%+-]{1,255}\Z")
 _TRUE, _FALSE = frozenset(("y", "1", "true", "yes", "on")), frozenset(("n", "0", "false", "no", "off"))
 
@@ -59,7 +59,7 @@ def arguments_of(module: str, parameters: Mapping[ParameterKey, str]) -> List[st
 
 
 def modprobe_file(parameters: Mapping[ParameterKey, str]) -> str:
-    """Return the text of a modprobe.d file: the parameters for whenever a module is loaded."""
+    """Return the text of a modprobe.d file with the parameters of modules."""
     modules = dict.fromkeys(key.module for key in parameters)
     lines = [f"options {module} {' '.join(arguments_of(module, parameters))}\n" for module in modules]
     return "# Managed by the Ansible collection kubenode.proxy; changes are overwritten.\n" + "".join(lines)

@@ -249,7 +249,7 @@ def asking_loads(name: str, release: str, root: str = "") -> bool:
     """Return whether a request to the kernel for a feature of the module would make it load the module.
 
     That is so if its file is installed and its code is not in the kernel. Otherwise the kernel has it or cannot load
-    it, so that a check may send the request as well. This does not depend on the list of built-in modules, which may be
+    it, so even a check may send the request. This does not depend on the list of built-in modules, which may be
     missing.
     """
     return name in available_modules(release, root) and name not in present_modules([name], release, root)
@@ -356,7 +356,7 @@ class ModulesResource(Resource[str, str]):
         """Load and unload modules. Raises KernelError naming the module, the kernel and the remedy."""
         wanted = list(change.added)
         if wanted:
-            # First, since another module may load one of them as a dependency, which is without its parameters.
+            # These come first, because another module may load one of them as a dependency, without its parameters.
             for name in (name for name in wanted if self.parameters.get(name)):
                 status, words = _modprobe(["--", name, *self.parameters[name]])
                 if status != 0 and not self.unavailable([name]):

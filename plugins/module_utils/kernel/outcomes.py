@@ -32,7 +32,7 @@ class MessageError(NamedTuple):
 
     ``position``: its index in the messages sent, from 0; ``errno``: positive number (subsystems add their own from 4096
     on); ``text``: the kernel's explanation, often empty; ``payload``: the data after the number in ``struct nlmsgerr``,
-    that is the header of the refused message and, for subsystems that answer themselves, its copy.
+    which is the header of the refused message and, for subsystems that answer themselves, its copy.
     """
 
     position: int

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect whether this network namespace serves Services, or enforces policies, already; loads no module."""
+"""Detect whether this network namespace already serves Services or enforces policies, without loading a module."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def unchangeable(keys: Iterable[str], root: str = "") -> Dict[str, str]:
 
 
 class SysctlsResource(Resource[str, str]):
-    """Current kernel parameters: canonical key to value. Owns the keys it is given; nothing is ever removed.
+    """Current kernel parameters: canonical key to value. Owns the given keys; nothing is ever removed.
 
     A key that the kernel does not have is absent from ``observe()``, so a desired value for it is an addition, which
     fails with the name of the module that provides the key.

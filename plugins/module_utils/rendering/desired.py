@@ -74,8 +74,8 @@ class DesiredTables:
 
         Options that depend on all Services are decided first, so that each ServicePort is rendered once. ``others``
         returns the ServicePorts of a Service that is not in ``services``: it is called for every such known Service if
-        an option changed. ``totals``: those of the Services that are about to be applied one part after the other; None
-        for those of the Services applied.
+        an option changed. ``totals``: those of all Services that are about to be applied in several calls; None for
+        those of the Services applied.
         """
         for service, ports in services.items():
             self._count(service, sum(len(port.endpoints) for port in ports))
@@ -91,7 +91,7 @@ class DesiredTables:
     def follow(self, settings: DataplaneSettings) -> bool:
         """Adopt settings with other addresses of the node or other ServiceCIDRs.
 
-        Return whether Services that can be reached by addresses of the node have to be applied again.
+        Return whether Services that can be reached at addresses of the node must be applied again.
         """
         self.settings = settings
         self._set_context()

@@ -52,7 +52,7 @@ class Derivation:
         """Update the entries derived from the keys in the journal; tables that are no resource are removed from it."""
 
 
-#: With it, nodes that see an endpoint at different times would send a client to different endpoints meanwhile.
+#: With slow start, nodes that see an endpoint at different times would send a client to different endpoints meanwhile.
 NO_SLOW_START = "slow start is not used where a client's address determines its endpoint"
 
 
@@ -117,7 +117,7 @@ class Rendering(Generic[Context]):
         raise KeyError(self.name)
 
     def serving(self, service_port: ServicePortInfo) -> Rendering[Any]:
-        """Return the rendering that says how a ServicePort is served; another one than this for some of them."""
+        """Return the rendering that decides how a ServicePort is served, which for some is not this one."""
         return self
 
     def endpoints(
@@ -132,7 +132,7 @@ class Rendering(Generic[Context]):
         return ""
 
     def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
-        """Return what of the policy of a ServicePort the mode does not do, one clause each."""
+        """Return one clause for each part of the policy of a ServicePort that the mode does not support."""
         policy = service_port.policy
         found = list(policy.problems)
         if policy.userspace and not self.forwards:
@@ -148,7 +148,7 @@ class Rendering(Generic[Context]):
     def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
         """Return the schedulers, other than the node's, that a ServicePort uses if the kernel has them.
 
-        They are those of IPVS, or what else a mode chooses endpoints by.
+        They are schedulers of IPVS, or other features by which a mode chooses endpoints.
         """
         return frozenset()
 
@@ -157,7 +157,7 @@ class Rendering(Generic[Context]):
         return 0
 
     def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
-        """Return what of a client determines its endpoint, in words; empty if nothing does."""
+        """Return which part of a client determines its endpoint, in words; empty if none does."""
         return ""
 
     def endpoint_of(

@@ -1,15 +1,15 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The limit of stable hashing on a node: the oldest Services that request it get it, as many as fit.
+"""The limit of stable hashing on a node: of the Services that request it, the oldest are admitted, as many as fit.
 
-The slots of a ServicePort take hundreds of elements of a map for each of its addresses, so the number of such lists in
+The slots of a ServicePort need hundreds of elements of a map for each of its addresses, so the number of such lists in
 the tables of a family is limited (``Rendering.most_lists``). Services above the limit choose at random, as without the
 annotation, and a warning names each.
 
-All nodes have to agree on which these are; else a client's endpoint would depend on the node. So the limit is a
-constant, and only what Services themselves say counts. Services are admitted in the order of their age, up to the first
-that does not fit: creating one never affects another.
+All nodes must agree on which these are; otherwise a client's endpoint would depend on the node. So the limit is a
+constant, and only the Services themselves decide. Services are admitted in the order of their age, up to the first that
+does not fit: creating one never affects another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Request(NamedTuple):
 class SlotLimit:
     """The Services of one family that request slots in a mode, kept up to date one Service at a time.
 
-    A change of endpoints costs nothing. One of requests costs O(Services admitted) while there are more than fit.
+    A change of endpoints costs nothing. A change of requests costs O(Services admitted) while there are more than fit.
     """
 
     def __init__(self, rendering: Rendering[Any]) -> None:
@@ -66,7 +66,7 @@ class SlotLimit:
         return request is None or self._first_refused is None or request < self._first_refused
 
     def applied(self, info: ServicePortInfo) -> ServicePortInfo:
-        """Return a ServicePort as it is rendered: without its scheduler if that does not fit."""
+        """Return a ServicePort as it is rendered: without its scheduler if the Service is not admitted."""
         if info.policy is NO_POLICY or self.admits(info.key.service) or not self._rendering.lists_of(info):
             return info
         policy = info.policy
@@ -82,7 +82,7 @@ class SlotLimit:
         return _Request(ports[0].created or _YOUNGEST, service, lists) if lists else None
 
     def _replace(self, service: NamespacedName, request: Optional[_Request]) -> bool:
-        """Replace what a Service requests; return whether that changed."""
+        """Replace the requests of a Service; return whether they changed."""
         before = self._requests.get(service)
         if before == request:
             return False

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All entries of connection tracking, whatever their protocol, and the removal of some of them."""
+"""Entries of connection tracking of all protocols, and the removal of some of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .socket import ConntrackSocket, collected
 
 
 class Connection(NamedTuple):
-    """A tracked connection: who opened it, who answers, and where (0 for protocols without ports).
+    """A tracked connection: its client, the replying end, and the port (0 for protocols without ports).
 
     ``identity``: the attributes by which exactly this entry is deleted.
     """

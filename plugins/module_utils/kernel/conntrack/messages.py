@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Messages of ctnetlink: the entries of the connection tracking table, and their identity.
 
-Tables with a million entries are expected: addresses remain bytes, and only the fields that decide are read from each
-entry. Source: linux/netfilter/nfnetlink_conntrack.h.
+Tables with a million entries are expected: addresses remain bytes, and only the necessary fields of each entry are
+read. Source: linux/netfilter/nfnetlink_conntrack.h.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def place(address: str, port: int) -> bytes:
 
 
 def selection(tuple_kind: int, parts: bytes, flags_kind: int, flags: int) -> bytes:
-    """Return attributes by which a dump selects entries (CTA_FILTER, kernel 5.8): a tuple, and which fields count."""
+    """Return attributes by which a dump selects entries (CTA_FILTER, kernel 5.8): a tuple and the fields to compare."""
     return nested(tuple_kind, parts) + nested(CTA_FILTER, attribute(flags_kind, struct.pack("=I", flags)))
 
 

@@ -35,9 +35,9 @@ Found = TypeVar("Found")
 
 
 def collected(read: Callable[[], Iterable[Found]]) -> List[Found]:
-    """Return what ``read`` yields from a whole dump; ``read`` is called again if the table changed meanwhile.
+    """Return the items that ``read`` yields for a whole dump; call ``read`` again if the table changed meanwhile.
 
-    A dump that is interrupted in each of several attempts is used as it is: what it contains was in the table. On a
+    A dump that is interrupted in each of several attempts is used nevertheless: its entries were in the table. On a
     busy node, waiting for a consistent dump could take forever. Raises KernelError.
     """
     found: List[Found] = []
@@ -45,7 +45,7 @@ def collected(read: Callable[[], Iterable[Found]]) -> List[Found]:
         found = []
         try:
             for item in read():
-                found.append(item)  # what was read before the interruption counts
+                found.append(item)  # The entries read before the interruption are valid.
         except DumpInterrupted:
             continue
         break

@@ -281,7 +281,7 @@ def decode_service(
 
 
 def encode_timeouts(seconds: Dict[str, int]) -> bytes:
-    """Return a SET_CONFIG message: timeouts in seconds by name (tcp, tcp_fin, udp); 0 or absent keeps one as it is."""
+    """Return a SET_CONFIG message: timeouts in seconds by name (tcp, tcp_fin, udp); 0 or absent changes nothing."""
     return header(SET_CONFIG) + b"".join(_u32(kind, seconds.get(name, 0)) for name, kind in TIMEOUTS.items())
 
 

@@ -47,7 +47,7 @@ class ServersContent:
         """Return the current digest."""
         text = self._read()
         raw = hashlib.blake2b(text, digest_size=16).digest()
-        # The stripping costs more than the reading, so it is skipped while the counts do not change.
+        # Removing the counts costs more than reading them, so it is skipped while they do not change.
         if raw != self._raw:
             self._raw = raw
             self._digest = hashlib.blake2b(_COUNTS.sub(b"", text), digest_size=16).digest()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which IPVS schedulers virtual servers can have. A scheduler is a kernel module, which may be missing."""
+"""IPVS schedulers that virtual servers can have. A scheduler is a kernel module, which may be missing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..modules import available_modules, present_modules, scheduler_module
 
 
 def usable_schedulers(names: AbstractSet[str], load: bool, root: str = "") -> FrozenSet[str]:
-    """Return those of the schedulers that the kernel has, or of which the module is installed.
+    """Return those schedulers that the kernel has, or whose module is installed.
 
-    ``load``: have the kernel load what is installed, and return only what it then has; IPVS has to be loaded. Without
-    it nothing changes. ``root``: as for :func:`..modules.present_modules`. Raises ConfigurationError for a name that
-    cannot be one of a scheduler.
+    ``load``: have the kernel load installed modules, and return only schedulers that it then has; IPVS must be loaded.
+    Without it nothing changes. ``root``: as for :func:`..modules.present_modules`. Raises ConfigurationError for a name
+    that cannot be a scheduler's.
     """
     if not names:
         return frozenset()
@@ -26,6 +26,6 @@ def usable_schedulers(names: AbstractSet[str], load: bool, root: str = "") -> Fr
     present = present_modules(modules, release, root)
     installed = (modules.keys() - present) & available_modules(release, root)
     if load:
-        # The kernel tries to load what a request names, also on behalf of a process that may not load modules.
+        # The kernel tries to load the module that a request names, even for a process that may not load modules.
         installed = {module for module in installed if answers(module, lambda _module: True)}
     return frozenset(modules[module] for module in present | installed)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decode what nf_tables reports: expressions, sets, hooks and elements as values of the resource table."""
+"""Decode the reports of nf_tables: expressions, sets, hooks and elements, as values of the resource table."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _attribute_value(kind: str, raw: memoryview) -> Any:
 
 
 def parse_expression(raw: memoryview) -> Expression:
-    """Parse one expression to the form in which this project writes it, without defaults and repetitions."""
+    """Parse one expression to the form in which this project writes it, without default and redundant values."""
     outer = parse_attributes(raw, 0, len(raw))
     name = attribute_text(outer[NFTA_EXPR_NAME])
     inner = outer.get(NFTA_EXPR_DATA, memoryview(b""))
@@ -192,7 +192,7 @@ def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
 def _uniform_elements(nest: bytes) -> Optional[Dict[bytes, Any]]:
     """Return what :func:`parse_elements` does for elements with keys of one size and data of one size, else None.
 
-    Most sets are like that, and have tens of thousands of elements: they are decoded by few calls in all.
+    Most sets are uniform and may have tens of thousands of elements, which few calls decode together.
     """
     if len(nest) < _KEY_HEADERS.size:
         return None
@@ -269,7 +269,7 @@ def added_up(
 
 def _joined(bounds: List[Tuple[bytes, bool, Any]]) -> Iterator[Tuple[bytes, Any]]:
     """Yield ranges from the elements where they begin and end: (key, whether it begins there, data)."""
-    # At the same key one range ends before the next begins.
+    # At the same key, a range ends before the next one begins.
     ordered = sorted(bounds, key=lambda bound: bound[:2])
     for position, (key, begins, data) in enumerate(ordered):
         if begins:
@@ -282,7 +282,7 @@ def _joined(bounds: List[Tuple[bytes, bool, Any]]) -> Iterator[Tuple[bytes, Any]
 def ranges(elements: Iterable[memoryview], concatenated: bool) -> Dict[bytes, Any]:
     """Return the ranges in encoded elements: first and last key, joined, to True, verdict or data.
 
-    ``concatenated``: the key has several fields; where it has one, the beginning and the end of a range are apart.
+    ``concatenated``: the key has several fields; if it has one, a range is two elements, its beginning and its end.
     """
     found: Dict[bytes, Any] = {}
     bounds: List[Tuple[bytes, bool, Any]] = []
@@ -290,7 +290,7 @@ def ranges(elements: Iterable[memoryview], concatenated: bool) -> Dict[bytes, An
         parts = parse_attributes(raw, 0, len(raw))
         key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL
         data = parse_data(parts[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in parts else True
-        # The element for all other keys has none.
+        # The catch-all element has no key.
         if concatenated or not key:
             last = parse_data(parts[NFTA_SET_ELEM_KEY_END]) if NFTA_SET_ELEM_KEY_END in parts else key
             found[key + last] = data

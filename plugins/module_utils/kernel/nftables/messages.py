@@ -102,7 +102,7 @@ _ELEMENT_BYTES = 60_000
 #: The word at which the key begins in an element: after the headers of the element, its key and the key's value.
 _KEY_WORD = 3
 ELEMENT_INTERVAL_END, ELEMENT_CATCH_ALL = 0x1, 0x2
-#: The key of the element `*`, which matches what no other element does. Only other programs create it.
+#: The key of the catch-all element `*`. Only other programs create it.
 CATCH_ALL = b""
 #: The bytes of a part of a concatenation that are compared, without those that pad it to a register.
 FIELD_BYTES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, CLASSID: 4}

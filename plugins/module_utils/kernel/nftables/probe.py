@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test whether this kernel supports nftables mode, by trying it instead of comparing versions.
+"""Test by experiment, not by version, whether this kernel supports nftables mode.
 
 A batch of messages without its end is validated like any other and then discarded (``nft --check`` does the same). So
 the probe builds a small table with every kind of object and expression that the layout uses.
@@ -78,7 +78,7 @@ def _try(labelled: List[Labelled]) -> str:
 
 
 def refused_part(family: str, rendering: Rendering[Any], resource: str, identity: TableIdentity) -> str:
-    """Return what this kernel refuses of the table that a mode makes for a family, and why; empty for nothing.
+    """Return the part of a mode's table for a family that this kernel refuses, and why; empty if it refuses none.
 
     ``resource``: the name of the table among those of the rendering, ``identity``: its name in the kernel. Changes
     nothing.

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Save a table as the kernel reports it, whichever program created it, and restore it unchanged.
 
-Its objects are kept as netlink attributes that are not interpreted: only volatile ones (handles, use counts, counters,
-expiring elements) are omitted. So a table that kube-proxy itself created is restored with everything that this project
-would never create: comments, intervals, anonymous sets. Keys and values: see ``raw_reading``.
+Its objects are kept as uninterpreted netlink attributes: only volatile ones (handles, use counts, counters, expiring
+elements) are omitted. So a table that kube-proxy itself created is restored with everything that this project would
+never create: comments, intervals, anonymous sets. Keys and values: see ``raw_reading``.
 """
 
 from __future__ import annotations

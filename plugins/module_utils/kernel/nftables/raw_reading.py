@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading of a table as attributes that are not interpreted, whichever program created it.
+"""Reading of a table as uninterpreted attributes, whichever program created it.
 
 =============================  ==================================================
 key                            value
@@ -279,8 +279,8 @@ class RawReader:
     def _elements(self, name: str, flags: int, count: Optional[int]) -> Tuple[bytes, ...]:
         """Return the elements of a set. Ranges are not in a hash table, and the kernel refuses them in a wrong order.
 
-        It lists those of a single field from the highest to the lowest, but takes them from the lowest; concatenated
-        ones it lists as they were added, a range within another one first.
+        The kernel lists ranges of a single field from the highest to the lowest but accepts them from the lowest only;
+        it lists concatenated ones in the order in which they were added, a range within another one first.
         """
         if flags & SET_INTERVAL:
             listed = list(dict.fromkeys(self._dumped_elements(name)))

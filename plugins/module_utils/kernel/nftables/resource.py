@@ -158,7 +158,7 @@ class NftablesResource(Resource[Key, Value]):
         return observed
 
     def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:
-        """Extend a change that recreates a set: its elements and the rules that use it have to be added again."""
+        """Extend a change that recreates a set: its elements and the rules that use it must be added again."""
         renewed = {key.name for key in change.replaced if key.kind == "set"}
         if not renewed:
             return change

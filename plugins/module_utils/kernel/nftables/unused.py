@@ -4,7 +4,7 @@
 """Objects of this project that remain in the table ``kube-proxy`` after kube-proxy has taken the table over.
 
 kube-proxy writes its own rules into the chains that it shares with this project, so that no rule leads to the others
-any more, but it removes only objects that it knows. The map of all endpoints would remain for ever.
+any more, but it removes only objects that it knows. The map of all endpoints would remain forever.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def references(value: Optional[RawValue]) -> Iterator[ObjectKey]:
 
 
 def used(table: RawTable) -> Set[RawKey]:
-    """Return the objects that are not this project's alone, and all that they refer to directly or indirectly."""
+    """Return the objects that kube-proxy may create too, and all objects that they refer to, directly or indirectly."""
     seen: Set[RawKey] = {key for key in table if not is_own(key.kind, key.name)}
     waiting = list(seen)
     while waiting:
@@ -66,7 +66,7 @@ def used(table: RawTable) -> Set[RawKey]:
 class UnusedResource(Resource[RawKey, RawValue]):
     """Sets and chains of one family that only this project creates and that no other object in the table refers to.
 
-    They can only be removed. The kernel refuses to remove one that another program has come to refer to meanwhile.
+    They can only be removed. The kernel refuses to remove one to which another program refers by then.
     """
 
     kind = Kind.TABLE_OBJECTS

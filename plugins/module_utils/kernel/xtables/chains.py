@@ -35,7 +35,7 @@ KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
 class SavedTables(NamedTuple):
     """Parsed iptables-save text: (table, chain) to raw rule texts, and the chains with a policy (built-in ones).
 
-    ``unreadable``: tables that iptables-nft-save does not show, since they hold rules that only nft understands.
+    ``unreadable``: tables that iptables-nft-save does not show, because they hold rules that only nft understands.
     """
 
     chains: Dict[Tuple[str, str], List[str]]
@@ -93,7 +93,7 @@ def parse_save(text: str) -> SavedTables:
 def check_readable(
     variant: XtablesVariant, saved: SavedTables, ownership: Ownership, wanted: Collection[str] = ()
 ) -> None:
-    """Raise KernelError if a table that the variant's save program cannot show holds chains of ours, or will.
+    """Raise KernelError if a table that the variant's save program cannot show holds, or will hold, chains of ours.
 
     ``wanted``: the tables that will get chains of ours. Any other may remain unread if no chain of ours is in it.
     """

@@ -92,7 +92,7 @@ class TableReader:
         self._volatile.clear()
 
     def _digest_of(self, table: str, blob: bytearray) -> bytes:
-        """Return the digest; entries that have not moved are blanked without parsing, which takes a fraction."""
+        """Return the digest; entries that have not moved are blanked without parsing, in a fraction of the time."""
         places = self._volatile.get(table)
         if places is None:
             places = self._volatile[table] = self._find_volatile(blob)

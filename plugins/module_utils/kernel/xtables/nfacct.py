@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The nfacct counters of this network namespace (linux/netfilter/nfnetlink_acct.h).
 
-kube-proxy counts dropped invalid packets and connections to localhost node ports with them; rules have the match only
-if the counter exists. Reading creates none (the kernel may load its module nfnetlink_acct to answer).
+kube-proxy counts dropped invalid packets and connections to localhost node ports with them; its rules have the match
+only if the counter exists. Reading creates none (the kernel may load its module nfnetlink_acct to answer).
 """
 
 from __future__ import annotations

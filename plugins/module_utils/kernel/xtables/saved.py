@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Save the chains of a service proxy as iptables-save prints them, and restore them among the rules of other programs.
 
-Saved is the text of the node's own iptables-save: it is restored unchanged, whichever program wrote it. A jump from a
-built-in chain is restored to its position among the remaining rules of other programs; these are never changed.
+The text of the node's own iptables-save is saved, and restored unchanged, whichever program wrote the rules. A jump
+from a built-in chain is restored to its position among the remaining rules of other programs; these are never changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SavedChange = Change[SavedChainKey, Rules]
 def merged_rules(observed: Sequence[str], saved: Sequence[str], ours: Callable[[str], bool]) -> Rules:
     """Return the rules that a built-in chain should hold: those of other programs as observed, ours as saved.
 
-    Each of ours is placed behind the external rule that it followed when it was saved, if that one still exists.
+    Each of ours is placed after the external rule that it followed when it was saved, if that one still exists.
     """
     others = [rule for rule in observed if not ours(rule)]
     before = [rule for rule in saved if not ours(rule)]
@@ -120,7 +120,7 @@ def restore_lines(change: SavedChange, ours: Callable[[str, str], bool]) -> str:
 
 
 def saved_portions(change: SavedChange) -> List[SavedChange]:
-    """Split a large change as :func:`portions` does; all built-in chains change in one step, like jumps there."""
+    """Split a large change as :func:`portions` does; all built-in chains change in one step, as jumps do there."""
     keys: Dict[ChainTableKey, SavedChainKey] = {
         ChainKey(key.table, key.chain) if key.kind == CHAIN else JumpKey(key.table, key.chain, ""): key
         for key in (*change.added, *change.replaced, *change.removed)

@@ -4,7 +4,7 @@
 """Detect the iptables that the node uses: the variant (legacy or nf_tables), its version, programs and features.
 
 A node may have both variants installed, and rules of both in the kernel. A service proxy must write where kubelet and
-the network plugin write. Kubernetes' images agree on how to find out: kubelet's chains in mangle come first.
+the network plugin write. Kubernetes' images agree on a test for it: kubelet's chains in mangle decide first.
 """
 
 from __future__ import annotations

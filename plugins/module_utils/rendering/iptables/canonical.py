@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Canonical texts of rules: equal rules have equal texts, whatever program or person wrote them.
+"""Canonical texts of rules: equal rules have equal texts, whichever program wrote them.
 
 The canonical text is what iptables-save 1.8.9 prints, without ``-A CHAIN``: addresses and interfaces first, then the
 protocol, the matches in their order, the target. The rendering writes it directly; other texts are converted here.

@@ -106,9 +106,9 @@ def mark_masquerade_rules(settings: DataplaneSettings) -> Rules:
 
 
 def masquerade_rules(settings: DataplaneSettings, match: str, options: str) -> List[str]:
-    """Return the rules that masquerade what a match (empty, or ending with a blank) selects.
+    """Return the rules that masquerade packets that a match (empty, or ending with a blank) selects.
 
-    Where the source ports are limited, each protocol needs a rule of its own.
+    If the source ports are limited, each protocol needs a separate rule.
     """
     first, last = settings.masquerade_ports
     rules = [f"-p {protocol} {match}-j MASQUERADE --to-ports {first}-{last}{options}" for protocol in PROTOCOLS if last]

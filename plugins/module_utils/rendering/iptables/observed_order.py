@@ -5,7 +5,7 @@
 
 kube-proxy does not order the rules of its shared chains, so their order differs from sync to sync. Ours is that of the
 Services' names. The order of rules that match different packets has no effect, so a chain that holds exactly the
-desired rules in another order is left unchanged: a node that kube-proxy has programmed is adopted as it is.
+desired rules in another order is left unchanged: a node that kube-proxy has programmed is adopted unchanged.
 """
 
 from __future__ import annotations

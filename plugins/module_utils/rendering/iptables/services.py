@@ -144,7 +144,7 @@ class _ServicePortRules:
             self.drop_others(firewall, lambda text: self.to(address, text))
 
     def drop_others(self, firewall: Firewall, match: Callable[[str], str]) -> None:
-        """Drop what the chain of a firewall has not accepted; without endpoints accepted sources are rejected later."""
+        """Drop packets that a firewall chain has not accepted; without endpoints, the others are rejected later."""
         if not self.info.has_any:
             if not self.settings.behaviour.ranges_before_endpoints:
                 return
@@ -301,7 +301,7 @@ class _ServicePortRules:
 
 
 def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings, comments: bool) -> List[Entry]:
-    """Return what one ServicePort contributes: fragments of shared chains, and chains of its own.
+    """Return the contribution of one ServicePort: fragments of shared chains, and its own chains.
 
     ``comments``: False in a large cluster, where rules for a single endpoint carry no comment. Raises
     ConfigurationError for an invalid detector of local traffic.

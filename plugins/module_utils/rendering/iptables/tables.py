@@ -74,7 +74,7 @@ class Fragment(NamedTuple):
 class Ownership(NamedTuple):
     """The chains that are ours, by table.
 
-    ``fixed`` are full names, ``prefixes`` starts of names, per table. ``shared`` chains are created by us if need be,
+    ``fixed`` are full names, ``prefixes`` starts of names, per table. ``shared`` chains are created by us if necessary,
     and used by other programs too (KUBE-FIREWALL, with kubelet): they are removed only if no other program uses them,
     that is, if they hold nothing but ``shared_content``. Of ``presence_only`` chains only the existence is ours.
     """

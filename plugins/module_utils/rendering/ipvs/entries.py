@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The entries that one ServicePort contributes to the tables of ipvs mode (kube-proxy 1.36).
 
-Addresses, virtual servers and real servers are the same whatever programs the packet filter beside IPVS; the rest is
-left to a subclass of :class:`Contribution` for each glue. Several ServicePorts may contribute the same key, such as one
-cluster IP with several ports; merging counts them.
+Addresses, virtual servers and real servers do not depend on the glue; for the rest, each glue has a subclass of
+:class:`Contribution`. Several ServicePorts may contribute the same key, such as one cluster IP with several ports;
+merging counts them.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def add_hairpin(self, endpoint: Endpoint) -> None:
-        """Have connections of a local endpoint to itself masqueraded."""
+        """Masquerade connections of a local endpoint to itself."""
 
     @abstractmethod
     def add_to_set(self, name: str, address: str, number: int) -> None:
@@ -153,7 +153,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def add_own_address(self, address: str) -> None:
-        """Add an address of the dummy device, whose other ports are closed."""
+        """Add an address of the dummy device; its other ports are closed."""
 
     @abstractmethod
     def add_node_port(self) -> None:
@@ -165,7 +165,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def redirect(self, address: str, number: int) -> None:
-        """Have connections of some clients to an external address or node port served by the cluster IP's servers."""
+        """Redirect connections of some clients to an external address or node port to the servers of the cluster IP."""
 
     @abstractmethod
     def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
@@ -201,7 +201,7 @@ class Contribution(ABC):
                 self.add(REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WITHOUT_NEW)
 
     def _serve_external(self, address: str, number: int, sources: Sources) -> None:
-        """Add the virtual server of an external address or node port, and what its policy and sources require."""
+        """Add the virtual server of an external address or node port, and the entries for its policy and sources."""
         self._serve(address, number, self.lists.external)
         if self.lists.external_dropped:
             self.add_to_set(EXTERNAL_DROPPED, address, number)

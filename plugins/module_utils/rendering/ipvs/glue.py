@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The glue of ipvs mode: the packet filter beside IPVS, which marks, masquerades and filters its connections.
 
-IPVS only rewrites destinations. Which connections are masqueraded, which sources may connect, and which ports of
-service addresses are closed, is the task of the glue: chains of iptables with ipsets, as kube-proxy makes them, or one
-table of nf_tables. Both do the same to packets.
+IPVS only rewrites destinations. The glue decides which connections are masqueraded, which sources may connect, and
+which ports of service addresses are closed: chains of iptables with ipsets, as kube-proxy creates them, or one table of
+nf_tables. Both have the same effect on packets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Glue(ABC):
     """The pure half of a glue.
 
     ``name``: as in a NodeProxyConfiguration. ``tables``: the tables that its resources hold, in order of dependence.
-    ``parts``: further tables that ServicePorts contribute to. ``contribution``: collects what one of them contributes.
+    ``parts``: further tables that ServicePorts contribute to. ``contribution``: collects the entries of one of them.
     """
 
     name: str = ""

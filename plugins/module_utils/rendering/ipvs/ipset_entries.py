@@ -26,7 +26,7 @@ from .sets import (
 
 
 def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
-    """Return what the ServicePort contributes: (table, key, value) triples. A key may occur more than once."""
+    """Return the entries of the ServicePort: (table, key, value) triples. A key may occur more than once."""
     return IpsetContribution(info, facts).add_all()
 
 

@@ -73,7 +73,7 @@ class IpvsRendering(Rendering[IpvsContext]):
         return IpvsContext(settings, node_facts(settings))
 
     def static_entries(self, context: IpvsContext) -> List[Entry]:
-        """Return the dummy device, and what the glue has without any Service."""
+        """Return the dummy device, and the entries of the glue that exist without any Service."""
         return [(DEVICES, DEVICE, "dummy"), *self.glue.static_entries(context.settings)]
 
     def entries(self, service_port: ServicePortInfo, context: IpvsContext) -> List[Entry]:
@@ -83,7 +83,7 @@ class IpvsRendering(Rendering[IpvsContext]):
     def endpoints(
         self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
     ) -> Sequence[Endpoint]:
-        """See the base class; kube-proxy takes all endpoints where none is local, whatever the traffic policy is."""
+        """See the base class; kube-proxy uses all endpoints if none is local, whatever the traffic policy is."""
         lists = endpoint_lists(service_port, settings.behaviour)
         return lists.external if external and lists.redirected != OUTSIDE else lists.internal
 

@@ -35,9 +35,9 @@ SETS = Kind.SETS
 SET_ELEMENTS = Kind.SET_ELEMENTS
 VIRTUAL_SERVERS = Kind.VIRTUAL_SERVERS
 REAL_SERVERS = Kind.REAL_SERVERS
-# Not a resource: what ServicePorts contribute to the chain KUBE-IPVS-OUT-FILTER.
+# Not a resource: contributions of ServicePorts to the chain KUBE-IPVS-OUT-FILTER.
 FIREWALLED = "firewalled"
-# Nor this: what they contribute to the chains KUBE-IPVS-INSIDE and KUBE-IPVS-OUTSIDE.
+# Not a resource either: their contributions to the chains KUBE-IPVS-INSIDE and KUBE-IPVS-OUTSIDE.
 REDIRECTED = "redirected"
 
 
@@ -117,10 +117,10 @@ class FirewalledPort(NamedTuple):
 
 
 class Redirect(NamedTuple):
-    """Connections to an external address or node port that get the endpoints of the cluster IP.
+    """Connections to an external address or node port that are sent to the endpoints of the cluster IP.
 
-    ``target``: cluster IP and port as ``1.2.3.4:80``. ``from_inside``: connections of this node and its pods do, all
-    others otherwise.
+    ``target``: cluster IP and port as ``1.2.3.4:80``. ``from_inside``: those of this node and its pods; if not, all
+    others.
     """
 
     target: str

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The table beside IPVS without the elements of Services: its sets, and constant rules.
 
-They do to packets what the chains and ipsets of kube-proxy's ipvs mode do (see ``chains``). IPVS takes packets in the
-hook input at the priorities 98 and 99, after packet filters, and in output at -99 and -98, after destination NAT; it
-sends them on through output again and postrouting. So the chains are at the priorities of the tables of iptables, and
-connections of the node are filtered at -150, before IPVS takes them.
+Their effect on packets is that of the chains and ipsets of kube-proxy's ipvs mode (see ``chains``). IPVS takes packets
+in the hook input at the priorities 98 and 99, after packet filters, and in output at -99 and -98, after destination
+NAT; it sends them on through output again and postrouting. So the chains are at the priorities of the tables of
+iptables, and connections of the node are filtered at -150, before IPVS takes them.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ MASQUERADING = "masquerading"
 FIREWALL_CHECK = "firewall-check"
 ADDRESS_FILTER = "address-filter"
 
-#: Destination NAT of other programs comes later: they must not redirect connections to service addresses.
+#: Destination NAT of other programs comes later, since it must not redirect connections to service addresses.
 _BEFORE_NAT = -101
-#: The chain that keeps it from doing so where they are addresses of the node.
+#: The chain that prevents this if they are addresses of the node.
 SETTLING = ObjectKey("chain", "nat-prerouting")
 _SOURCE_NAT = 100
 _MANGLE = -150

@@ -3,11 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Assign the selected endpoints of one ServicePort (``serviceports.selection``) to its virtual servers.
 
-A virtual server has one list of real servers for all clients. With externalTrafficPolicy Local, connections
-from inside the node reach all endpoints and those from outside only local ones, so one of the two has to go to another
-virtual server: that of the cluster IP, which has the list that it needs. So the destination of connections from inside
-is rewritten to the cluster IP, or, where the cluster IP itself is limited to local endpoints, that of connections from
-outside.
+A virtual server has one list of real servers for all clients. With externalTrafficPolicy Local, connections from inside
+the node reach all endpoints and those from outside only local ones, so one of the two must go to another virtual
+server: that of the cluster IP, which has the right list. So the destination of connections from inside is rewritten to
+the cluster IP, or, where the cluster IP itself is limited to local endpoints, that of connections from outside.
 """
 
 from __future__ import annotations

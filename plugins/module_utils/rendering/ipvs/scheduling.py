@@ -24,7 +24,7 @@ from .model import (
     host_prefix,
 )
 
-#: Bit by name; the scheduler that the flag belongs to is the first part of the name, if it is the name of one.
+#: The bits by name; the first part of a name is the scheduler that the flag belongs to, if it is the name of one.
 _FLAGS: Mapping[str, int] = {
     "sh-fallback": SCHEDULER_FLAG_1,
     "sh-port": SCHEDULER_FLAG_2,
@@ -36,34 +36,35 @@ _FLAGS: Mapping[str, int] = {
 }
 #: The flags that kube-proxy 1.36 sets for a scheduler of the node.
 _NODE_FLAGS: Mapping[str, int] = {"mh": SCHEDULER_FLAG_2}
-#: Those with which a client's address determines its endpoint; ``-fallback`` and ``-port`` are the flags of both.
+#: The schedulers with which a client's address determines its endpoint; both have the flags ``-fallback`` and
+#: ``-port``.
 HASHING = ("mh", "sh")
 #: Those whose choice depends on weights alone, in the long run.
 PROPORTIONAL = ("rr", "wrr", *HASHING)
 _FALLBACK, _WITH_PORT = SCHEDULER_FLAG_1, SCHEDULER_FLAG_2
 #: The choice at random that nftables and iptables mode make, which IPVS does not have.
 _RANDOM = "random"
-#: What a scheduler that ignores weights is replaced with where they differ.
+#: The replacement of a scheduler that ignores weights, for weights that differ.
 _WEIGHTED: Mapping[str, str] = {"rr": "wrr", "lc": "wlc"}
 #: Those without a counterpart.
 _WITHOUT_WEIGHTS = ("dh",)
 
 
 class Scheduling(NamedTuple):
-    """The settings of a virtual server, and what of the policy they do not follow, one clause each."""
+    """The settings of a virtual server, and one clause for each part of the policy that they do not follow."""
 
     server: VirtualServer
     ignored: Tuple[str, ...] = ()
 
 
 def requested_schedulers(info: ServicePortInfo, default: str) -> FrozenSet[str]:
-    """Return the schedulers, other than the node's, of which the kernel has to have one for this ServicePort."""
+    """Return the schedulers, other than the node's, of which the kernel must have one for this ServicePort."""
     wanted = info.policy.scheduler
     if wanted in ("", _RANDOM):
         wanted = default
     found = {wanted, _WEIGHTED.get(wanted, wanted)} if info.weighted else {wanted}
     if wanted != default and info.weighted:
-        # For the case that the kernel lacks the scheduler that is requested.
+        # In case the kernel lacks the requested scheduler.
         found.add(_WEIGHTED.get(default, default))
     return frozenset(found - {default})
 
@@ -103,7 +104,7 @@ def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str], *, f
 
 
 def hashed_by(server: VirtualServer) -> str:
-    """Return what of a client determines its real server: ``address``, ``address and port``, or nothing."""
+    """Return which part of a client determines its real server: ``address``, ``address and port``, or nothing."""
     if server.scheduler not in HASHING:
         return ""
     return "address and port" if server.flags & _WITH_PORT else "address"

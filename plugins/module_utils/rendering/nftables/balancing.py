@@ -15,9 +15,9 @@ So the verdict of a frontend changes only when its number of endpoints passes a 
 verdict makes the kernel check all verdict maps of the table again, which takes time in proportion to all Services;
 changing an endpoint does not.
 
-A ServicePort that is hashed has a list of slots instead (see :mod:`.slots`), and a chain such as ``cluster-hash-3f``
-that hashes the client's address to the index of a slot; ``cluster-hash-port-3f`` hashes its port, too. The kernel dumps
-a map in time proportional to the square of its size, so slots are spread over many maps: 3f is the number of one.
+A hashed ServicePort has a list of slots instead (see :mod:`.slots`), and a chain such as ``cluster-hash-3f`` that
+hashes the client's address to the index of a slot; ``cluster-hash-port-3f`` hashes its port, too. The kernel dumps a
+map in time proportional to the square of its size, so slots are spread over many maps: 3f is the number of one.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def external_local_name(kind: str, cluster: Choice, local: Choice) -> str:
 
 
 def client(family: str, by_port: bool, word: int = 0) -> x.Expressions:
-    """Load what identifies a client for hashing: its address, and its port if ``by_port``."""
+    """Load the fields that identify a client for hashing: its address, and its port if ``by_port``."""
     address = x.source_address(family, word)
     return [address, x.source_port(word + x.address_words(family))] if by_port else [address]
 
@@ -150,7 +150,7 @@ def chooser(family: str, kind: str, policy: str, choice: Choice) -> ChainValue:
 def masquerading_chooser(kind: str, mark: int, choice: Choice) -> ChainValue:
     """Return the chain for external traffic with policy Cluster.
 
-    The endpoint may be on any node, so the packet is masqueraded: the reply has to return through this node.
+    The endpoint may be on any node, so the packet is masqueraded: the reply must return through this node.
     """
     target = chooser_name(kind, CLUSTER, choice)
     return ChainValue((x.rule(x.set_mark_bits(mark), comment="masquerade"), x.rule(x.verdict(f"goto {target}"))))

@@ -213,7 +213,7 @@ def destination_nat(family: str, address: int, port: int) -> Expression:
 
 
 def same_destination(family: str) -> Expressions:
-    """Settle that the destination stays as it is, so that no later rule for new connections rewrites it."""
+    """Fix the destination as it is, so that no later rule for new connections rewrites it."""
     settled = Expression("nat", ((1, NAT_DESTINATION), (2, NFPROTO[family]), (3, register(0))))
     return [destination_address(family), settled]
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Sources that are allowed at external addresses and node ports: the chains, maps and sets of nftables mode.
 
-What a node port needs exists only while a node port is restricted: kube-proxy 1.36 has nothing like it, and every
-packet would traverse it.
+The objects for node ports exist only while a node port is restricted: kube-proxy 1.36 has nothing like them, and every
+packet would traverse them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def firewall(family: str, kind: str, lengths: Tuple[int, ...]) -> ChainValue:
 
 
 def _node_port_check(settings: DataplaneSettings) -> List[Entry]:
-    """Return what every restricted node port needs; in an order in which it can be created."""
+    """Return the entries that every restricted node port needs, in an order in which they can be created."""
     at_node_port = [*layout.node_port_match(settings, True), *x.protocol_and_port()]
     check = x.rule(at_node_port, x.verdict_lookup(NODE_PORT_FIREWALLED))
     jump = (x.rule(x.new_connection(), x.verdict(f"jump {NODE_PORT_CHECK}")),)

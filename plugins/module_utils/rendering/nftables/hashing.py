@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which ServicePorts are hashed, and which endpoint a client of theirs reaches.
+"""The choice of ServicePorts that are hashed, and of the endpoint that a client of theirs reaches.
 
 The policy of a Service names schedulers of IPVS. Those that hash the source, Maglev (mh) and source hashing (sh), are
 both stable hashing here.
@@ -18,9 +18,9 @@ from ..settings import DataplaneSettings
 from .slots import MOST_ENDPOINTS, assigned, slot_of
 
 SCHEDULERS = ("mh", "sh")
-#: What the kernel needs for it, by its name in ``DataplaneSettings.schedulers``.
+#: The feature of the kernel that it needs, by its name in ``DataplaneSettings.schedulers``.
 JHASH = "jhash"
-#: The most addresses and node ports of a ServicePort that is hashed; each has slots of its own.
+#: The most addresses and node ports of a hashed ServicePort; each has its own slots.
 MOST_FRONTENDS = 16
 #: The most lists of slots in a table, one for each address and node port that is hashed (see :func:`lists_of`): room
 #: for 10,000 Services with nothing but a cluster IP, in 6 million elements. docs/service-policy.md has the kernel's
@@ -31,7 +31,7 @@ _NUMBERED = ("flag-1", "flag-2", "flag-3")
 
 
 def requested(info: ServicePortInfo) -> FrozenSet[str]:
-    """Return what the kernel has to have for a ServicePort: JHASH, or nothing."""
+    """Return the features of the kernel that a ServicePort requests: JHASH, or none."""
     return frozenset((JHASH,)) if info.policy.scheduler in SCHEDULERS and not _refusal(info) else frozenset()
 
 
@@ -41,7 +41,7 @@ def is_hashed(info: ServicePortInfo, settings: DataplaneSettings) -> bool:
 
 
 def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> List[str]:
-    """Return what of a policy with one of SCHEDULERS is not done, one clause each."""
+    """Return one clause for each part of a policy with one of SCHEDULERS that is not supported."""
     scheduler = info.policy.scheduler
     reason = _refusal(info)
     if not reason and JHASH not in settings.schedulers:
@@ -84,14 +84,14 @@ def _refusal_of_service(info: ServicePortInfo) -> str:
 
 
 def by_port(info: ServicePortInfo) -> bool:
-    """Return whether the client's port counts, too."""
+    """Return whether the client's port is hashed, too."""
     return not {f"{info.policy.scheduler}-port", "flag-2"}.isdisjoint(info.policy.scheduler_flags)
 
 
 def slots_of(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
     """Return for each slot the position of its endpoint. None of the weights is 0.
 
-    The age of endpoints does not count, which nodes see differently: there is no slow start.
+    The age of endpoints has no effect, because nodes see it differently: there is no slow start.
     """
     return assigned(tuple([(endpoint.text, endpoint.weight) for endpoint in endpoints]))
 

@@ -13,7 +13,7 @@ from .objects import PROTOCOL_NUMBERS
 
 @lru_cache(maxsize=1 << 18)
 def address_key(text: str) -> bytes:
-    """Return an address as in a key; empty for what is no address."""
+    """Return an address as in a key; empty for text that is not an address."""
     raw = packed(text)
     return b"" if raw is None else raw
 

@@ -77,7 +77,7 @@ def fixed_sets(family: str) -> Dict[str, SetValue]:
 
 
 def from_local(traffic: LocalTraffic, local: bool) -> x.Expressions:
-    """Match packets that come, or do not come, from a pod of this node as the detector defines them."""
+    """Match packets that come, or do not come, from a pod of this node, by the detector's definition."""
     if traffic.kind == "cidr":
         network = parse_network(traffic.value)
         return [] if network is None else x.in_network(network, load_source=True, equal=local)
@@ -130,9 +130,9 @@ def _cluster_ips_rules(settings: DataplaneSettings) -> List[Rule]:
 
 
 def masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[Rule]:
-    """Return the rules that masquerade what the expressions match.
+    """Return the rules that masquerade packets that the expressions match.
 
-    Where the source ports are limited, each protocol needs a rule of its own: the nft program accepts no other form.
+    If the source ports are limited, each protocol needs a separate rule: the nft program accepts no other form.
     """
     first, last = settings.masquerade_ports
     limited = [

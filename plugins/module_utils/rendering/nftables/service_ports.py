@@ -58,7 +58,7 @@ def _places(info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> Tuple[End
 
 
 class _Choices(NamedTuple):
-    """How a ServicePort's endpoints are chosen: among all, and among those on this node."""
+    """The ways to choose a ServicePort's endpoints: among all, and among those on this node."""
 
     cluster: Choice
     local: Choice
@@ -163,7 +163,7 @@ def _external(
 
 
 def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> List[Entry]:
-    """Return what one ServicePort contributes: (resource table, key, value), in an order in which it can be created.
+    """Return the entries of one ServicePort: (resource table, key, value), in an order in which they can be created.
 
     Several may contribute the same key: chains, sets of source ranges, the ClusterIP of a Service with several ports.
     """

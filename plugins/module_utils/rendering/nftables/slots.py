@@ -7,13 +7,13 @@ A client's address is hashed to one of a fixed number of slots, so a change of e
 changes hands. Nodes keep no state and exchange none; they agree because slots follow from addresses, ports and weights
 of the endpoints alone.
 
-Every endpoint prefers slots in an order of its own, which follows from its address and port. In every round each
-endpoint asks for its next slot, and gets it if it is still free. So a slot belongs to the endpoint that prefers it
-most, whichever other endpoints exist: rendezvous hashing. Maglev (Eisenbud et al., NSDI 2016) instead lets an
-endpoint whose slot is occupied ask again in the same round, which fills all endpoints evenly and moves many slots that
-need not move. Here an endpoint asks no more once it has :data:`LIMIT` percent of its fair share, as in consistent
-hashing with bounded loads (Mirrokni et al., SODA 2018); only slots beyond this limit may move without need.
-docs/nftables.md has the figures that led to this choice and to the number of slots.
+Every endpoint prefers slots in an order that follows from its address and port. In every round each endpoint requests
+its next slot, and receives it if it is still free. So a slot belongs to the endpoint that prefers it most, whichever
+other endpoints exist: rendezvous hashing. Maglev (Eisenbud et al., NSDI 2016) instead lets an endpoint whose slot is
+occupied request another in the same round, which fills all endpoints evenly and moves many slots that need not move.
+Here an endpoint requests no more slots once it has :data:`LIMIT` percent of its fair share, as in consistent hashing
+with bounded loads (Mirrokni et al., SODA 2018); only slots beyond this limit may move without need. docs/nftables.md
+has the figures that led to this choice and to the number of slots.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Iterator, List, Sequence, Tuple
 SLOTS = 600
 #: The most slots of an endpoint, in percent of its share by weight, rounded up.
 LIMIT = 115
-#: The most endpoints of a ServicePort that is hashed. With many more, some would have no slot at all.
+#: The most endpoints of a hashed ServicePort. With many more, some would have no slot at all.
 MOST_ENDPOINTS = SLOTS // 4
 
-#: Of the hash. Any number does, but all nodes have to use the same, in all versions.
+#: The seed of the hash. Any number will do, but all nodes must use the same one, in all versions.
 SEED = 0x6B6E7078
 
 _JHASH_INITIAL = 0xDEADBEEF
@@ -45,16 +45,16 @@ WeightedEndpoint = Tuple[str, int]
 
 
 def _wishes(endpoint: str) -> Iterator[int]:
-    """Yield the slots that one endpoint asks for, in the order of its preference; some of them repeatedly."""
+    """Yield the slots that one endpoint requests, in the order of its preference; some of them repeatedly."""
     draws = struct.unpack(f">{_DRAWS}H", hashlib.shake_128(endpoint.encode()).digest(2 * _DRAWS))
     for draw in draws:
         yield draw * SLOTS >> 16
-    # Only few endpoints ask that often: those of a ServicePort with one or two.
+    # Only endpoints of a ServicePort with one or two of them request so many.
     yield from range(SLOTS)
 
 
 def _askers(weights: Sequence[int]) -> Iterator[int]:
-    """Yield the positions of endpoints in the order in which they ask, each as often as its weight says."""
+    """Yield the positions of endpoints in the order of their requests, each as often as its weight says."""
     if len(set(weights)) == 1:
         yield from cycle(range(len(weights)))
     queue = [(_TIME_UNIT // weight, position, 1) for position, weight in enumerate(weights)]
@@ -67,9 +67,9 @@ def _askers(weights: Sequence[int]) -> Iterator[int]:
 
 @lru_cache(maxsize=1024)
 def assigned(endpoints: Tuple[WeightedEndpoint, ...]) -> Tuple[int, ...]:
-    """Return for each slot the position of its endpoint in ``endpoints``, which has at least one, and none twice.
+    """Return for each slot the position of its endpoint in ``endpoints``, which has at least one and no duplicates.
 
-    The result depends on the order of ``endpoints`` only in that it refers to it.
+    The order of ``endpoints`` affects only these positions.
     """
     order = sorted(range(len(endpoints)), key=endpoints.__getitem__)
     weights = [endpoints[position][1] for position in order]

@@ -58,7 +58,7 @@ class RenderingWithListeners(Rendering[Contexts]):
         return Contexts(self._main.context(settings, options), node_facts(settings))
 
     def static_entries(self, context: Contexts) -> List[Entry]:
-        """Return those of the other mode, and the device if it has none."""
+        """Return the static entries of the other mode, and the device if it has none."""
         device = [] if self.has_device else RENDERING.static_entries(context.forwarded)
         return [*device, *self._main.static_entries(context.main)]
 

@@ -105,7 +105,7 @@ def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]
 
 
 def _restricted(value: Listener, sources: Sources, address: str, facts: NodeFacts) -> Listener:
-    """Return a listener at an external address that serves only allowed sources; without any, it refuses all clients.
+    """Return a listener at an external address for allowed sources only; without any, it refuses all clients.
 
     The node's own connections to an address that it holds come from that same address, so it is allowed if a range
     contains the node.

@@ -39,7 +39,7 @@ class ListenerKey(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """What a listener does with connections, or with datagrams.
+    """The settings of a listener for connections or datagrams.
 
     ``owner``: the ServicePort, ``namespace/name:port``. Its listeners share the turn of endpoints and the affinity of
     clients. ``endpoints``: sorted, or in the order of turns where one has several; without any, the agent opens no
