@@ -16,7 +16,7 @@ _ARGUMENTS = {
     "strict": {"type": "bool", "default": False},
     "facts": {"type": "list", "elements": "str", "default": []},
 }
-# How alike a name without its prefix has to be to a variable of the role: difflib's ratio.
+# How similar a name without its prefix must be to a variable of the role: difflib's ratio.
 _ALIKE = 0.75
 
 
@@ -67,7 +67,7 @@ class ActionModule(ActionBase):
         _validation, options = self.validate_argument_spec(_ARGUMENTS)
         role = self._task._role
         if role is None:
-            return {**result, "failed": True, "msg": "this task has to be part of a role"}
+            return {**result, "failed": True, "msg": "this task must be part of a role"}
         prefix = f"{role.get_name().rpartition('.')[2]}_"
         known = known_variables(Path(role._role_path)).union(options["facts"])
         found = unknown_variables(task_vars or (), prefix, known)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Document what the modules support; a module's own ``attributes`` take precedence.
+    """Document the capabilities of the modules; a module's own ``attributes`` take precedence.
 
     ``kubenode.proxy.attributes`` is for every module, ``attributes.posix`` for modules that run on the controller,
     ``attributes.cluster`` for modules that change the cluster, and ``attributes.info`` for modules that change nothing.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Open files only if they are what their name promises, whatever directory they are in.
+"""Open files only if they are regular files, even in directories that other users can write.
 
 Root reads files that the agent's user writes, and the agent reads files that other programs write. A name in a
 directory that another user can write may at any moment be a symbolic link (open(2), O_NOFOLLOW), a hard link to a file
@@ -101,7 +101,7 @@ def _own_target(path: str) -> str:
 
 
 def parse_json(text: Union[str, bytes]) -> Any:
-    """Parse JSON text. Raises ValueError, also for nesting that is too deep for the parser."""
+    """Parse JSON text. Raises ValueError, including for nesting that is too deep for the parser."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -240,10 +240,9 @@ def always(_change: Change[Any, Any]) -> bool:
 class Stage(NamedTuple):
     """A resource and the table it should hold.
 
-    ``desired`` is a table, or a function from the observed table to the desired one where that depends on the current
-    state: a real server with open connections is desired at weight 0 until they have ended. ``postponed`` returns
-    whether a change must come after those of all other stages, because the entries it removes still serve traffic until
-    then.
+    ``desired`` is a table, or, if it depends on the current state, a function from the observed table to the desired
+    one: a real server with open connections is desired at weight 0 until they have ended. ``postponed`` returns whether
+    a change must come after those of all other stages, because the entries it removes still serve traffic until then.
     """
 
     resource: Resource[Any, Any]

@@ -52,7 +52,7 @@ options:
     default: false
   network_policies:
     description:
-      - Whether the snapshot has to contain Pods, Namespaces and NetworkPolicies, for nodes that enforce them.
+      - Whether the snapshot must contain Pods, Namespaces and NetworkPolicies, for nodes that enforce them.
       - Of Pods only the fields are kept that policies depend on.
       - The account then needs the right to list them in all namespaces.
     type: bool
@@ -60,7 +60,7 @@ options:
     version_added: 1.0.0
   cluster_network_policies:
     description:
-      - Whether the snapshot has to contain ClusterNetworkPolicies as well, if O(network_policies=true).
+      - Whether the snapshot must contain ClusterNetworkPolicies as well, if O(network_policies=true).
       - A cluster that does not know them has none.
     type: bool
     default: false

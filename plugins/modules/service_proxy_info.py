@@ -35,7 +35,7 @@ options:
     elements: str
     default: []
   traffic_timeout:
-    description: Seconds within which all probes have to succeed.
+    description: Seconds within which all probes must succeed.
     type: float
     default: 5.0
 extends_documentation_fragment:
@@ -292,7 +292,7 @@ states:
       type: int
       sample: 20480
     outcome:
-      description: Outcome of the change after it, if that change had to be confirmed.
+      description: Outcome of the change after it, if that change required confirmation.
       type: str
       sample: confirmed
     problem:

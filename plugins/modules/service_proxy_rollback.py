@@ -134,7 +134,7 @@ states:
       type: int
       sample: 20480
     outcome:
-      description: Outcome of the change after it, if that change had to be confirmed.
+      description: Outcome of the change after it, if that change required confirmation.
       type: str
       sample: confirmed
     problem:

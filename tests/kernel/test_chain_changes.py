@@ -94,7 +94,7 @@ def removal_that_fails(variant: str) -> Tuple[List[str], List[ChainChange]]:
 @pytest.mark.parametrize("seconds", [0, 300])
 def test_a_change_that_fails_in_its_last_table_is_reverted(variant: str, seconds: int, tmp_path: Path) -> None:
     before, changes = removal_that_fails(variant)
-    with pytest.raises(KernelError, match=r"what had been changed was rolled back: IPv6, IPv4") as failure:
+    with pytest.raises(KernelError, match=r"the changes made before were rolled back: IPv6, IPv4") as failure:
         apply_changes(changes, seconds, str(tmp_path / "changes"))
     assert "\n" not in str(failure.value)
     assert rules(variant) == before

@@ -13,7 +13,7 @@ from ..errors import ProxyError
 from .connection_lines import PASSING, connection_lines
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult
 
-#: Names in one line of the status; with --output json there are all.
+#: The maximum number of names in one line of the status; --output json has all of them.
 _NAMES = 10
 
 
@@ -103,7 +103,7 @@ def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, A
 
 
 def show_explanation(arguments: argparse.Namespace) -> CommandResult:
-    """Explain a Service or a connection by the agent's view of the cluster, or by that of the options (``explain``)."""
+    """Explain a Service or a connection by the agent's view of the cluster, or that of the options (``explain``)."""
     if arguments.destination is not None:
         return _connection(arguments)
     client = arguments.source.address if arguments.source else ""

@@ -26,7 +26,7 @@ from ..errors import ApiError, SnapshotError
 
 
 class Sources(NamedTuple):
-    """Where API servers are named. ``kubeconfig``: empty for the default. ``cache``: the agent's file."""
+    """The places that name API servers. ``kubeconfig``: empty for the default. ``cache``: the agent's file."""
 
     kubeconfig: str
     settings: ApiServerSettings
@@ -73,7 +73,7 @@ def _candidates(sources: Sources) -> Iterator[Candidate]:
     yield from configured_servers(sources.settings.alternatives)
     if sources.settings.discover:
         with contextlib.suppress(SnapshotError):
-            # Without an intact cache no more servers are known.
+            # Without an intact cache, no other servers are known.
             named = [item for item in read_cache(sources.cache).objects if _is_kubernetes(item)]
             found = ClusterState.from_objects(named).slices_of(KUBERNETES).get(KUBERNETES.name)
             yield from named_servers(found) if found is not None else ()

@@ -46,7 +46,7 @@ def _configuration(arguments: argparse.Namespace) -> Tuple[KubeProxyConfiguratio
 def _cluster(
     arguments: argparse.Namespace, configuration: KubeProxyConfiguration
 ) -> Tuple[ClusterState, Tuple[str, ...]]:
-    """Return the cluster from where the arguments say (snapshot, cache or API servers), and warnings about the source.
+    """Return the cluster from the source in the arguments (snapshot, cache, API servers), and warnings about it.
 
     It includes the static Services.
     """
@@ -181,7 +181,7 @@ def show_diff(arguments: argparse.Namespace) -> CommandResult:
 
 
 def clean_up(arguments: argparse.Namespace) -> CommandResult:
-    """Remove everything that any mode programmed, or where policies only are enforced these (``cleanup``)."""
+    """Remove everything that any mode programmed; on a node with policies only, only these (``cleanup``)."""
     return _converged(arguments, arguments.check, describe=False, absent=True)
 
 
@@ -203,7 +203,7 @@ def status_without_agent(arguments: argparse.Namespace, reason: str) -> CommandR
 
 
 class _Node(NamedTuple):
-    """What explanations without an agent are made from."""
+    """The data for explanations without an agent."""
 
     cluster: ClusterState
     configuration: KubeProxyConfiguration
@@ -224,7 +224,7 @@ def _node(arguments: argparse.Namespace) -> _Node:
 
 
 def explain_node(arguments: argparse.Namespace, target: Target, client: str) -> Dict[str, Any]:
-    """Return the explanation of a target, from what would be programmed on this node. Raises ProxyError.
+    """Return the explanation of a target by the desired state of this node. Raises ProxyError.
 
     ``client``: the address of a client, or empty.
     """

@@ -18,7 +18,7 @@ from .result import FAILED
 
 
 def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
-    """Run the agent until it is stopped; returns its exit code. Raises ProxyError."""
+    """Run the agent until it is stopped; return its exit code. Raises ProxyError."""
     options = AgentOptions(
         configuration=arguments.config,
         kubeconfig=arguments.kubeconfig,

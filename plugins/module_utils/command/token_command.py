@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``token``: what the node's token for the API server says of itself, and writing another one in its place."""
+"""``token``: show the claims of the node's token for the API server, and replace the token."""
 
 from __future__ import annotations
 

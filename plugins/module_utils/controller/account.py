@@ -87,9 +87,9 @@ class AccountChange(NamedTuple):
 
 
 def wanted_objects(account: Account, shared: bool = True, policies: bool = False) -> List[Wanted]:
-    """Return the objects, in the order in which they are made, with ``shared`` the Secret as the last one.
+    """Return the objects in the order in which they are created; with ``shared``, the Secret is the last one.
 
-    ``policies``: with the rights to read what network policies depend on.
+    ``policies``: with the rights to read the objects that network policies depend on.
 
     Raises ConfigurationError for names that are not valid.
     """
@@ -205,7 +205,7 @@ def _uid(item: Optional[Object]) -> str:
 
 
 def _left_secret(client: ApiClient, account: Account) -> Tuple[str, ...]:
-    """Return a warning if there still is a Secret with a shared token, which other nodes may use."""
+    """Return a warning if there is still a Secret with a shared token, which other nodes may use."""
     secret = wanted_objects(account)[-1]
     if _read(client, secret) is None:
         return ()

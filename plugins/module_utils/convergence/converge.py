@@ -49,7 +49,7 @@ def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandl
     is changed, if the node lacks something or another program conflicts; KernelError if the kernel refuses a change;
     ConfigurationError.
     """
-    # Before anything else, the lock included: what is not allowed looks like what is missing.
+    # Before anything else, including the lock: a missing permission looks like a missing feature.
     warnings = judge(rights_findings(capabilities()), request.ignore_findings)
     with contextlib.ExitStack() as stack:
         lock = ConvergenceLock(request.state_directory, request.lock_timeout)
@@ -71,7 +71,7 @@ def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandl
 
 
 class _Convergence:
-    """The steps of one convergence, and what they share."""
+    """The steps of one convergence, and their common data."""
 
     def __init__(self, request: Request, handles: KernelHandles, guard: Guard) -> None:
         self.request = request
@@ -128,7 +128,7 @@ class _Convergence:
         return self._report(chosen, view.name, contexts, families)
 
     def _with_schedulers(self, mode: Mode, families: Sequence[FamilyServices]) -> List[FamilyServices]:
-        """Return the families with the schedulers that annotations request, the kernel has, and that fit."""
+        """Return the families with those schedulers that annotations request, the kernel has, and the mode can use."""
         found = []
         for context, ports in families:
             ports = within_limit(mode.rendering, ports)
@@ -148,7 +148,7 @@ class _Convergence:
         return [*stages, *mode.extra_stages([item.context for item in families])]
 
     def _policy_stages(self, configuration: KubeProxyConfiguration, view: NodeView) -> List[Stage]:
-        """Return the stage of network policies, or the one that removes what an earlier run left of them."""
+        """Return the stage of network policies, or the one that removes those of an earlier run."""
         settings = configuration.node_proxy.network_policy
         if not settings.enabled:
             return policy_removal_stages(self.handles)
@@ -233,10 +233,11 @@ class _Convergence:
     ) -> None:
         """Delete stale entries if the endpoints of a UDP Service changed since the last convergence.
 
-        With corrected behaviour also if addresses changed, and those of addresses that no Service has any more.
+        With corrected behaviour, also if addresses changed; then entries of addresses that no Service has any more,
+        too.
 
-        The Services work without it, so a failure, also to write the ledger, only causes a warning. The next run tries
-        again, because the ledger is updated only after success.
+        The Services work without it, so a failure, including one to write the ledger, only causes a warning. The next
+        run tries again, because the ledger is updated only after success.
         """
         directory = self.request.state_directory
         settings = configuration.node_proxy.behaviour

@@ -14,7 +14,7 @@ from .request import Request
 
 
 class Guard:
-    """Hooks that a convergence calls around its changes; those of ``history.guard`` save the state of the node.
+    """Hooks that a convergence calls around its changes. The subclass in ``history.guard`` saves the state of the node.
 
     ``saved_state``: the number of the saved state, None if none was saved. ``confirm_until``: when the node rolls back
     to it unless the change is confirmed; empty if it needs no confirmation.
@@ -37,5 +37,5 @@ class Guard:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Add to the error of a change that fails half way how to roll back."""
+        """Add instructions for the rollback to the error of a change that fails halfway."""
         yield

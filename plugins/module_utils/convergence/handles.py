@@ -4,7 +4,7 @@
 """The sockets of one convergence, opened when first needed and closed together.
 
 Opening a socket to IPVS or ipset can make the kernel load a module. A check must not do that, so it first tests whether
-the subsystem is loaded. What speaks to IPVS and ipset is imported with the first socket, because each run of an Ansible
+the subsystem is loaded. The code for IPVS and ipset is imported with the first socket, because each run of an Ansible
 module compiles what it imports.
 """
 
@@ -39,7 +39,7 @@ NO_AGENT = "userspace mode needs the agent, which forwards the connections itsel
 
 
 class ListenerAccess:
-    """Where the listeners of userspace mode are; this base class has no agent that holds any."""
+    """Access to the listeners of userspace mode; in this base class there is no agent and no listener."""
 
     def resource(self, family: str) -> Resource[Any, Any]:
         """Return the listeners of a family. Raises PreflightError if there is no agent."""
@@ -118,12 +118,12 @@ class KernelHandles:
         return self._open.enter_context(contextlib.closing(IpvsTableResource(family)))
 
     def network_policy(self) -> PolicyTableResource:
-        """The nftables table of network policies, with a socket that is closed with the others."""
+        """Return the nftables table of network policies, with a socket that is closed with the others."""
         return self._open.enter_context(contextlib.closing(PolicyTableResource()))
 
     @property
     def ipvs(self) -> IpvsSocket:
-        """Generic netlink to IPVS. Raises KernelError."""
+        """Return a socket of generic netlink to IPVS. Raises KernelError."""
         if self._ipvs is None:
             from ..kernel.ipvs.servers import IpvsSocket
 
@@ -133,7 +133,7 @@ class KernelHandles:
 
     @property
     def ipset(self) -> IpsetSocket:
-        """Netlink to ipset. Raises KernelError."""
+        """Return a netlink socket to ipset. Raises KernelError."""
         if self._ipset is None:
             from ..kernel.ipset.sets import IpsetSocket
 
@@ -143,7 +143,7 @@ class KernelHandles:
 
     @property
     def route(self) -> NetlinkSocket:
-        """Routing netlink. Raises KernelError."""
+        """Return a socket of routing netlink. Raises KernelError."""
         if self._route is None:
             self._route = self._open.enter_context(contextlib.closing(NetlinkSocket(NETLINK_ROUTE)))
             self._route.progress = self.progress

@@ -28,7 +28,7 @@ from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .request import Request
 
-#: Their addresses belong to Services and not to the node.
+#: Devices whose addresses belong to Services and not to the node.
 _OWN_DEVICES = (ipvs.DEVICE, userspace.DEVICE)
 
 

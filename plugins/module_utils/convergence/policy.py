@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Network policies of the node in a convergence: from the cluster state to the stage of their table.
 
-Imported only where policies are enforced: Ansible ships modules as source, which each run on each node compiles.
+It is imported only where policies are enforced: Ansible ships modules as source, which each run compiles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMED_POLICIES = 20
 
 
 def policy_options(settings: NetworkPolicySettings) -> Options:
-    """Return what the rules of the table depend on."""
+    """Return the options on which the rules of the table depend."""
     return Options(
         tiers=settings.cluster_policies,
         cut=settings.established_connections == CUT,
@@ -41,7 +41,7 @@ def policy_options(settings: NetworkPolicySettings) -> Options:
 
 
 def raw_addresses(addresses: Iterable[Tuple[str, str]]) -> List[Address]:
-    """Return the addresses out of pairs (interface, address)."""
+    """Return the addresses of pairs (interface, address), packed."""
     return [raw for raw in (packed(address) for _interface, address in addresses) if raw is not None]
 
 
@@ -94,7 +94,7 @@ def _first(lines: List[str], most: int, others: str) -> List[str]:
 
 
 def policy_findings(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> List[Finding]:
-    """Return what keeps policies from being enforced on this node, or enforces others."""
+    """Return findings about anything that keeps policies from being enforced on this node, or that enforces others."""
     pods = (pod for pod in cluster.policy.pods.values() if pod.node_name == node_name and counts(pod))
     addresses = [address for pod in pods for address in pod.addresses]
     found = [*bridge_findings(addresses), *other_implementations(processes())]

@@ -23,7 +23,7 @@ from .stages.sysctls import sysctl_stage, wanted_sysctls
 
 
 def check_cluster(request: Request, view: NodeView) -> List[str]:
-    """Return warnings about the cluster state; changes nothing.
+    """Return warnings about the cluster state; change nothing.
 
     Raises PreflightError if the state is incomplete or has no Node of this host, unless these findings are ignored or
     the request does not need a whole cluster.
@@ -52,7 +52,7 @@ def check_node(
     families: Sequence[FamilyServices],
     ignored: Sequence[str] = (),
 ) -> List[str]:
-    """Return warnings about the node and the ServicePorts to be served; changes nothing.
+    """Return warnings about the node and the ServicePorts to be served; change nothing.
 
     ``ignored``: names of findings to ignore. Raises PreflightError if the mode cannot work here.
     """
@@ -68,9 +68,9 @@ def check_node(
 
 
 def check_policies(request: Request, view: NodeView) -> List[str]:
-    """Return warnings about what keeps network policies from being enforced here; changes nothing.
+    """Return warnings about obstacles to enforcing network policies here; change nothing.
 
-    Raises PreflightError if pods share a bridge whose packets nobody sees, unless that finding is ignored.
+    Raises PreflightError if pods share a bridge whose packets netfilter does not see, unless that finding is ignored.
     """
     settings = request.configuration.node_proxy.network_policy
     if not settings.enabled:

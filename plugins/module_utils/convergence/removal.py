@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stages that remove what other modes than the one in effect left on the node, or everything that any mode made."""
+"""Stages that remove leftovers of modes that are not in effect, or everything that any mode created."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def leaving_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
 
 
 def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[FamilyContext]) -> List[Stage]:
-    """Return the stages that remove what other modes left in subsystems that ``mode`` does not use.
+    """Return the stages that remove leftovers of other modes in subsystems that ``mode`` does not use.
 
-    ``contexts``: from :func:`leftover_contexts`. Modes that use iptables share one resource of chains, so chains that
-    one of them left are removed by the changes of another. A mode that serves no Services removes nothing of them.
-    Raises KernelError.
+    ``contexts``: from :func:`leftover_contexts`. Modes that use iptables share one resource of chains, so the changes
+    of one remove the chains that another left. A mode that serves no Services removes nothing of other modes. Raises
+    KernelError.
     """
     if not mode.serves:
         return []
@@ -61,7 +61,7 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
 
 
 def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
-    """Return stages that remove what ipvs mode made except chains, in both families.
+    """Return stages that remove everything of ipvs mode except chains, in both families.
 
     With ``draining``, servers with active connections are kept until these end. Raises KernelError.
     """
@@ -74,7 +74,7 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
 
 
 def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) -> List[Stage]:
-    """Return the stages that remove everything that any mode made, each object after those that refer to it."""
+    """Return the stages that remove everything that any mode created, each object after those that refer to it."""
     return [
         *ipvs_removal_stages(handles),
         *chain_removal_stages(contexts),

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rendering of what would be programmed in the syntax of the usual tools. It is pure: no node is needed or read."""
+"""Rendering of the desired state in the syntax of the usual tools. It is pure: no node is needed or read."""
 
 from __future__ import annotations
 

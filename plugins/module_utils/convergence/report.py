@@ -145,7 +145,7 @@ def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]
 def ignored_policies(
     rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], settings: DataplaneSettings
 ) -> List[str]:
-    """Return one line for each part of the policy of a ServicePort that a mode does not do."""
+    """Return one line for each part of the policy of a ServicePort that a mode does not support."""
     return [
         f"Service {info.key} ({info.port}/{info.key.protocol}): {clause}"
         for info in service_ports

@@ -36,7 +36,7 @@ class Request(NamedTuple):
     ``max_loss_percent``: refuse a change that leaves more than this percentage of the Services that are currently
     served without endpoints (100: never). ``unattended``: no person watches the run, so it refuses such a change once,
     and applies it if the next complete cluster state is the same. ``agent``: the caller is the agent, which can forward
-    connections itself. ``traffic``: Services of which the report should have the probes.
+    connections itself. ``traffic``: Services whose probes the report should contain.
     """
 
     cluster: ClusterState
@@ -87,15 +87,14 @@ class Report(NamedTuple):
 
     ``changed``: something differed (and was changed, unless checking). ``changes`` contains only tables that differ.
     ``counts``: services, without_endpoints (of these), service_ports, endpoints, added, replaced, removed.
-    ``programmed``: entries per table after the convergence (in a check: the current ones).
-    ``durations``: seconds per stage and per table. ``mode_reason`` and ``xtables_variant`` say what was chosen and why.
+    ``programmed``: entries per table after the convergence (in a check: the current ones). ``durations``: seconds per
+    stage and per table. ``mode_reason``: why ``mode`` was chosen. ``xtables_variant``: the iptables in use.
     ``behaviour``: kube-proxy or corrected. ``ipvs_glue``: iptables or nftables in ipvs mode, else empty.
     ``unselected_pods``: pods of this node that no NetworkPolicy selects; ``unused_policies``: NetworkPolicies that
-    select no pod; both empty where policies are not enforced.
-    ``skipped``: invalid parts of objects. ``saved_state``: the number of the state saved before the change, None if
-    none was saved. ``confirm_until``: when the node rolls back to it unless the change is confirmed (UTC, RFC 3339),
-    empty if it needs no confirmation. ``probes``: probes of the API server and DNS, to run before confirming.
-    ``targets``: what to probe of the Services that the request names.
+    select no pod; both empty where policies are not enforced. ``skipped``: invalid parts of objects. ``saved_state``:
+    the number of the state saved before the change, None if none was saved. ``confirm_until``: when the node rolls back
+    to it unless the change is confirmed (UTC, RFC 3339), empty if it needs no confirmation. ``probes``: probes of the
+    API server and DNS, to run before confirming. ``targets``: the probes of the Services that the request names.
     """
 
     mode: str

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The schedulers that annotations request, if the kernel has them: those of IPVS, and the hash of nf_tables.
 
-A scheduler that is missing never keeps the node from being programmed: the Service gets the node's, with a warning.
+A missing scheduler never keeps the node from being programmed: the Service gets the node's, with a warning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def requested(
 def with_schedulers(
     context: FamilyContext, rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], load: bool
 ) -> FamilyContext:
-    """Return the context of a family with the schedulers that these ServicePorts may use besides those it has.
+    """Return the context of a family, with the schedulers added that these ServicePorts may use.
 
     ``load``: have the kernel load their modules; otherwise those that are installed count.
     """

@@ -4,8 +4,8 @@
 """The rules of declared chains as iptables prints them.
 
 A rule can be written in many ways, and only iptables knows how it will print one. So the declared rules are first
-loaded into a separate, empty network namespace and printed from there: every mistake shows before the node is changed,
-and the current rules can be compared with the declared ones text by text.
+loaded into a separate, empty network namespace and printed from there: every mistake is found before the node is
+changed, and the current rules can be compared with the declared ones text by text.
 """
 
 from __future__ import annotations

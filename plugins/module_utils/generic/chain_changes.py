@@ -26,11 +26,11 @@ class ChainChange(NamedTuple):
 
 
 def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str = DIRECTORY) -> str:
-    """Make all changes; with ``seconds`` the node reverts them then, unless they are confirmed.
+    """Make all changes; with ``seconds`` the node reverts them after that time, unless they are confirmed.
 
-    Returns the name of the provisional change; empty without ``seconds`` and without a change. Raises ProxyError: what
-    was applied until a failure is rolled back, and nothing is left to confirm. If the rollback fails as well, the
-    error says so, and with ``seconds`` the node tries once more when they have passed.
+    Returns the name of the provisional change; empty without ``seconds`` and without a change. Raises ProxyError: after
+    a failure the changes applied so far are rolled back, and nothing is left to confirm. If the rollback fails as well,
+    the error says so, and with ``seconds`` the node tries once more after that time.
     """
     if not any(item.change for item in changes):
         return ""
@@ -48,7 +48,7 @@ def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str =
 
 
 def _rolled_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> str:
-    """Roll back what was applied of a failed change; return an addition to its error."""
+    """Roll back the applied parts of a failed change; return an addition to its error."""
     undos: List[Undo] = []
     done: List[str] = []
     try:
@@ -59,8 +59,8 @@ def _rolled_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> 
             undos.pop()
     except KernelError as error:
         again = _armed(undos, seconds, directory)
-        return f"; what had been changed before could not be rolled back: {error}{again}"
-    return f" (what had been changed was rolled back: {', '.join(done)})" if done else ""
+        return f"; the changes made before could not be rolled back: {error}{again}"
+    return f" (the changes made before were rolled back: {', '.join(done)})" if done else ""
 
 
 def _armed(undos: Sequence[Undo], seconds: int, directory: str) -> str:

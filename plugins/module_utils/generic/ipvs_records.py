@@ -17,7 +17,7 @@ _FORWARDING_NAMES = {kernel: name for name, kernel in FORWARDING.items()}
 
 
 class Selection(NamedTuple):
-    """Which virtual servers are listed: those that agree in all that is given."""
+    """A selection of virtual servers: those that agree with every given field."""
 
     address: Optional[str] = None
     port: Optional[int] = None

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""User-declared virtual servers, and which others are kept: desired tables for the IPVS resources.
+"""User-declared virtual servers: desired tables for the IPVS resources, with the servers that are kept.
 
 A task may declare a virtual server with all its real servers, or with some of them only, so that each real server can
-be added and removed by a task of its own.
+be added and removed by a separate task.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SCHEDULER_FLAGS: Mapping[str, Tuple[str, int]] = {
     "flag-3": ("", SCHEDULER_FLAG_3),
 }
 _LONGEST_PERSISTENCE_SECONDS = 31 * 24 * 3600
-# What the kernel accepts: a number of its ticks that fits into a signed integer, at up to 1,000 ticks per second.
+# The kernel's limit: a number of ticks that fits into a signed integer, at up to 1,000 ticks per second.
 _LONGEST_TIMEOUT_SECONDS = 0x7FFFFFFF // 1000
 _LARGEST_WEIGHT = 65535
 _DEFAULT_SCHEDULER = "wlc"
@@ -259,7 +259,7 @@ def desired_real_servers(
 def unavailable_schedulers(tables: ListedTables, root: str = "") -> str:
     """Return the fault of the schedulers of the desired virtual servers, in one line; empty if none is known.
 
-    It uses the list of modules installed for the running kernel, so that a wrong name shows before any change.
+    It uses the list of modules installed for the running kernel, so that a wrong name is found before any change.
     """
     release = kernel_release()
     if not available_modules(release, root):
@@ -308,7 +308,7 @@ def stages(
 
 
 def saved_text(planned: Iterable[PlannedChange], timeouts: Mapping[str, int]) -> str:
-    """Return what the tables will hold after the planned changes, as input of ``ipvsadm -R``.
+    """Return the tables after the planned changes, as input of ``ipvsadm -R``.
 
     ``planned`` covers both families. ``timeouts``: all three of the kernel, which the text sets first.
     """

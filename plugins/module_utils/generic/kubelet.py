@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The server in kubelet's kubeconfig: pointed to an address that leads to all API servers, and restored.
+"""The server in kubelet's kubeconfig: replace it by an address that leads to all API servers, and restore it.
 
 kubelet loses its node if it cannot verify an API server, so the file is changed only after each server has presented a
-certificate that kubelet would accept at that address. A record of what was there before makes the change reversible.
+certificate that kubelet would accept at that address. A record of the previous content makes the change reversible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Store = Callable[[str, bytes], None]
 
 
 class Record(NamedTuple):
-    """What was changed: the file, the server before, the server written, and the copy of the file before."""
+    """A change: the file, the server before, the server written, and the copy of the file before."""
 
     path: str
     before: str
@@ -99,7 +99,7 @@ def _patiently(access: Access, place: Place, name: str, deadline: float) -> byte
         try:
             return verified_certificate(access, place, name, min(_ATTEMPT_SECONDS, max(left, 0.5)))
         except ApiError as error:
-            # A certificate that lacks the name has no cause: it will not change soon.
+            # An error about a certificate that lacks the name has no cause; it is not temporary.
             if error.__cause__ is None or deadline - time.monotonic() < _PAUSE_SECONDS:
                 raise
         time.sleep(_PAUSE_SECONDS)
@@ -115,7 +115,7 @@ def point_to(
     store: Store,
     record: str = RECORD,
 ) -> Outcome:
-    """Have the kubeconfig name the address as its server, after :func:`verify_servers`.
+    """Write the address to the kubeconfig as its server, after :func:`verify_servers`.
 
     ``check``: change nothing. A file that names the address already is not verified again. Raises ProxyError; nothing
     is changed in that case.
@@ -179,7 +179,7 @@ def _restored(known: Record, check: bool, store: Store) -> Outcome:
     text = _read(known.path)
     current = server_field(text, known.path).url
     if current != known.written:
-        warning = f"{known.path}: the server {current} is kept, since another program has written it"
+        warning = f"{known.path}: the server {current} is kept, because another program has written it"
         return Outcome(known.path, current, current, "", (warning,))
     if not check:
         store(known.path, with_server(text, known.before, known.path).encode())

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chains as the user declares them: what can be declared, and what is invalid."""
+"""Chains as the user declares them, and their validation."""
 
 from __future__ import annotations
 

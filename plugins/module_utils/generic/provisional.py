@@ -6,7 +6,7 @@
 Below /run, which like the tables is empty after a reboot, each such change has a directory with the input of
 iptables-restore that reverts it, and a shell script that does so. systemd runs the script after the timeout; on nodes
 without systemd a waiting process does. The process that decides renames the file ``pending``, so only one can. The name
-of the file says what became of the change.
+of the file is the outcome of the change.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _changes(directory: str) -> List[str]:
 
 
 def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
-    """Return the script that reverts a change. What iptables-restore refuses is in the file ``errors`` afterwards."""
+    """Return the script that reverts a change; it writes errors of iptables-restore to the file ``errors``."""
     lines = ["#!/bin/sh", f"cd {shlex.quote(place)} || exit 0", f"mv {PENDING} reverting 2>/dev/null || exit 0"]
     lines += [f"end={REVERTED}", ": >errors"]
     for name, undo in undos:
@@ -66,7 +66,7 @@ def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
         lines += [
             "attempt=1",
             f"until {shlex.quote(undo.variant.restore)} --noflush{wait} <{name} 2>output; do",
-            # Nothing was changed without the lock. What the kernel refuses, it would refuse again.
+            # Without the lock, nothing was changed. The kernel would refuse other changes again.
             f'  if [ $attempt -lt {_ATTEMPTS} ] && grep -q "xtables lock" output; then',
             "    attempt=$((attempt + 1)); sleep 1; continue",
             "  fi",
@@ -77,7 +77,7 @@ def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
 
 
 def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
-    """Have a change rolled back in so many seconds unless it is confirmed; return its name. Raises HistoryError.
+    """Have a change rolled back after so many seconds unless it is confirmed; return its name. Raises HistoryError.
 
     Only one change can wait at a time: rolling back an earlier one would rely on rule numbers that a later one changed.
     """
@@ -149,7 +149,7 @@ def _errors(path: str) -> str:
 
 
 def withdraw(change: str, directory: str = DIRECTORY) -> bool:
-    """Keep the node from reverting a change; return False if it has begun to. Raises HistoryError."""
+    """Keep the node from reverting a change; return False if it has already begun. Raises HistoryError."""
     place = os.path.join(directory, change)
     try:
         os.rename(os.path.join(place, PENDING), os.path.join(place, WITHDRAWN))

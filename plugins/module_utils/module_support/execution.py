@@ -23,7 +23,7 @@ def run(
     action: Callable[[AnsibleModule], Dict[str, Any]],
     known: Optional[Mapping[str, Any]] = None,
 ) -> None:
-    """Exit with what ``action`` returns, or fail with the text of the ProxyError that it raises.
+    """Exit with the result of ``action``, or fail with the text of the ProxyError that it raises.
 
     ``known`` is part of the result in both cases.
 

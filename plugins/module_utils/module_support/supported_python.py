@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""End a module on an unsupported Python with one clear line, instead of the traceback of whatever it lacks first.
+"""End a module on an unsupported Python with one clear line, instead of a traceback.
 
-A module imports this file before any other of the collection. Both have to be readable for Python 3.6, the oldest that
-ansible-core 2.16 runs modules with, and so do without ``from __future__ import annotations``.
+A module imports this file before any other of the collection. Python 3.6, the oldest that ansible-core 2.16 runs
+modules with, must be able to parse both, so they do without ``from __future__ import annotations``.
 """
 
 import json

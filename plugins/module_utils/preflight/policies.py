@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What keeps network policies from being enforced, or enforces others: bridges that hide packets, other programs."""
+"""Obstacles to enforcing network policies: bridges that hide packets, and other programs that enforce policies."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def other_implementations(running: Sequence[Process]) -> List[Finding]:
         Finding(
             OTHER_POLICIES,
             WARNING,
-            f"{name} enforces network policies on this node too ({where}), or left what it programmed",
-            "a packet passes only if both allow it; disable the policies of one, and remove what it left",
+            f"{name} enforces network policies on this node too ({where}), or left its rules behind",
+            "a packet passes only if both allow it; disable the policies of one, and remove its leftovers",
         )
         for name, where in sorted(found.items())
     ]
 
 
 def _in_nftables() -> Iterator[Tuple[str, str]]:
-    """Yield what the tables and chains of the kernel show, those of iptables-nft included."""
+    """Yield the traces in the tables and chains of the kernel, those of iptables-nft included."""
     try:
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for family in ("inet", *FAMILIES):
@@ -68,7 +68,7 @@ def _in_nftables() -> Iterator[Tuple[str, str]]:
                         if chain.name.startswith(prefix):
                             yield name, f"chain {chain.name}"
     except KernelError:
-        # Without nf_tables there is none of these; what cannot be listed is reported where it is needed.
+        # Without nf_tables there are none. A table that cannot be listed is reported where it is needed.
         return
 
 

@@ -59,7 +59,7 @@ def test_a_full_disk_is_a_warning_if_nothing_depends_on_the_state(history, monke
     assert way_back.begin() == []
     way_back.target(KubeProxyConfiguration())
     (warning,) = way_back.before_change()
-    assert warning.startswith("the state before is not saved, so the node cannot be rolled back to it: ")
+    assert warning.startswith("the previous state is not saved, so the node cannot be rolled back to it: ")
     assert "No space left on device" in warning
     assert way_back.before_change() == [] and way_back.saved_state is None
 

@@ -3,5 +3,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The fleet report: the states that the nodes of a cluster reported, as one document and one page.
 
-It runs on the controller, knows neither Ansible nor the kernel, and trusts nothing that it is given.
+It runs on the controller, knows neither Ansible nor the kernel, and trusts none of its input.
 """

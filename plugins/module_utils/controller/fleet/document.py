@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """From the records of the nodes to the report: exceptions of the whole cluster first, then node by node.
 
-The same nodes give the same report, byte for byte; the time at which it was made is an argument.
+The same nodes give the same report, byte for byte; the time of the report is an argument.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .nodes import (
 SCHEMA = "kubenode.proxy/fleet-report/v1"
 REFUSED = "refused"
 POLICIES = "policies"
-# What an exception is about, in the order of the report.
+# The kinds of exceptions, in the order of the report.
 KINDS: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, UNREACHED, STALE, REFUSED, WARNED, POLICIES, DIFFERS)
 TITLES: Dict[str, str] = {
     UNREACHABLE: "Unreachable",
@@ -63,10 +63,10 @@ SEVERITIES: Dict[str, str] = {
 
 
 class About(NamedTuple):
-    """What the report is about: ``generated`` in seconds since 1970, and the collection that made it.
+    """The subject of the report: ``generated`` in seconds since 1970, and the collection that created it.
 
-    ``engine``: the collection's version with the hash of its engine, as nodes report theirs. ``stale_after``: seconds
-    after which a last sync is long ago.
+    ``engine``: the collection's version with the hash of its engine, as nodes report theirs. ``stale_after``: the age
+    in seconds above which a last sync counts as long ago.
     """
 
     generated: float
@@ -77,7 +77,7 @@ class About(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """One reason for one node: the kind of exception, what it is about (may be empty) and the words for it."""
+    """One reason for one node: the kind of exception, its subject (may be empty) and its description."""
 
     kind: str
     subject: str
@@ -101,7 +101,7 @@ class Exceptions(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Everything that is shown. ``states`` has the state of each node, in the order of ``nodes``."""
+    """The whole content. ``states`` has the state of each node, in the order of ``nodes``."""
 
     about: About
     nodes: Tuple[Node, ...]
@@ -203,7 +203,7 @@ def _common_warnings(reasons: Sequence[Sequence[Reason]]) -> FrozenSet[Reason]:
 
 
 def _state(reasons: Sequence[Reason], common: FrozenSet[Reason]) -> str:
-    """What is not the node's trouble makes no state: refused objects, warnings of most nodes, what policies select."""
+    """Return a node's state; refused objects, warnings of most nodes and selections of policies do not affect it."""
     kinds = {reason.kind for reason in reasons if reason not in common}
     return next((state for state in STATES if state in kinds), OK)
 
@@ -286,7 +286,7 @@ def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[st
 
 
 def summary(report: Report) -> Dict[str, Any]:
-    """Counts over the cluster."""
+    """Return counts over the cluster."""
     nodes = report.nodes
     by_state = Counter(report.states)
     refused = next((found.items for found in report.exceptions if found.kind == REFUSED), ())

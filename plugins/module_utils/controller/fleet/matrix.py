@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, Sequence
 
 from .nodes import OK, UNREACHED, Node, ServiceReach
 
-# Where more nodes reach everything, they are counted and not shown.
+# If more nodes than this reach everything, they are counted and not shown.
 _FINE_SHOWN = 40
 _ROWS_SHOWN = 400
 

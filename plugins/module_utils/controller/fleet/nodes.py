@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One node's answers, as a playbook has collected them, made into a record of known types.
+"""Conversion of one node's answers, as collected by a playbook, to a record of known types.
 
-What comes from a node, and through it from the cluster, is not trusted: texts become one printable line of limited
-length, numbers are numbers, and what has another type than expected counts as absent.
+Data from a node, and through it from the cluster, is not trusted: texts become one printable line of limited length,
+numbers are numbers, and a value of an unexpected type counts as absent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STATES: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, UNREACHED, STALE
 
 
 class Agent(NamedTuple):
-    """What the agent of a node says; ages are in seconds by the node's own clock, None where it never happened.
+    """The report of a node's agent; ages are in seconds by the node's own clock, None if it never happened.
 
     ``running``: it answered. ``trouble``: why it did not, or its last error. ``version``: of the engine that runs.
     ``disconnected``: the kinds of objects whose watch is not open, with the reason. ``lost_seconds``: for how long.
@@ -128,7 +128,7 @@ def natural_key(name: str) -> Tuple[Tuple[int, int, str], ...]:
 
 
 def text(value: Any, limit: int = TEXT_LIMIT) -> str:
-    """Return one printable line of at most ``limit`` characters; empty for what is neither text nor a number."""
+    """Return one printable line of at most ``limit`` characters; empty unless the value is text or a number."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
     line = one_line(str(value))
@@ -261,7 +261,7 @@ def read_node(entry: Any) -> Node:
 
     ``results`` are those of the tasks that inspected the node, in their order: the first that is unreachable or failed
     says why there is nothing more, and the last that is not skipped is that of ``service_proxy_info``. An entry without
-    any is a node that the play did not get to.
+    any is a node that the play did not reach.
     """
     item = _mapping(entry)
     name = text(item.get("name"), NAME_LIMIT) or "(without a name)"

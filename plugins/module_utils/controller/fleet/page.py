@@ -371,7 +371,7 @@ def _node_data(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, A
         "repaired": 0 if node.agent is None else node.agent.drift_repaired,
         "changes": [change[:4] for change in node.changes],
         "programmed": list(node.programmed.items()),
-        # What is refused is the same on all nodes and listed once, above.
+        # Refused objects are the same on all nodes, and listed once, above.
         "reasons": [reason for reason in reasons if reason.kind != REFUSED],
     }
 

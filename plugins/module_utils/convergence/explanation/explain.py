@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a destination or a Service is served the way it is: entries, endpoints, and why these.
+"""Explain why a destination or a Service is served as it is: its entries, its endpoints, and why these were selected.
 
 The entries are those that the desired table has for the ServicePort, never a second rendering. A running agent answers
 from its own tables.
@@ -82,7 +82,7 @@ class Explanation(NamedTuple):
     ``via``: the kinds of addresses the traffic is sent to. ``frontends``: these addresses and ports. ``traffic``:
     internal or external. ``policy``: the traffic policy in effect. ``outcome``: what happens to a new connection.
     ``client_endpoint``: the endpoint that the client reaches, empty if its address does not determine it.
-    ``programmed``: what the desired table has for it, in native syntax.
+    ``programmed``: its entries in the desired table, in native syntax.
     """
 
     service: str

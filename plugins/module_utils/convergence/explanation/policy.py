@@ -37,7 +37,7 @@ class Resolved(NamedTuple):
 
 
 def service_target(end: End) -> Target:
-    """Return what the destination is if it is a Service."""
+    """Return the target of a destination that is a Service."""
     protocol = "" if end.protocol not in SERVICE_PROTOCOLS else end.protocol
     if not end.name:
         return Destination(end.address, end.port, protocol)

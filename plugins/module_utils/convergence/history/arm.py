@@ -26,7 +26,7 @@ def check_timeout(seconds: float) -> None:
     reason = units.why_not_systemd()
     if reason:
         raise PreflightError(
-            f"confirm_timeout: {reason}, so nothing would revert the change; set it to 0 to converge without it"
+            f"confirm_timeout: {reason}, so nothing would revert the change; set it to 0 to need no confirmation"
         )
 
 
@@ -53,7 +53,7 @@ def refuse_if_pending(check: bool = False) -> Optional[str]:
 
 
 def arm(number: int, seconds: float, history_directory: str, state_directory: str) -> Pending:
-    """Have systemd roll back to the saved state after that many seconds, after checking that this will work.
+    """Have systemd roll back to the saved state after that many seconds, after checking that the rollback would work.
 
     The caller holds the convergence lock. Nothing is armed if it raises HistoryError, PreflightError or
     ConfigurationError.

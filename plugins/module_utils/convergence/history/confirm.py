@@ -49,7 +49,7 @@ def confirm(
 
 
 def reject(state: Optional[int] = None) -> str:
-    """Have the pending change reverted now instead of after its timeout; return a description of what follows.
+    """Have the pending change reverted now instead of after its timeout; return a description of the effect.
 
     ``state``: as for :func:`confirm`. The text is a clause for an error message, empty if that change is not pending.
     The revert is left to the unit of the timer, which needs neither this process nor its connection. Where the unit

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The directory of saved states, and the file in it that records the outcomes of changes that had to be confirmed.
+"""The directory of saved states, and the file in it that records the outcomes of changes with a confirm_timeout.
 
 This module is separate from the saved states themselves, so that a confirmation imports no code that reads the kernel.
 """
@@ -80,7 +80,7 @@ class HistoryDirectory:
             raise HistoryError(f"{path}: cannot be written: {error.strerror}") from error
 
     def outcomes(self) -> Dict[int, Dict[str, str]]:
-        """Return the outcomes of changes that had to be confirmed, by the number of the state saved before each."""
+        """Return the outcomes of changes with a confirm_timeout, by the number of the state saved before each."""
         if not self.check():
             return {}
         try:

@@ -51,7 +51,7 @@ class SavingGuard(Guard):
         """Save the current state, arm the revert if it was requested, and return warnings.
 
         A state that cannot be written causes only a warning: a full disk must not keep a node from following its
-        cluster. If the change has to be confirmed it is an error, raised before anything is changed. Raises
+        cluster. If the change must be confirmed, it is an error, raised before anything is changed. Raises
         HistoryError, KernelError.
         """
         request, configuration = self._request, self._configuration
@@ -63,7 +63,7 @@ class SavingGuard(Guard):
         except HistoryError as error:
             if request.confirm_timeout:
                 raise
-            return [f"the state before is not saved, so the node cannot be rolled back to it: {error}"]
+            return [f"the previous state is not saved, so the node cannot be rolled back to it: {error}"]
         if request.confirm_timeout:
             waiting = arm(self.saved_state, request.confirm_timeout, request.history_directory, request.state_directory)
             self.confirm_until = waiting.deadline
@@ -83,7 +83,7 @@ class SavingGuard(Guard):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Add to the error of a change that fails half way how the node can be rolled back. Raises KernelError."""
+        """Add instructions for the rollback to the error of a change that fails halfway. Raises KernelError."""
         try:
             yield
         except KernelError as error:

@@ -24,7 +24,7 @@ DIRECTORY = "/run/kubenode-proxy-confirm"
 ENGINE = "revert.pyz"
 UNIT = "kubenode-proxy-revert"
 _FILE = "pending.json"
-#: The names to which the process that decides renames the file: the rename succeeds only once.
+#: A process claims the decision by renaming the file to one of these names; the rename succeeds only once.
 REVERTING, DECIDED = "reverting.json", "decided.json"
 
 

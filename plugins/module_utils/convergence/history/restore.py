@@ -68,8 +68,8 @@ class RollbackRequest(NamedTuple):
 
     ``to``: the number of a saved state; None for the newest that was saved before a convergence. ``check``: change
     nothing at all. ``describe``: fill in the lines of every changed table. ``keep``: how many saved states are kept.
-    ``stop_units``: stop the agent and the timer of scheduled convergences, which would undo it. ``state_directory`` and
-    ``lock_timeout``: as for a convergence.
+    ``stop_units``: stop the agent and the timer of scheduled convergences, which would undo the rollback.
+    ``state_directory`` and ``lock_timeout``: as for a convergence.
     """
 
     to: Optional[int] = None
@@ -135,7 +135,7 @@ def _ipvs_stages(
     record = glue.record(family)
 
     def touched(resource: Resource[Any, Any]) -> Resource[Any, Any]:
-        """Return those that belong to Services now, or were saved; later additions of other programs are kept."""
+        """Return the servers that belong to Services now, or were saved; later additions of other programs are kept."""
         return OnlyOurServers(resource, resources.addresses, record, state.virtual_servers) if loaded else resource
 
     going = touched(resources.real_servers)
@@ -184,7 +184,7 @@ def _with_ports(saved: Table, observed: Table) -> Table:
 
 
 def _glue(state: NodeState, handles: KernelHandles, family: str) -> GlueResources:
-    """Return what is loaded of the glues, and ipsets that can only be described if a saved state has them."""
+    """Return the loaded resources of the glues, and ipsets for descriptions only if a saved state has them."""
     found = glue_resources(handles, family)
     if found.sets is None and of_family(state.sets, family):
         return found._replace(sets=unloaded_set_resources(family))
@@ -197,8 +197,8 @@ def restore_stages(
     """Return the stages that restore a state, in order, and warnings. Raises KernelError.
 
     Kernel parameters come first if the state is one of ipvs mode, otherwise last: without net.ipv4.vs.conntrack, IPVS
-    would not masquerade the connections that it still serves. What another program programmed for Services is not part
-    of a state with policies only, and does not change. ``to_end`` False: the table beside IPVS keeps what identifies
+    would not masquerade the connections that it still serves. Objects that another program made for Services are not
+    part of a state with policies only, and do not change. ``to_end`` False: the table beside IPVS keeps what identifies
     virtual servers that are to be removed later.
     """
     if state.policies_only:
@@ -359,7 +359,7 @@ def restore(
             try:
                 saved = history.save(before, BEFORE_ROLLBACK, [record.number]).number
             except HistoryError as error:
-                more.append(f"the state before is not saved, so this rollback cannot be undone: {error}")
+                more.append(f"the current state is not saved, so this rollback cannot be undone: {error}")
         with watch.stage("apply"):
             # Plan removals after everything has been restored, so that connections that began meanwhile are seen.
             watch.add(apply_plan(planned, removals=False))

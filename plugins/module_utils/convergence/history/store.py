@@ -38,7 +38,7 @@ class SavedState(NamedTuple):
     """One line of the list of saved states.
 
     ``counts``: entries by kind; ``mode``: the mode to which the entries belong; ``outcome``: of the change before which
-    it was saved, if that had to be confirmed. ``problem``: why the file cannot be used, empty if it can.
+    it was saved, if that had a confirm_timeout. ``problem``: why the file cannot be used, empty if it can.
     """
 
     number: int

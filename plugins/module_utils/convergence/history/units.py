@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What rollback asks of systemd: which of our units run, stopping them, and a timer that acts later."""
+"""Requests to systemd: which of our units are running, stopping them, and a timer that runs a command later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_SECONDS = 120.0
 def why_not_systemd() -> str:
     """Return why systemd cannot act for this process; empty if it can.
 
-    It must have booted the node, and what it starts must be in the network namespace of this process.
+    It must have booted the node, and the processes that it starts must be in the network namespace of this process.
     """
     if not os.path.isdir("/run/systemd/system"):
         return "this node was not booted by systemd"
@@ -84,7 +84,7 @@ def start_timer(unit: str, seconds: float, description: str, command: Sequence[s
 def stop_timer(unit: str) -> Tuple[str, ...]:
     """Stop the timer of a command that is no longer needed; return a warning on failure, which is harmless.
 
-    The command finds nothing to do then.
+    If the command runs nevertheless, it has nothing to do.
     """
     if why_not_systemd() or not is_active(f"{unit}.timer"):
         return ()

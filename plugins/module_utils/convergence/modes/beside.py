@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The kernel modes with listeners of the agent beside them, for static Services that ask for userspace mode."""
+"""The kernel modes with listeners of the agent beside them, for static Services that require userspace mode."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _IpvsWithNftables(WithListeners, IpvsWithNftables):
 
 
 class _WithForwardedConnections(Adjustments):
-    """Those of another mode, and for ServicePorts in userspace mode those of that mode."""
+    """The adjustments of another mode, and for ServicePorts in userspace mode those of userspace mode."""
 
     def __init__(self, main: Adjustments, handles: KernelHandles) -> None:
         self._main = main

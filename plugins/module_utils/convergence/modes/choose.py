@@ -59,10 +59,10 @@ def mode_without_node(request: Request) -> Mode:
 
 
 def _with_glue(mode: Mode, request: Request) -> ChosenMode:
-    """Return ipvs mode with the glue of the configuration, and why that is the one; other modes as they are.
+    """Return ipvs mode with the glue of the configuration and the reason for it; return other modes unchanged.
 
-    ``auto``: the glue that serves this node now, so that nothing changes by itself, else the first that this node has
-    all for. Raises PreflightError without the rights to determine that, KernelError.
+    ``auto``: the glue that serves this node now, so that nothing changes by itself, else the first one that this node
+    can run. Raises PreflightError without the rights to determine that, KernelError.
     """
     if not mode.glue:
         return ChosenMode(mode, "")
@@ -108,8 +108,8 @@ def _obstacles(mode: Mode, request: Request) -> List[str]:
 def choose_mode(request: Request) -> ChosenMode:
     """Return the mode that the request, or else the configuration, names.
 
-    With listeners beside it if an agent runs and a static Service asks for userspace mode.
-    Raises as :func:`_chosen` does.
+    The mode has listeners beside it if an agent runs and a static Service requires userspace mode. Raises as
+    :func:`_chosen` does.
     """
     chosen = _chosen(request)
     if not _may_forward(request):
@@ -160,7 +160,7 @@ def _may_forward(request: Request) -> bool:
 
 
 def _automatic(request: Request) -> ChosenMode:
-    # Otherwise a right that this process lacks would be reported as a feature that the kernel lacks.
+    # Otherwise a missing permission of this process would be reported as a missing feature of the kernel.
     judge(rights_findings(capabilities()), request.ignore_findings)
     reasons: List[str] = []
     for preferred in map(mode_object, _PREFERRED):

@@ -38,7 +38,7 @@ class IptablesMode(Mode):
     rendering = RENDERING
     subsystems = Subsystems(chains=True)
     needs = ModeNeeds("iptables", extensions=IPTABLES_EXTENSIONS)
-    # iptables-restore takes as long for some of the chains as for all.
+    # iptables-restore takes as long for a few chains as for all.
     cold_batch = 1 << 30
 
     def find_families(self, families: Sequence[str]) -> Families:

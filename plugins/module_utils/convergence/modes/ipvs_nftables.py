@@ -35,7 +35,7 @@ class IpvsWithNftables(IpvsMode):
     def find_families(self, families: Sequence[str]) -> Families:
         """Have the kernel validate a table with everything that the glue uses, without keeping it."""
         refused = {family: refused_part(family, OVER_NFTABLES, RESOURCE, IPVS_TABLE) for family in families}
-        why = "nf_tables refuses what ipvs mode with the glue nftables needs"
+        why = "nf_tables refuses rules that ipvs mode with the glue nftables needs"
         return Families({}, {family: f"{why}: {part}" for family, part in refused.items() if part})
 
     def unsupported_reasons(self, families: Sequence[str]) -> List[str]:

@@ -32,7 +32,7 @@ class Subsystems(NamedTuple):
     """The parts of the kernel in which a mode creates objects.
 
     ``chains``: iptables; ``ipvs``: virtual servers; ``ipsets``; ``nftables``: the table of nftables mode;
-    ``ipvs_table``: the table of nf_tables beside IPVS. ``listeners``: sockets of the agent, which are no part of the
+    ``ipvs_table``: the table of nf_tables beside IPVS. ``listeners``: sockets of the agent, which are not part of the
     kernel. ``device``: the device that carries service addresses, or empty.
     """
 
@@ -60,7 +60,7 @@ class Deprecation(NamedTuple):
 
 
 class Adjustments:
-    """Adjustments of one family's tables to the state of the kernel, for the agent's syncs; none in this base class.
+    """Adjustments of one family's tables to the state of the kernel in the agent's syncs; none in this base class.
 
     A full sync runs the stages, which observe the kernel. A partial sync does not, so its changes are adjusted here.
     """
@@ -97,7 +97,7 @@ class Mode:
     kube-proxy has separate metrics for full and partial syncs of this mode. ``needs_agent``: only the agent can serve
     in this mode. ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
     ``caution``: a warning about the mode itself, ``policy_caution``: one about network policies in it; or empty.
-    ``deprecation``: None for a mode that is not deprecated. ``glue``: in ipvs mode, what its packet filter is made of.
+    ``deprecation``: None for a mode that is not deprecated. ``glue``: in ipvs mode, the subsystem of its packet filter.
     """
 
     rendering: Rendering[Any]
@@ -145,7 +145,7 @@ class Mode:
         handles: KernelHandles,
         loaded: bool = True,
     ) -> List[Stage]:
-        """Return the mode's resources in order of dependence, with what they should hold.
+        """Return the mode's resources in order of dependence, with their desired tables.
 
         A resource with a family holds the desired table that is named as its kind.
 
@@ -183,5 +183,5 @@ class Mode:
         return {}
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
-        """Return the agent's counters of a failed sync, by attribute name. ``partial``: it was a partial one."""
+        """Return the attribute names of the agent's counters for a failed sync. ``partial``: it was a partial sync."""
         return ()

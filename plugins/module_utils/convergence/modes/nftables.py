@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""nftables mode: one table of its own for each family."""
+"""nftables mode: a separate table for each family."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NftablesMode(Mode):
     def find_families(self, families: Sequence[str]) -> Families:
         """Have the kernel validate a table with everything that the mode uses, without keeping it."""
         refused = {family: refused_part(family, RENDERING, RESOURCE, SERVICES_TABLE) for family in families}
-        why = "nf_tables refuses what nftables mode needs"
+        why = "nf_tables refuses rules that nftables mode needs"
         return Families({}, {family: f"{why}: {part}" for family, part in refused.items() if part})
 
     def unsupported_reasons(self, families: Sequence[str]) -> List[str]:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """No mode: kube-proxy or another program serves the Services, and only network policies are enforced.
 
-All objects of Services on the node belong to that program, also those that have the names of ours.
+All objects of Services on the node belong to that program, even those with the names of ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NoMode(Mode):
     tracks_connections = False
 
     def find_families(self, families: Sequence[str]) -> Families:
-        """Return no obstacle: no family is served."""
+        """Return no families and no obstacles: no family is served."""
         return Families({}, {})
 
     def stages(

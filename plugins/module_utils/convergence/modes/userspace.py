@@ -4,7 +4,7 @@
 """userspace mode: the agent itself listens at the addresses of Services and forwards connections to endpoints.
 
 It does not use netfilter. Without CAP_NET_ADMIN the agent serves at the addresses that exist; the user who starts it
-has to provide those of Services, for instance on the loopback interface.
+must provide those of Services, for instance on the loopback interface.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UserspaceMode(Mode):
     )
 
     def find_families(self, families: Sequence[str]) -> Families:
-        """Return that all families of the node can be served."""
+        """Return all families of the node: each can be served."""
         return Families({}, {})
 
     def stages(
@@ -56,7 +56,7 @@ class UserspaceMode(Mode):
     ) -> List[Stage]:
         """Return the device, and the addresses and listeners of each family.
 
-        A listener comes after its address, which a socket can only then be bound to. Without the capability to change
+        A listener comes after its address, because its socket can be bound only then. Without the capability to change
         the network, the device and its addresses are not managed.
         """
         manages = may_change_network()

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Probes of served addresses from the node: what is probed (``probe``, ``traffic``), and how (``attempts``)."""
+"""Probes of served addresses from the node: their targets (``probe``, ``traffic``) and protocols (``attempts``)."""

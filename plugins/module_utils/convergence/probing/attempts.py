@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attempts to reach served addresses by TCP, UDP, TLS, HTTP and DNS, repeated until they succeed or the time is up.
+"""Attempts to reach served addresses by TCP, UDP, TLS, HTTP and DNS, repeated until they succeed or time out.
 
 A probe is a URL: ``tcp://10.96.0.1:443``, ``udp://10.96.0.5:514``, ``tls://10.96.0.1:443``, ``http://10.96.0.7/ready``
 (also ``https``), ``dns://10.96.0.10/kubernetes.default.svc.cluster.local``. Certificates are not verified.

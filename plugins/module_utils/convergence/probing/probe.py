@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a probe is and how it ended, and the probes of what every cluster needs: its API server and its DNS."""
+"""Probes and their results, and the probes of what every cluster needs: its API server and its DNS."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ProbeResult(NamedTuple):
 
 
 def default_services(cluster: ClusterState) -> Tuple[NamespacedName, ...]:
-    """Return those of the Services that every cluster needs, the API server and the DNS, that this cluster has."""
+    """Return those Services of this cluster that every cluster needs: the API server and the DNS."""
     dns = next((key for key in _DNS_SERVICES if key in cluster.services), None)
     return tuple(key for key in (API_SERVER, dns) if key is not None and key in cluster.services)
 

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What lives below /run: the lock, the ledger of UDP endpoints, their directory, and the agent's control socket."""
+"""Files below /run: the lock, the ledger of UDP endpoints, their directory, and the agent's control socket."""

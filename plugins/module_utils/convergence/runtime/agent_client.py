@@ -51,7 +51,7 @@ def ask_agent(path: str, question: Question) -> Answer:
 
 
 def _ask(path: str, question: bytes) -> bytes:
-    """Return the agent's answer, one line. Raises OSError, also if the line is too long or does not end in time."""
+    """Return the agent's answer, one line. Raises OSError, including for a line that is too long or late."""
     deadline = time.monotonic() + ANSWER_SECONDS + CLIENT_SECONDS
     data = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:

@@ -4,7 +4,7 @@
 """Data that one convergence leaves for the next because the kernel does not have it: the endpoints of UDP Services.
 
 Stale conntrack entries are deleted only if the UDP endpoints of a Service changed (see ``serviceports.udp``), so a
-one-shot convergence has to save their digests from one run to the next.
+one-shot convergence must save their digests from one run to the next.
 
 An unattended run also records that it refused a loss of Services, because the next run applies it (see ``loss``).
 
@@ -39,7 +39,7 @@ _MOST_BYTES = 64 << 20
 
 
 class Flows(NamedTuple):
-    """What decides which connection tracking entries are stale, of one convergence.
+    """The data of one convergence that determine which connection tracking entries are stale.
 
     ``digests``: of the serving endpoints of each Service with UDP ports. With corrected behaviour also ``frontends``,
     the addresses whose entries end with their Service, and ``serving``, a digest of all their serving endpoints.
@@ -51,7 +51,7 @@ class Flows(NamedTuple):
 
 
 def flows_of(families: Sequence[FamilyServices], protocols: Sequence[str]) -> Flows:
-    """Return what decides about entries; ``protocols``: those whose entries end with their Service."""
+    """Return the data of a convergence; ``protocols``: those whose entries end with their Service."""
     chosen = [info for item in families for info in item.service_ports.values() if info.key.protocol in protocols]
     frontends = frozenset(frontend for info in chosen for frontend in frontends_of(info))
     return Flows(udp_digests(families), frontends, serving_digest(chosen) if chosen else "")
@@ -70,7 +70,7 @@ def udp_digests(families: Iterable[FamilyServices]) -> Dict[str, str]:
 
 
 def may_be_stale(before: Flows, now: Flows) -> bool:
-    """Return whether any Service may have stale conntrack entries, from what two runs recorded."""
+    """Return whether any Service may have stale conntrack entries, by the records of two runs."""
     if (before.frontends, before.serving) != (now.frontends, now.serving):
         return True
     return any(udp_changed(before.digests.get(name, ""), digest) for name, digest in now.digests.items())

@@ -15,10 +15,10 @@ import stat
 from typing import Set
 
 DEFAULT_DIRECTORY = "/run/kubenode-proxy"
-#: Below it, what belongs to the agent's user: the control socket.
+#: The subdirectory that belongs to the agent's user, with the control socket.
 AGENT_DIRECTORY = "agent"
 CONTROL_SOCKET = "agent.sock"
-#: What an agent of an earlier version that still runs needs: its socket, and the lock that it holds.
+#: Files that a running agent of an earlier version needs: its socket, and the lock that it holds.
 _LOCK = "lock"
 _OTHERS_WRITE = 0o022
 
@@ -29,7 +29,7 @@ def control_socket(directory: str = DEFAULT_DIRECTORY) -> str:
 
 
 DEFAULT_CONTROL = control_socket()
-#: Files that the agent keeps, in its own directory; the one above it is root's.
+#: Files of the agent, in its own directory; the one above it belongs to root.
 DEFAULT_CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
 DEFAULT_TOKEN = "/var/lib/kubenode-proxy/agent/token"
 

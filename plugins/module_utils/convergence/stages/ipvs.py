@@ -94,9 +94,8 @@ def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
 def after_servers(addresses: Resource[str, bool]) -> Callable[[Change[Any, Any]], bool]:
     """Return for ``Stage.postponed`` whether a change of the table beside IPVS must come after virtual servers.
 
-    With the table, connections to ``addresses`` on the dummy device reach IPVS, whatever mode has served so far. When
-    ipvs mode returns, some may still be there, because connections through them have not ended, but not all their
-    servers.
+    With the table, connections to ``addresses`` on the dummy device reach IPVS, whichever mode served before. When ipvs
+    mode returns, some may still be there, because connections through them have not ended, but not all their servers.
     """
 
     def postponed(change: Change[Any, Any]) -> bool:
@@ -115,7 +114,7 @@ def observed_once(resources: IpvsResources) -> IpvsResources:
 
 
 def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
-    """Return resources without a socket, which can only describe, for a check while IPVS is not loaded."""
+    """Return resources without a socket, for descriptions only, for a check while IPVS is not loaded."""
     nowhere = cast(Any, None)
     return IpvsResources(
         servers=NotThereYet(VirtualServersResource(nowhere, family)),
@@ -137,7 +136,7 @@ def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: 
 
 
 def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[Stage]:
-    """Return stages that remove what ipvs mode made except chains, in both families, while IPVS is loaded.
+    """Return stages that remove everything of ipvs mode except chains, in both families, while IPVS is loaded.
 
     With ``draining``, servers with active connections are kept until these end. Raises KernelError.
     """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ipvs mode has beside IPVS, the glue of either kind and the devices, and their removal."""
+"""The parts of ipvs mode beside IPVS: the glue of either kind and the devices, and their removal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Together(Resource[Any, Any]):
 
 
 class GlueResources(NamedTuple):
-    """What the glues of ipvs mode have of one family on this node: None for what the kernel has not loaded."""
+    """The glues of ipvs mode on this node in one family; None for a part of the kernel that is not loaded."""
 
     sets: Optional[SetResources]
     table: Optional[Resource[Any, Any]]
@@ -59,7 +59,7 @@ def set_resources(handles: KernelHandles, family: str) -> SetResources:
 
 
 def unloaded_set_resources(family: str) -> SetResources:
-    """Return ipsets without a socket, which can only describe, for a check while ipset is not loaded."""
+    """Return ipsets without a socket, for descriptions only, for a check while ipset is not loaded."""
     # Few nodes have ipsets, and each run of an Ansible module compiles what it imports.
     from ...kernel.ipset.sets import SetElementsResource, SetsResource
 
@@ -70,7 +70,7 @@ def unloaded_set_resources(family: str) -> SetResources:
 
 
 def glue_resources(handles: KernelHandles, family: str) -> GlueResources:
-    """Return what the kernel has loaded of the glues, each observed only once. Loads nothing. Raises KernelError."""
+    """Return the glues that the kernel has loaded, each observed only once. Load nothing. Raises KernelError."""
     sets, table = None, None
     if handles.has_ipset():
         found = set_resources(handles, family)
@@ -98,10 +98,10 @@ def unused_glue_stages(handles: KernelHandles, uses_sets: bool, uses_table: bool
 
 
 def retiring_stages(handles: KernelHandles) -> List[Stage]:
-    """Return stages after which the table beside IPVS does nothing to packets any more. Raises KernelError.
+    """Return stages after which the table beside IPVS no longer affects packets. Raises KernelError.
 
-    It keeps what identifies virtual servers. Until then new connections to service addresses go through IPVS, so which
-    connections are still open is known only afterwards.
+    The table keeps the entries that identify virtual servers. Until then, new connections to service addresses go
+    through IPVS, so the connections that are still open are known only afterwards.
     """
     return [Stage(handles.ipvs_table(family), node_port_record) for family in FAMILIES if handles.has_nftables()]
 
@@ -111,7 +111,7 @@ def device_removal_stages(
     stages: Sequence[Stage],
     kept: Union[Mapping[str, str], Callable[[Mapping[str, str]], Mapping[str, str]]],
 ) -> List[Stage]:
-    """Return stages between those that remove the devices of ipvs mode, of which ``kept`` are not. Raises KernelError.
+    """Return the stages, enclosed by those that remove the devices of ipvs mode except ``kept``. Raises KernelError.
 
     The dummy device is removed last, because removals are applied in reverse order.
     """

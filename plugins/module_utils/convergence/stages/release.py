@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stages that remove what kube-proxy does not use of the tables of nftables mode that it has taken over."""
+"""Stages that remove objects that kube-proxy does not use from the tables of nftables mode that it has taken over."""
 
 from __future__ import annotations
 

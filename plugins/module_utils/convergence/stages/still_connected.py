@@ -33,7 +33,7 @@ def _node_port(key: Any) -> Optional[Tuple[str, int]]:
 
 
 def node_port_record(observed: Mapping[Any, Any]) -> Dict[Any, Any]:
-    """Return what of the table beside IPVS identifies virtual servers, and does nothing to packets."""
+    """Return the part of the table beside IPVS that identifies virtual servers and does not affect packets."""
     found = (IPVS_TABLE.key, ObjectKey("set", NODE_PORTS))
     return {key: value for key, value in observed.items() if key in found or _node_port(key)}
 
@@ -98,7 +98,7 @@ class StillConnected:
         return {key: value for key, value in observed.items() if kept and kept & node_ports({key: value})}
 
     def table(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the table beside IPVS with such elements alone; nothing if there are none."""
+        """Return the table beside IPVS with only such elements; empty if there are none."""
         elements = self.elements(observed) if self.any() else {}
         if not elements:
             return {}
