@@ -230,10 +230,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_param
     modprobe_file,
     parse_parameters,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_profile import modules_for
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import (
     LOADED,
     ModulesResource,
-    modules_for,
     modules_load_file,
     present_modules,
 )

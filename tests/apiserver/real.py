@@ -18,7 +18,8 @@ import threading
 import urllib.parse
 from typing import Any, Dict, List, Set, Tuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient, ApiStatusError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
 
 from .listeners import TlsServer

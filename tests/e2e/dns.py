@@ -20,7 +20,8 @@ import threading
 import urllib.parse
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient, ApiStatusError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
 

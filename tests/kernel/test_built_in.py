@@ -11,7 +11,7 @@ from typing import List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import built_in, facts, modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import built_in, facts, module_profile, modules
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import Intention, preflight
 
 RELEASE = facts.kernel_release()
@@ -34,7 +34,7 @@ def kernel_state() -> List[str]:
 
 @pytest.mark.uml
 def test_all_features_of_ipvs_mode_are_detected_without_module_lists(monkeypatch):
-    wanted = modules.modules_for("ipvs", SCHEDULERS)
+    wanted = module_profile.modules_for("ipvs", SCHEDULERS)
     before = kernel_state()
     without_lists(monkeypatch)
     # A kernel with everything built in shows in /sys/module only the modules that have parameters.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.parse
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ..errors import ApiError, ProxyError
 from .access.transport import Answer, Dial, Patience, Transport, TransportError
@@ -31,6 +31,7 @@ from .answers import (
     version_of,
     whole,
 )
+from .api_errors import ApiStatusError, Expired, WatchFailed, concerns_server
 from .connection import ApiConnection, resolve
 from .resource_types import CLUSTER_NETWORK_POLICIES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ResourceType
 from .snapshot import with_kind
@@ -48,24 +49,6 @@ _WATCH_GRACE_SECONDS = 15.0
 #: Timeout of a whole answer, as a multiple of the timeout of its first byte.
 _WHOLE_ANSWER_FACTOR = 10.0
 _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _GONE, _INTERNAL_ERROR = 400, 401, 403, 410, 500
-
-Item = TypeVar("Item")
-
-
-class ApiStatusError(ApiError):
-    """The API server answered with a failure; ``code`` is the HTTP status."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Expired(ApiStatusError):
-    """The requested resourceVersion is too old (410): the list must be restarted."""
-
-
-class WatchFailed(ApiStatusError):
-    """The server ended a watch with an event of type ERROR: the collection must be listed again."""
 
 
 class ListResult(NamedTuple):
@@ -371,25 +354,6 @@ class ApiClient:
             # The answer to a watch may begin only with the first event, so its time is not a latency of the server.
             seconds = None if "watch" in query else self._clock() - started
             self._observe(method, urllib.parse.urlsplit(self.host).netloc, code, seconds)
-
-
-def concerns_server(error: ProxyError) -> bool:
-    """Return whether another API server of the same cluster may succeed.
-
-    True for a connection that fails, an answer that is not an API server's, and a status of 500 or above.
-    """
-    code = error.code if isinstance(error, ApiStatusError) else _INTERNAL_ERROR
-    return isinstance(error, ApiError) and code >= _INTERNAL_ERROR
-
-
-def unless_absent(read: Callable[[], Item]) -> Optional[Item]:
-    """Return the result of ``read``, or None if the API server has no such object. Raises ApiError."""
-    try:
-        return read()
-    except ApiStatusError as error:
-        if error.code == 404:
-            return None
-        raise
 
 
 def list_objects(

@@ -16,7 +16,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 from ..agent.api.clients import CONNECT_SECONDS
 from ..agent.api.server_check import ANSWER_SECONDS
 from ..agent.api.servers import KUBECONFIG, KUBERNETES, Candidate, configured_servers, named_servers
-from ..cluster.api import ApiClient, concerns_server, list_objects
+from ..cluster.api import ApiClient, list_objects
+from ..cluster.api_errors import concerns_server
 from ..cluster.cache import read_cache
 from ..cluster.connection import resolve
 from ..cluster.resource_types import ResourceType

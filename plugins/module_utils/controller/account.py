@@ -19,7 +19,8 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..cluster.access.service_token import request_token
-from ..cluster.api import ApiClient, ApiStatusError, unless_absent
+from ..cluster.api import ApiClient
+from ..cluster.api_errors import ApiStatusError, unless_absent
 from ..cluster.resource_types import NODES
 from ..errors import ApiError, ConfigurationError
 

@@ -19,7 +19,8 @@ import time
 import urllib.parse
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..cluster.api import ApiClient, ApiStatusError, unless_absent
+from ..cluster.api import ApiClient
+from ..cluster.api_errors import ApiStatusError, unless_absent
 from ..cluster.resource_types import NODES, ResourceType
 from ..errors import ApiError, ConfigurationError
 

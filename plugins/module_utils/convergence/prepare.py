@@ -9,7 +9,8 @@ import os
 from typing import Dict, List, Sequence, Tuple
 
 from ..configuration.model import KubeProxyConfiguration
-from ..kernel.modules import ModulesResource, modules_for
+from ..kernel.module_profile import modules_for
+from ..kernel.modules import ModulesResource
 from ..kernel.sysctls import Wanted
 from ..preflight.check import Intention, preflight
 from ..preflight.cluster_state import Host, completeness_findings, node_findings

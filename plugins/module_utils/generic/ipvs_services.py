@@ -17,7 +17,8 @@ from ..errors import ConfigurationError, KernelError
 from ..kernel.facts import kernel_release
 from ..kernel.ipvs.messages import TIMEOUTS, UNSPECIFIED
 from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, TimeoutsResource, VirtualServersResource
-from ..kernel.modules import ModulesResource, available_modules, scheduler_module
+from ..kernel.module_profile import scheduler_module
+from ..kernel.modules import ModulesResource, available_modules
 from ..rendering.ipvs.model import (
     FIREWALL_MARK,
     MASQUERADE,

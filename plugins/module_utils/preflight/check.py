@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..errors import KernelError
 from ..kernel import facts, sysctls
-from ..kernel.modules import modules_for
+from ..kernel.module_profile import modules_for
 from ..kernel.xtables.variant import Survey, XtablesVariant, detect_variant
 from .conflicts import conflict_findings
 from .features import (

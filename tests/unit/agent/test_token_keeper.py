@@ -26,7 +26,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metri
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access import token_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.token_file import read_token, store_token
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiStatusError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import account
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.accounts import Accounts, claims_of, sign

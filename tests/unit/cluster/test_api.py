@@ -11,12 +11,8 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import (
-    ApiClient,
-    ApiStatusError,
-    Expired,
-    list_objects,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient, list_objects
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError, Expired
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
     ENDPOINT_SLICES,

@@ -10,7 +10,7 @@ import copy
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiStatusError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import account
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.account import Account
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError

@@ -16,7 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.
     node_port_record,
     node_ports,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import modules_for
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_profile import modules_for
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES, RENDERING

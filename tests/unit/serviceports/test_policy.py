@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
     ServicePolicySettings,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import module_profile
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     NodeContext,
     all_service_ports,
@@ -47,7 +47,7 @@ def policy_of(annotations, settings=None):
 
 
 def test_the_schedulers_are_those_of_the_kernel_and_random():
-    assert (*modules.SCHEDULERS, "random") == SCHEDULERS
+    assert (*module_profile.SCHEDULERS, "random") == SCHEDULERS
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import time
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ...cluster.answers import InvalidAnswer, WatchEvent, version_of
-from ...cluster.api import ApiClient, ApiStatusError, Expired, WatchFailed
+from ...cluster.api import ApiClient
+from ...cluster.api_errors import ApiStatusError, Expired, WatchFailed
 from ...cluster.fields import Invalid, mapping, shown, text
 from ...cluster.parsing.objects import object_key
 from ...cluster.resource_types import ResourceType

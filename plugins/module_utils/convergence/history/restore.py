@@ -20,7 +20,8 @@ from ...kernel.facts import node_facts
 from ...kernel.ipvs.connections import used_connections
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
-from ...kernel.modules import ModulesResource, modules_for
+from ...kernel.module_profile import modules_for
+from ...kernel.modules import ModulesResource
 from ...kernel.nftables.raw import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
 from ...kernel.nftables.raw_reading import RawSet
 from ...kernel.sysctls import SysctlsResource, read_value, unchangeable

@@ -1,0 +1,101 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The kernel modules that a mode needs: a pure function.
+
+A scheduler of IPVS is a module as well.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, List, Mapping, Tuple
+
+from ..errors import ConfigurationError
+
+_SCHEDULER = re.compile(r"[a-z0-9][a-z0-9_]{0,14}\Z")
+
+SCHEDULERS: Mapping[str, str] = {
+    "rr": "round robin",
+    "wrr": "weighted round robin",
+    "lc": "least connections",
+    "wlc": "weighted least connections",
+    "lblc": "locality-based least connections",
+    "lblcr": "locality-based least connections with replication",
+    "dh": "destination hashing",
+    "sh": "source hashing",
+    "sed": "shortest expected delay",
+    "nq": "never queue",
+    "fo": "weighted failover",
+    "ovf": "weighted overflow",
+    "mh": "Maglev hashing (kernel 4.18 and later)",
+    "twos": "weighted random twos choice (kernel 5.12 and later)",
+}
+
+# The modules that must be loaded before the first rule refers to them; the kernel itself loads match and target
+# extensions when a rule that names them is added.
+_MODULES: Mapping[str, Tuple[str, ...]] = {
+    "iptables": ("nf_conntrack",),
+    "ipvs": (
+        "ip_vs",
+        "nf_conntrack",
+        "dummy",
+        "ip_set",
+        "ip_set_hash_ip",
+        "ip_set_hash_ipport",
+        "ip_set_hash_ipportip",
+        "ip_set_hash_ipportnet",
+        "ip_set_bitmap_port",
+        "xt_set",
+    ),
+    "nftables": ("nf_tables", "nf_conntrack", "nft_chain_nat"),
+    # The kernel itself loads the driver of a device that is created.
+    "userspace": (),
+    # Network policies only.
+    "none": ("nf_tables", "nf_conntrack"),
+}
+MODES: Tuple[str, ...] = tuple(_MODULES)
+# Instead of the above, for the glues of ipvs mode that are not made of ipsets and iptables.
+_MODULES_OF_GLUE: Mapping[str, Tuple[str, ...]] = {
+    "nftables": ("ip_vs", "nf_conntrack", "dummy", "nf_tables", "nft_chain_nat"),
+}
+
+
+def scheduler_module(scheduler: str) -> str:
+    """Return the module that provides an IPVS scheduler: ``rr`` gives ``ip_vs_rr``. Raises ConfigurationError.
+
+    Schedulers that are not in the kernel's own sources are allowed: vendors name their modules by the same rule.
+    """
+    if not _SCHEDULER.match(scheduler):
+        known = ", ".join(SCHEDULERS)
+        raise ConfigurationError(f"IPVS scheduler {scheduler!r}: not a scheduler name (the kernel knows {known})")
+    return f"ip_vs_{scheduler}"
+
+
+def modules_for(
+    mode: str,
+    schedulers: Iterable[str] = (),
+    release: Tuple[int, int, int] = (6, 1, 0),
+    bridge_netfilter: bool = False,
+    glue: str = "",
+) -> List[str]:
+    """Return the modules to load before a mode is programmed, in loading order, without duplicates.
+
+    ``mode``: iptables, ipvs, nftables, userspace, or none for network policies only. ``schedulers``: in mode ipvs those
+    in use, ``rr`` if empty; ignored otherwise. ``release``: kernel version (before 4.19 IPv4 connection tracking is a
+    separate module).
+    ``bridge_netfilter``: also br_netfilter, which pods on one bridge need to reach each other by Service address.
+    ``glue``: in mode ipvs, iptables (the default) or nftables. Raises ConfigurationError.
+    """
+    if mode not in _MODULES:
+        raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(MODES)}")
+    names: List[str] = []
+    for name in _MODULES_OF_GLUE.get(glue, _MODULES[mode]):
+        names.append(name)
+        if name == "ip_vs":
+            names.extend(scheduler_module(scheduler) for scheduler in list(schedulers) or ["rr"])
+        if name == "nf_conntrack" and release < (4, 19, 0):
+            names.append("nf_conntrack_ipv4")
+    if bridge_netfilter:
+        names.append("br_netfilter")
+    return list(dict.fromkeys(names))
