@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import html
 from typing import Dict, List, Mapping, Sequence
 
+from .markup import escape
 from .nodes import OK, UNREACHED, Node, ServiceReach
 
 # If more nodes than this reach everything, they are counted and not shown.
@@ -21,16 +21,16 @@ def _is_fine(node: Node) -> bool:
 
 def _cell(item: ServiceReach) -> str:
     if item.reached is None:
-        return f'<td class="soft" title="{html.escape(item.reason)}">not probed</td>'
+        return f'<td class="soft" title="{escape(item.reason)}">not probed</td>'
     state, word = (OK, "reached") if item.reached else (UNREACHED, "not reached")
-    return f'<td title="{html.escape(item.reason)}"><span class="badge s-{state}">{word}</span></td>'
+    return f'<td title="{escape(item.reason)}"><span class="badge s-{state}">{word}</span></td>'
 
 
 def _row(node: Node, services: Sequence[str], places: Mapping[str, int]) -> str:
     place = places[node.name]
     own = {item.service: item for item in node.traffic}
     cells = "".join(_cell(own[name]) if name in own else "<td></td>" for name in services)
-    link = f'<a href="#n{place}" data-node="{place}">{html.escape(node.name)}</a>'
+    link = f'<a href="#n{place}" data-node="{place}">{escape(node.name)}</a>'
     return f'<tr><th scope="row">{link}</th>{cells}</tr>'
 
 
@@ -47,7 +47,7 @@ def reach_matrix(nodes: Sequence[Node], places: Mapping[str, int]) -> str:
     failing = [node for node in probed if not _is_fine(node)]
     fine = len(probed) - len(failing)
     shown = (probed if fine <= _FINE_SHOWN else failing)[:_ROWS_SHOWN]
-    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in services)
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in services)
     rows = "".join(_row(node, services, places) for node in shown)
     left = len(probed) - len(shown)
     caption = f"{fine:,} of {len(probed):,} nodes reach all of these Services" + (

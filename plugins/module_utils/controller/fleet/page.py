@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 from collections import Counter
 from pathlib import Path
@@ -24,64 +23,23 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from ...timestamps import timestamp
 from .document import (
     KINDS,
-    POLICIES,
     REFUSED,
-    SEVERITIES,
-    TITLES,
-    Exceptions,
-    Item,
     Reason,
     Report,
     duration,
     running_engine,
     summary,
 )
+from .exceptions_section import exceptions_section
+from .markup import LETTERS, WORDS, badge, escape, plural
 from .matrix import reach_matrix
 from .nodes import (
-    AGENT,
-    DIFFERS,
-    DRIFTED,
-    FAILED,
     OK,
-    STALE,
     STATES,
-    UNREACHABLE,
-    UNREACHED,
-    WARNED,
     Agent,
     Node,
 )
 
-# A letter beside each colour, for readers who cannot distinguish the colours, and for print.
-LETTERS: Dict[str, str] = {
-    UNREACHABLE: "U",
-    FAILED: "F",
-    AGENT: "A",
-    DRIFTED: "D",
-    UNREACHED: "N",
-    STALE: "S",
-    REFUSED: "R",
-    WARNED: "W",
-    POLICIES: "P",
-    DIFFERS: "\u2260",
-    OK: "\u00b7",
-}
-WORDS: Dict[str, str] = {**TITLES, OK: "Fine"}
-_MEANINGS: Dict[str, str] = {
-    UNREACHABLE: "nodes that could not be connected to",
-    FAILED: "nodes that could not be inspected",
-    AGENT: "nodes whose agent is not healthy",
-    DRIFTED: "nodes whose kernel differs from the cluster's state",
-    UNREACHED: "nodes from which a Service does not answer",
-    STALE: "nodes whose agent has not synced for a long time",
-    REFUSED: "invalid objects of the cluster, which are skipped; all others are served",
-    WARNED: "warnings of nodes",
-    POLICIES: "pods that no network policy selects, and policies that select no pod",
-    DIFFERS: "nodes with another mode or engine than most",
-}
-# Shown at once; the rest is one click away.
-_ITEMS_SHOWN = 5
-_NAMES_SHOWN = 6
 _TALLY_SHOWN = 5
 _DENSE_FROM = 250
 
@@ -103,11 +61,6 @@ _COLUMNS: Tuple[Tuple[str, str, bool], ...] = (
 _COLOURED = frozenset(("state", "mode", "engine", "kernel", "distribution"))
 
 
-def escape(value: Any) -> str:
-    """Return a value as text of an element or of a quoted attribute."""
-    return html.escape(str(value), quote=True)
-
-
 def script_data(value: Any) -> str:
     """Return a value as JSON for a script element; nothing in it can end the element or begin a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
@@ -118,14 +71,6 @@ def script_data(value: Any) -> str:
 
 def _number(value: Optional[int]) -> str:
     return "" if value is None else f"{value:,}"
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
-
-
-def _badge(kind: str) -> str:
-    return f'<span class="badge s-{kind}" aria-hidden="true">{LETTERS[kind]}</span>'
 
 
 def _source(text: str) -> str:
@@ -140,7 +85,7 @@ def _agent_words(agent: Optional[Agent], engine: str) -> str:
     started = ", started from the state on disk" if agent.from_cache else ""
     lost = max(agent.lost_seconds.values(), default=0.0)
     alone = f", disconnected from the API server for {duration(lost)}" if lost else ""
-    return f"{'healthy' if agent.healthy else 'not healthy'}{alone}, {_plural(agent.syncs, 'sync', 'syncs')}{started}"
+    return f"{'healthy' if agent.healthy else 'not healthy'}{alone}, {plural(agent.syncs, 'sync', 'syncs')}{started}"
 
 
 def _last_sync(agent: Optional[Agent]) -> str:
@@ -223,69 +168,10 @@ def _overview(report: Report) -> str:
     )
 
 
-def _names(names: Sequence[str], places: Mapping[str, int]) -> str:
-    links = [f'<a href="#n{places[name]}" data-node="{places[name]}">{escape(name)}</a>' for name in names]
-    shown = " ".join(links[:_NAMES_SHOWN])
-    if len(links) > _NAMES_SHOWN:
-        left = " ".join(links[_NAMES_SHOWN:])
-        shown += (
-            f' <details class="more"><summary>and {len(links) - _NAMES_SHOWN:,} more</summary> '
-            f'<span class="names">{left}</span></details>'
-        )
-    return f'<span class="names">{shown}</span>'
-
-
-def _item_row(item: Item, subjects: bool, places: Mapping[str, int], total: int) -> str:
-    subject = f'<th scope="row">{escape(item.subject)}</th>' if subjects else ""
-    everywhere = total > 1 and len(item.nodes) == total
-    who = '<span class="soft">every node</span>' if everywhere else _names(item.nodes, places)
-    return (
-        f'<tr>{subject}<td>{escape(item.words)}</td><td class="number">{len(item.nodes):,}</td>'
-        f'<td class="who">{who}</td></tr>'
-    )
-
-
-def _exception(found: Exceptions, report: Report, places: Mapping[str, int]) -> str:
-    subjects = any(item.subject for item in found.items)
-    head = (
-        "<thead><tr>"
-        + (f'<th scope="col">{"Object" if found.kind == REFUSED else "What"}</th>' if subjects else "")
-        + '<th scope="col">Reason</th><th scope="col" class="number">Nodes</th><th scope="col">Which</th></tr></thead>'
-    )
-    total = len(report.nodes)
-    lines = [_item_row(item, subjects, places, total) for item in found.items]
-    body = f"<table>{head}<tbody>{''.join(lines[:_ITEMS_SHOWN])}</tbody></table>"
-    if len(lines) > _ITEMS_SHOWN:
-        body += (
-            f'<details class="more"><summary>Show {len(lines) - _ITEMS_SHOWN:,} more</summary>'
-            f"<table>{head}<tbody>{''.join(lines[_ITEMS_SHOWN:])}</tbody></table></details>"
-        )
-    if found.kind == REFUSED:
-        amount = _plural(len({item.subject for item in found.items}), "object", "objects")
-    else:
-        amount = _plural(found.nodes, "node", "nodes")
-    opened = " open" if SEVERITIES[found.kind] == "error" else ""
-    return (
-        f'<details class="kind" id="kind-{found.kind}"{opened}><summary>{_badge(found.kind)}'
-        f'<h3>{TITLES[found.kind]}</h3><b>{amount}</b><span class="what">{_MEANINGS[found.kind]}</span></summary>'
-        f'<div class="body">{body}</div></details>'
-    )
-
-
-def _exceptions(report: Report, places: Mapping[str, int]) -> str:
-    if report.exceptions:
-        body = "".join(_exception(found, report, places) for found in report.exceptions)
-        body = f'<div class="exceptions">{body}</div>'
-    else:
-        body = f'<p class="card allclear">{_badge(OK)} None: every node is as it should be, and like the others.</p>'
-    heading = '<h2 id="h-exceptions">Exceptions</h2>'
-    return f'<section id="exceptions" aria-labelledby="h-exceptions">{heading}{body}</section>'
-
-
 def _legend(report: Report) -> str:
     by_state = Counter(report.states)
     return "".join(
-        f'<li class="chip">{_badge(state)}<span>{WORDS[state]}</span> <b>{by_state[state]:,}</b></li>'
+        f'<li class="chip">{badge(state)}<span>{WORDS[state]}</span> <b>{by_state[state]:,}</b></li>'
         for state in STATES
         if by_state[state]
     )
@@ -304,7 +190,7 @@ def _row(place: int, node: Node, state: str) -> str:
     engine = running_engine(node)
     cells = (
         f'<th scope="row"><a href="#n{place}" data-node="{place}">{escape(node.name)}</a></th>'
-        f"<td>{_badge(state)}{WORDS[state]}</td><td>{escape(node.mode)}</td>"
+        f"<td>{badge(state)}{WORDS[state]}</td><td>{escape(node.mode)}</td>"
         f'<td class="number">{_number(node.services)}</td><td class="number">{_number(node.service_ports)}</td>'
         f'<td class="number">{_number(node.endpoints)}</td><td class="number">{drift}</td>'
         f'<td class="number">{_number(node.refused_count) if not node.failure else ""}</td>'
@@ -333,7 +219,7 @@ def _nodes(report: Report) -> str:
         'placeholder="name, mode, kernel, words of a message"></label>'
         f'<label>Colour by<select id="colour" autocomplete="off">{colours}</select></label>'
         f'<label>Order by<select id="order" autocomplete="off">{orders}</select></label>'
-        f'<output id="shown" for="filter" aria-live="polite">{_plural(len(report.nodes), "node", "nodes")}</output>'
+        f'<output id="shown" for="filter" aria-live="polite">{plural(len(report.nodes), "node", "nodes")}</output>'
         "</div>"
         f'<ul class="legend" id="legend" aria-label="What the colours mean">{_legend(report)}</ul>'
         f'<div class="stage{dense}"><div><ul class="matrix" id="matrix" aria-label="All nodes">{cells}</ul>'
@@ -416,7 +302,7 @@ def page(report: Report) -> str:
         f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         '<a class="skip" href="#nodes">Skip to the nodes</a>\n'
         f'<header class="top"><h1>{title}</h1><p class="meta">{" &middot; ".join(parts)}</p></header>\n'
-        f"<main>\n{_overview(report)}\n{_exceptions(report, places)}\n"
+        f"<main>\n{_overview(report)}\n{exceptions_section(report, places)}\n"
         f"{reach_matrix(report.nodes, places)}{_nodes(report)}\n</main>\n"
         "<footer><p>Made by the playbook kubenode.proxy.report. Ages are by the clocks of the nodes.</p></footer>\n"
         f'<script type="application/json" id="fleet-data">{_data(report)}</script>\n<script>{script}</script>\n'

@@ -15,8 +15,9 @@ from html.parser import HTMLParser
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import About, make_report
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.markup import LETTERS
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import STATES, read_nodes
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import LETTERS, page, script_data
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page, script_data
 from tests.fleet import samples
 
 HOSTILE = (
