@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent serves on a node without libraries of its own that can reach only the controller."""
+"""The agent serves on a node without its own libraries that can reach only the controller."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node from which everything was removed is as it was before."""
+"""A node from which everything was removed is in its state from before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Traffic of clients through nodes in ipvs mode, each with a kernel of its own, and the output of ipvsadm."""
+"""Traffic of clients through nodes in ipvs mode, each with its own kernel, and the output of ipvsadm."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def reason_of(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str)
     """Return why an endpoint is chosen, or why it is not; ``local_only``: the traffic policy is Local."""
     state = _state(endpoint)
     if not endpoint.weight:
-        return f"{state}; in maintenance: its weight is 0, so it gets no new connections and keeps those that it has"
+        return f"{state}; in maintenance: its weight is 0, so it gets no new connections and keeps its open ones"
     if endpoint.weight != 1:
         state = f"{state}, weight {endpoint.weight}"
     if endpoint.rising != EIGHTHS:
