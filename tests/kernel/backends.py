@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from tests.lab import system
 
@@ -92,6 +92,27 @@ class Backend:
             connection.close()
 
 
+@contextlib.contextmanager
+def three_backends(hold: bool = False) -> Iterator[List[Backend]]:
+    """Start three backends, and close them afterwards."""
+    servers = [Backend(number, hold) for number in (1, 2, 3)]
+    yield servers
+    for backend in servers:
+        backend.close()
+
+
+def connected_to(number: str, place: Optional[str] = None) -> socket.socket:
+    """Return an open connection to one backend, through the Service's address, from a namespace or from here."""
+    for _attempt in range(200):
+        sock = system.socket_inside(place, socket.AF_INET, socket.SOCK_STREAM)
+        sock.settimeout(20)
+        sock.connect((ADDRESS, PORT))
+        if sock.recv(16).decode() == number:
+            return sock
+        sock.close()
+    raise AssertionError(f"backend {number} never answers")
+
+
 class Routed:
     """A client and the backends, each in a network namespace behind the node, which routes between them."""
 
@@ -120,15 +141,7 @@ class Routed:
 
     def connection_to(self, number: str, local: bool = False) -> socket.socket:
         """Return an open connection to one backend, through the Service's address, of the client or of the node."""
-        place = None if local else f"/run/netns/{self.client}"
-        for _attempt in range(200):
-            sock = system.socket_inside(place, socket.AF_INET, socket.SOCK_STREAM)
-            sock.settimeout(20)
-            sock.connect((ADDRESS, PORT))
-            if sock.recv(16).decode() == number:
-                return sock
-            sock.close()
-        raise AssertionError(f"backend {number} never answers")
+        return connected_to(number, None if local else f"/run/netns/{self.client}")
 
     def close(self) -> None:
         """Remove the namespaces."""

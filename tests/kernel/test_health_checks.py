@@ -12,7 +12,19 @@ from typing import Iterator, List
 import pytest
 
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service, wait_for
-from tests.kernel.backends import ADDRESS, NAME, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
+from tests.kernel.backends import (
+    ADDRESS,
+    NAME,
+    PORT,
+    Backend,
+    ask,
+    connected_to,
+    endpoint,
+    make_network,
+    manifests,
+    three_backends,
+    write_manifests,
+)
 from tests.kernel.userspace_node import node_in_mode
 from tests.lab import system
 
@@ -34,10 +46,8 @@ def node(request, tmp_path) -> Iterator[AgentNode]:
 
 @pytest.fixture
 def backends() -> Iterator[List[Backend]]:
-    servers = [Backend(number, hold=True) for number in (1, 2, 3)]
-    yield servers
-    for backend in servers:
-        backend.close()
+    with three_backends(hold=True) as servers:
+        yield servers
 
 
 def failing(node):
@@ -50,17 +60,6 @@ def answers():
 
 def explained(node):
     return node.run("explain", "--control", str(node.scratch / "agent.sock"), f"{ADDRESS}:{PORT}").stdout
-
-
-def connected_to(number: str) -> socket.socket:
-    """Return an open connection to one backend, through the Service's address."""
-    for _attempt in range(200):
-        connection = socket.create_connection((ADDRESS, PORT), 5)
-        connection.settimeout(20)
-        if connection.recv(16).decode() == number:
-            return connection
-        connection.close()
-    raise AssertionError(f"backend {number} never answers")
 
 
 def await_end(node, connection) -> Exception:

@@ -18,7 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from tests.kernel.agent_node import AgentNode, wait_for
-from tests.kernel.backends import ADDRESS, PORT, Backend, ask, endpoint, make_network
+from tests.kernel.backends import ADDRESS, PORT, Backend, ask, connected_to, endpoint, make_network, three_backends
 from tests.lab import manifests
 
 WEIGHT = "kubenode.proxy/weight"
@@ -43,10 +43,8 @@ def slice_of(number, weight=""):
 
 @pytest.fixture
 def backends() -> Iterator[List[Backend]]:
-    servers = [Backend(number, hold=True) for number in (1, 2, 3)]
-    yield servers
-    for backend in servers:
-        backend.close()
+    with three_backends(hold=True) as servers:
+        yield servers
 
 
 def make_node(scratch, mode):
@@ -69,17 +67,6 @@ def node(request, tmp_path) -> Iterator[AgentNode]:
 
 def explained(node):
     return node.run("explain", "--control", str(node.scratch / "agent.sock"), f"{ADDRESS}:{PORT}").stdout
-
-
-def connected_to(number: str) -> socket.socket:
-    """Return an open connection to one backend, through the Service's address."""
-    for _attempt in range(200):
-        connection = socket.create_connection((ADDRESS, PORT), 5)
-        connection.settimeout(20)
-        if connection.recv(16).decode() == number:
-            return connection
-        connection.close()
-    raise AssertionError(f"backend {number} never answers")
 
 
 def test_weights_share_connections_and_0_keeps_those_that_exist(node, backends):

@@ -11,7 +11,18 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
-from tests.kernel.backends import ADDRESS, NAME, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
+from tests.kernel.backends import (
+    ADDRESS,
+    NAME,
+    PORT,
+    Backend,
+    ask,
+    endpoint,
+    make_network,
+    manifests,
+    three_backends,
+    write_manifests,
+)
 from tests.kernel.userspace_node import node_in_mode
 
 FULL = pytest.mark.full
@@ -29,10 +40,8 @@ def node(request, tmp_path) -> Iterator[AgentNode]:
 
 @pytest.fixture
 def backends() -> Iterator[List[Backend]]:
-    servers = [Backend(number) for number in (1, 2, 3)]
-    yield servers
-    for backend in servers:
-        backend.close()
+    with three_backends() as servers:
+        yield servers
 
 
 def known(node):

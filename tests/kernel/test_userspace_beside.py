@@ -11,7 +11,17 @@ from typing import Iterator, List
 import pytest
 
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
-from tests.kernel.backends import ADDRESS, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
+from tests.kernel.backends import (
+    ADDRESS,
+    PORT,
+    Backend,
+    ask,
+    endpoint,
+    make_network,
+    manifests,
+    three_backends,
+    write_manifests,
+)
 from tests.kernel.userspace_node import addresses_on, userspace_node
 
 FULL = pytest.mark.full
@@ -36,10 +46,8 @@ def node(request, tmp_path) -> Iterator[AgentNode]:
 
 @pytest.fixture
 def backends() -> Iterator[List[Backend]]:
-    servers = [Backend(number) for number in (1, 2, 3)]
-    yield servers
-    for backend in servers:
-        backend.close()
+    with three_backends() as servers:
+        yield servers
 
 
 def rules(node: AgentNode) -> str:

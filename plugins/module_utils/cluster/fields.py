@@ -121,6 +121,11 @@ def dns_label(value: object, field: str) -> str:
     raise Invalid(field, f"{shown(value)} is not a DNS label (a-z, 0-9 and -, at most 63 characters)")
 
 
+def optional_dns_label(value: object, field: str) -> str:
+    """Return an RFC 1123 label, empty if ``value`` is null or empty. Raises Invalid."""
+    return dns_label(value, field) if text(value, field) else ""
+
+
 def dns_subdomain(value: object, field: str) -> str:
     """Return an RFC 1123 subdomain. Raises Invalid."""
     if isinstance(value, str) and len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None:

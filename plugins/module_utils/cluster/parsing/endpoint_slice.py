@@ -14,8 +14,8 @@ from ..fields import (
     dns_subdomain,
     flag,
     integer,
-    is_dns_label,
     mapping,
+    optional_dns_label,
     protocol,
     sequence,
     shown,
@@ -78,9 +78,7 @@ def _ports(raw_ports: List[Any]) -> Tuple[SlicePort, ...]:
 def _port(raw: object) -> SlicePort:
     if not isinstance(raw, dict):
         raise Invalid("", f"{shown(raw)} is not an object")
-    name = text(raw.get("name"), "name")
-    if name and not is_dns_label(name):
-        raise Invalid("name", f"{shown(name)} is not a DNS label (a-z, 0-9 and -, at most 63 characters)")
+    name = optional_dns_label(raw.get("name"), "name")
     return SlicePort(name, protocol(raw.get("protocol"), "protocol"), integer(raw.get("port"), "port", 0, 65535, 0))
 
 

@@ -15,8 +15,8 @@ from ..fields import (
     dns_label,
     integer,
     ip_family,
-    is_dns_label,
     mapping,
+    optional_dns_label,
     protocol,
     sequence,
     shown,
@@ -135,9 +135,7 @@ def _ports(raw_ports: List[Any]) -> Tuple[ServicePort, ...]:
 def _port(raw: object) -> ServicePort:
     if not isinstance(raw, dict):
         raise Invalid("", f"{shown(raw)} is not an object")
-    name = text(raw.get("name"), "name")
-    if name and not is_dns_label(name):
-        raise Invalid("name", f"{shown(name)} is not a DNS label (a-z, 0-9 and -, at most 63 characters)")
+    name = optional_dns_label(raw.get("name"), "name")
     return ServicePort(
         name,
         protocol(raw.get("protocol"), "protocol"),
