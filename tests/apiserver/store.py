@@ -44,7 +44,7 @@ PATH_OF_KIND = {kind.kind: kind.path for kind in KINDS.values()}
 
 
 class Event(NamedTuple):
-    """One write: the object as it was (None if new) and as it is (None if deleted, then with its last version)."""
+    """One write: the object before (None if new) and after it (None if deleted, then with its last version)."""
 
     resource_version: int
     before: Optional[Object]

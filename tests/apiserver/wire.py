@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """An API server without a network or real time: a function answers each request with bytes as on the wire.
 
-The bytes go through http.client and everything above it. Time is a number that waiting moves on.
+The bytes go through http.client and everything above it. Time is a number that waiting increases.
 """
 
 from __future__ import annotations

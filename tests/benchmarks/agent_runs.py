@@ -37,7 +37,7 @@ def fill(node: AgentNode, services: int, endpoints: int) -> None:
 def run(arguments: argparse.Namespace, variant: str, measure: Callable[[AgentNode, int], dict[str, Any]]) -> int:
     """Give each number of Services a filled node, and print what ``measure`` returns as a line of JSON.
 
-    ``measure`` gets the node, whose agent it has to start, and the number of Services. What is programmed is removed
+    ``measure`` gets the node, whose agent it must start, and the number of Services. Everything programmed is removed
     after it. ``variant``: which iptables. Returns 0.
     """
     system.ip_batch(["link set lo up"])

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure what a client notices when one of three API servers behind a static Service fails, beside haproxy.
 
-Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
+Run as root from the top of the repository; works in its own network namespace and leaves nothing behind:
 
     KUBENODE_HAPROXY=/usr/sbin/haproxy .venv/bin/python -m tests.benchmarks.api_servers [--modes nftables iptables]
     python -m tests.lab.uml --memory 1G -- python -m tests.benchmarks.api_servers --modes ipvs

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A fleet of namespace nodes for controller_scale: each with an sshd of its own, on one bridge beside the controller.
+"""A fleet of namespace nodes for controller_scale: each with its own sshd, on one bridge beside the controller.
 
 The nodes see this machine's programs under an overlay in memory (tests.lab.node); what Ansible copies to them is gone
 with them. The bridge's ports count what each node has been sent.

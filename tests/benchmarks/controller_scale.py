@@ -5,13 +5,13 @@
 
 ``python -m tests.benchmarks.controller_scale --nodes 1 10 50 [--services 1000] [--tasks]``
 
-Real playbook, real ssh: each node is a network namespace of this machine with an sshd and a file system of its own, and
-runs what Ansible sends it. For each number of nodes three runs: from empty, again without a change, and verify.
-Prints seconds by the clock, the processor time of ansible-playbook with all its workers and ssh clients (not of the
-nodes) and of its first process alone, which more processors do not make faster; the largest memory of these processes
-together (proportional set size), the bytes on the wire to and from a node, and the machine's load. Since the nodes
-run on the same processors, the seconds by the clock are worse than with real nodes; the processor time hardly is.
-``--tasks`` adds the seconds of each task by the clock. Needs root.
+Real playbook, real ssh: each node is a network namespace of this machine with its own sshd and file system, and runs
+what Ansible sends it. For each number of nodes three runs: from empty, again without a change, and verify. Prints
+seconds by the clock, the processor time of ansible-playbook with all its workers and ssh clients (not of the nodes) and
+of its first process alone, which more processors do not make faster; the largest memory of these processes together
+(proportional set size), the bytes on the wire to and from a node, and the machine's load. Since the nodes run on the
+same processors, the seconds by the clock are worse than with real nodes; the processor time hardly is. ``--tasks`` adds
+the seconds of each task by the clock. Needs root.
 """
 
 from __future__ import annotations

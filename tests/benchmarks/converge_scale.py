@@ -6,10 +6,10 @@
 ``python -m tests.lab.uml -- python -m tests.benchmarks.converge_scale --mode ipvs``
 ``unshare -n python -m tests.benchmarks.converge_scale --mode iptables [--variant legacy]``
 
-The module runs as on a node, as the program that Ansible sends. Each round starts in a network namespace of its own.
-Prints seconds by the clock, seconds of processor time and the module's own account per stage. In mode iptables the
-same text is given to iptables-restore alone, for comparison. Exits 1 when a limit is missed: in mode ipvs 15 seconds
-from empty and 5 without change; in mode iptables 1.5 times what iptables-restore takes. The best round counts.
+The module runs as on a node, as the program that Ansible sends. Each round starts in a separate network namespace.
+Prints seconds by the clock, seconds of processor time and the module's own account per stage. In mode iptables the same
+text is given to iptables-restore alone, for comparison. Exits 1 when a limit is missed: in mode ipvs 15 seconds from
+empty and 5 without change; in mode iptables 1.5 times what iptables-restore takes. The best round counts.
 """
 
 from __future__ import annotations

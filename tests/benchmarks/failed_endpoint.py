@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure how long clients with an open connection take to notice that their endpoint fails its health checks.
 
-Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
+Run as root from the top of the repository; works in its own network namespace and leaves nothing behind:
 
     .venv/bin/python -m tests.benchmarks.failed_endpoint [--modes nftables iptables userspace] [--rounds 5]
     python -m tests.lab.uml --memory 1G -- python -m tests.benchmarks.failed_endpoint --modes ipvs

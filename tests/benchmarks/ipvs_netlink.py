@@ -5,8 +5,8 @@
 
 ``python -m tests.lab.uml -- python -m tests.benchmarks.ipvs_netlink [--runs 10]``
 
-Each measurement has a network namespace of its own, so that the kernel's list of recently deleted real servers, which
-it searches for every new one, is short. Prints one line per size; exits 1 if encoding and sending takes more than three
+Each measurement has a separate network namespace, so that the kernel's list of recently deleted real servers, which it
+searches for every new one, is short. Prints one line per size; exits 1 if encoding and sending takes more than three
 times what the replay takes.
 """
 

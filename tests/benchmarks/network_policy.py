@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure how network policies scale: the first fill, single changes, memory, and what a new connection costs.
 
-Run as root from the top of the repository; works in network namespaces of its own and leaves nothing behind:
+Run as root from the top of the repository; works in its own network namespaces and leaves nothing behind:
 
     .venv/bin/python -m tests.benchmarks.network_policy [--policies 1000] [--pods 10000] [--changes 200]
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure how nftables mode scales, beside the floor: the kernel's time for the same bytes, encoded beforehand.
 
-Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
+Run as root from the top of the repository; works in its own network namespace and leaves nothing behind:
 
     .venv/bin/python -m tests.benchmarks.nftables_scale [--sizes 100x1,1000x10,...] [--changes 300] [--fills 3]
         [--hashed] [--processor-time] [--json]

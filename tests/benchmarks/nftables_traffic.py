@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure what nftables mode costs connections and kernel memory, beside no proxy and, if given, beside kube-proxy.
 
-Run as root from the top of the repository; works in network namespaces of its own and leaves nothing behind:
+Run as root from the top of the repository; works in its own network namespaces and leaves nothing behind:
 
     .venv/bin/python -m tests.benchmarks.nftables_traffic [--sizes 100,1000] [--endpoints 1,10] [--seconds 3]
 

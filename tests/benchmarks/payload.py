@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def build_payload(module: str, arguments: Mapping[str, Any], path: Path) -> None:
     """Write the self-contained program of one call of a module (``kubenode.proxy.service_proxy``) to ``path``.
 
-    The program prints the module's result as JSON, wherever it is run by this Python. It is built by a process of its
-    own, since Ansible's loader of collections has to come before anything imported from one.
+    The program prints the module's result as JSON, wherever it is run by this Python. It is built by a separate
+    process, since Ansible's loader of collections must come before anything imported from one.
     """
     command = [sys.executable, "-m", "tests.benchmarks.payload", module, str(path)]
     subprocess.run(command, input=json.dumps(dict(arguments)), text=True, check=True, cwd=ROOT)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure the agent's forwarding in userspace mode, beside nftables mode, haproxy, and no proxy, in one run.
 
-Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
+Run as root from the top of the repository; works in its own network namespace and leaves nothing behind:
 
     .venv/bin/python -m tests.benchmarks.userspace_traffic [--seconds 5] [--services 1000]
 

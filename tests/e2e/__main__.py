@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run Kubernetes' own end-to-end suite on a cluster of its own: ``python -m tests.e2e --binaries DIRECTORY``."""
+"""Run Kubernetes' own end-to-end suite on a separate cluster: ``python -m tests.e2e --binaries DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _DEFAULT = (*_MODES, "network-policy", "kube-proxy-nftables")
 def chosen_runs(names: Sequence[str], ipvs: bool) -> List[str]:
     """Return these runs; by default, each mode of this project that the kernel has, and kube-proxy as the control.
 
-    ``ipvs``: whether the kernel has IPVS. Raises LabError if a run by name needs what it has not.
+    ``ipvs``: whether the kernel has IPVS. Raises LabError if a run by name needs a missing feature.
     """
     if not ipvs and any(RUNS[name].mode == "ipvs" for name in names):
         raise LabError("ipvs: this kernel has no module ip_vs, and the nodes have this machine's kernel")

@@ -22,7 +22,7 @@ from .nodes import NODES, KubernetesNode
 class Cluster:
     """A control plane and nodes that have joined it; a context manager, which removes everything at its end.
 
-    ``scratch`` is an empty directory on a disk, ``logs`` a directory for what the control plane writes. Raises
+    ``scratch`` is an empty directory on a disk, ``logs`` a directory for the output of the control plane. Raises
     LabError, or AssertionError where something does not become ready.
     """
 

@@ -106,7 +106,7 @@ class ControlPlane:
             for address, network in zip(node_addresses(number), pod_networks(number)):
                 lines.append(f"route add {network} via {address} dev {BRIDGE}")
         self.run("ip", "-batch", "-", text="\n".join(lines) + "\n")
-        # So that what nobody serves is refused at once, as by a router.
+        # So that addresses that nothing serves are refused at once, as by a router.
         forwarding = ("net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
         self.run("sysctl", "--quiet", "--write", *forwarding)
 

@@ -32,7 +32,7 @@ _INTERNET = 1
 _TTL_SECONDS = 5
 _NO_ERROR, _FORMAT_ERROR, _SERVER_FAILURE, _NO_NAME = 0, 1, 2, 3
 _HEADER = struct.Struct("!6H")
-# Response, authoritative; the bit of the query that asks for recursion is repeated.
+# Response, authoritative; the bit of the query that requests recursion is repeated.
 _ANSWER_FLAGS, _RECURSION_DESIRED = 0x8480, 0x0100
 _LONGEST_DATAGRAM = 1232
 _TRUNCATED = 0x0200
@@ -97,7 +97,7 @@ def _records(name: str, kind: int, lookup: Lookup) -> Optional[List[bytes]]:
 def answer(query: bytes, lookup: Lookup, longest: int = 65535) -> bytes:
     """Return the answer to a query, cut off and marked as such where it is longer than ``longest`` bytes.
 
-    Raises ValueError for what is no query at all.
+    Raises ValueError for bytes that are not a query.
     """
     if len(query) < _HEADER.size:
         raise ValueError("shorter than a header")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The images of the suite's pods, made from Debian's packages and two programs of Kubernetes; no registry is asked.
+"""The images of the suite's pods, made from Debian's packages and two programs of Kubernetes, without a registry.
 
 All have the same file system and differ in what they start. They are one archive in the form of ``docker save``
 (https://github.com/moby/moby/blob/master/image/spec/v1.2.md), under the names that the suite lists.
@@ -88,7 +88,7 @@ def _packages() -> Path:
 
 
 def _write_programs(binaries: Binaries, scratch: Path, layer: Path) -> None:
-    """Write the layer with Kubernetes' programs and what they expect to find."""
+    """Write the layer with Kubernetes' programs and the files that they expect."""
     made = make_certificates(scratch / "certificates")
     with tarfile.open(layer, "w") as archive:
         for name in _PROGRAMS:

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel tests run as root, each in a network namespace of its own, so that the host's rules are never touched.
+"""Kernel tests run as root, each in a separate network namespace, so that the host's rules are never touched.
 
-Tests marked ``uml`` need a kernel with IPVS; ``make kernel`` runs them inside user-mode Linux and the others on the
-host's kernel.
+Tests marked ``uml`` need a kernel with IPVS: ``make uml`` runs them inside user-mode Linux, ``make kernel`` the others
+on the host's kernel.
 """
 
 from __future__ import annotations

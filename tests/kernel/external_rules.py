@@ -105,7 +105,7 @@ UFW = """\
 COMMIT
 """
 
-#: kubelet's own rules; without KUBE-FIREWALL in tests where the service proxy has to create that chain.
+#: kubelet's own rules; without KUBE-FIREWALL in tests where the service proxy must create that chain.
 _MARTIANS = (
     '! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of user-declared chains that fail half-way, or that cannot be reverted at once."""
+"""Changes of user-declared chains that fail halfway, or that cannot be reverted at once."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MODES = ["iptables", "nftables", pytest.param("ipvs", marks=(UML, pytest.mark.fu
 
 def service(number: int) -> Dict[str, Any]:
     addresses = (f"10.96.0.{number}", f"fd00:96::{number}")
-    # Every other Service has chains of its own in nftables mode.
+    # Every other Service has its own chains in nftables mode.
     more = {"sessionAffinity": "ClientIP"} if number % 2 else {}
     external = [f"198.51.100.{number}"]
     return manifests.service(

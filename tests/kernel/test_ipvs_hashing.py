@@ -83,7 +83,7 @@ def endpoints(hold: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def second_node() -> Iterator[None]:
-    """Run the body in another network namespace, which has virtual servers of its own."""
+    """Run the body in another network namespace, which has its own virtual servers."""
     name = f"knsecond{os.getpid()}"
     ip_batch([f"netns add {name}"])
     ip_batch(["link set lo up"], name)

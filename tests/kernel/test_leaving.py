@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Leaving a node: the usual tools print afterwards what they printed before, whichever programs have rules there.
+"""Leaving a node: the usual tools print the same before and after, whichever programs have rules there.
 
 Legacy tables of iptables cannot be deleted while their module is loaded, and kernel parameters are kept as they are,
 except the one that would be dangerous; the tests check both separately.

@@ -38,7 +38,7 @@ RELOADING = """table inet firewalld_policy_drop {
     chain filter_forward { type filter hook forward priority 9; policy drop; };
 }"""
 PATIENCE = 60.0
-# kubelet has chains of its own whose names resemble ours.
+# kubelet has its own chains, whose names resemble ours.
 OURS = re.compile("KUBE-(?!KUBELET-CANARY|IPTABLES-HINT)")
 # The agent logs at least this many repairs in full.
 LINES_IN_A_MINUTE = 5

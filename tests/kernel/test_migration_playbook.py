@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The playbook migrate.yml: nodes are taken over from kube-proxy and given back, and a failure stops the rollout.
 
-Each node is a network and mount namespace with what a real kube-proxy had programmed. Its kube-proxy is a process of
-that name without a function, which runs while the DaemonSet controller of the test API server has a pod for it. The
-tests build on each other: each starts from the state that the previous one has left.
+Each node is a network and mount namespace with the rules that a real kube-proxy had programmed. Its kube-proxy is a
+process of that name without a function, which runs while the DaemonSet controller of the test API server has a pod for
+it. The tests build on each other: each starts from the state that the previous one has left.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    """Provide the cluster in a network namespace of its own, like every kernel test."""
+    """Provide the cluster in a separate network namespace, like every kernel test."""
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     system.unshare(system.CLONE_NEWNET)
     made = None

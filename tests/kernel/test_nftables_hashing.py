@@ -64,7 +64,7 @@ print(json.dumps(found))
 
 @pytest.fixture
 def clients(network: Network) -> Dict[str, List[Client]]:
-    """Return clients outside, each with an address and a port of its own."""
+    """Return clients outside, each with a different address and port."""
     space = f"{network.prefix}-x"
     forms = {"IPv4": "203.0.113.{}", "IPv6": "2001:db8:113::{:x}"}
     made = {family: [(forms[family].format(5 + each), 20000 + each) for each in range(CLIENTS)] for family in FAMILIES}
@@ -171,7 +171,7 @@ def test_repair_of_slots_that_another_program_removed(family: str) -> None:
 
 
 def numbered(family: str, number: int, minute: int) -> ServicePortInfo:
-    """Return a ServicePort with a cluster IP of its own and three endpoints, created in a minute."""
+    """Return a ServicePort with a different cluster IP and three endpoints, created in a minute."""
     form = "fd00:10:96::{:x}:{:x}" if family == "IPv6" else "10.96.{}.{}"
     info = hashed(family)
     return info._replace(

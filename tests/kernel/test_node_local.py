@@ -38,7 +38,7 @@ GATEWAY = {socket.AF_INET: "10.244.1.1", socket.AF_INET6: "fd00:244::1"}
 CLIENT = {socket.AF_INET: "10.244.1.5", socket.AF_INET6: "fd00:244::5"}
 DNS = {socket.AF_INET: "10.244.1.6", socket.AF_INET6: "fd00:244::6"}
 CLIENT_SPACE, DNS_SPACE = f"knclient{os.getpid()}", f"kndns{os.getpid()}"
-#: A name of the cluster, and one that each server answers with an address of its own.
+#: A name of the cluster, and one that each server answers with a different address.
 NAME, WHO = "web.shop.svc.cluster.local", "who.test"
 CACHE_SAYS, CLUSTER_SAYS, ADDRESS = "192.0.2.71", "192.0.2.72", "192.0.2.77"
 QUIET = ("--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root", "--no-hosts", "--no-resolv")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What preflight finds about network policies: bridges that hide packets, and other implementations."""
+"""Findings of preflight about network policies: bridges that hide packets, and other implementations."""
 
 from __future__ import annotations
 

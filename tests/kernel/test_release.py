@@ -4,7 +4,7 @@
 """Returning a node to kube-proxy in nftables mode: exactly those objects are removed that kube-proxy does not use.
 
 A convergence adopts a table that a real kube-proxy has programmed; then kube-proxy programs it again: in one
-transaction it flushes and fills the chains and sets that it knows, and leaves all others as they are.
+transaction it flushes and fills the chains and sets that it knows, and does not change the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rollback on a real kernel: the earlier state, whichever program made it, is restored, verified with the usual tools.
+"""Rollback on a real kernel: the state before, of any program, is restored, verified with the usual tools.
 
 The nodes start with rules of other programs only, with what kube-proxy programmed for a conformance case, or with what
 this project programmed; they converge to the same or another mode, and roll back.

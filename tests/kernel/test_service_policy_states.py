@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What annotations request, through check mode, diff, drift and rollback of a node without an agent."""
+"""Requests of annotations in check mode, diff, drift and rollback of a node without an agent."""
 
 from __future__ import annotations
 

@@ -3,6 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A laboratory of real kernels: network namespaces for iptables, user-mode Linux for IPVS.
 
-Nothing in it touches the host's own rules, modules, sysctls or files: every node has a network namespace
-or a kernel of its own, and writes to an overlay that disappears with it.
+Nothing in it touches the host's own rules, modules, sysctls or files: every node has a separate network namespace or
+kernel, and writes to an overlay that disappears with it.
 """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A clock for tests, whose time passes only when they say so."""
+"""A clock for tests, whose time passes only when they advance it."""
 
 from __future__ import annotations
 

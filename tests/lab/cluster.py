@@ -46,7 +46,7 @@ TOOLS = {
 def missing(guests: bool = True) -> List[str]:
     """Return what this host lacks for the laboratory, one line each with its remedy.
 
-    ``guests``: whether a node has a kernel of its own.
+    ``guests``: whether a node has its own kernel.
     """
     lines = []
     if os.geteuid() != 0:
@@ -66,7 +66,7 @@ def missing(guests: bool = True) -> List[str]:
 class Lab:
     """A running or future laboratory with a name; several may run side by side.
 
-    As a context manager it is up inside the block and gone afterwards.
+    As a context manager it is up inside the block and removed afterwards.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A processor of its own for each guest of user-mode Linux.
+"""A separate processor for each guest of user-mode Linux.
 
 Such a guest is a tracer and the processes that it traces, which take turns: on one processor that is several times
 faster than on two. Guests of all users of this machine share the processors out by locked files.

@@ -90,14 +90,14 @@ class EchoServer:
             sys.stderr.write(f"echo: {error}\n")
 
     def serve(self) -> None:
-        """Answer for ever."""
+        """Answer forever."""
         while True:
             for key, _ in self._selector.select():
                 key.data()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Open every socket of the configuration, say so, and serve."""
+    """Open every socket of the configuration, print ``ready``, and serve."""
     configuration = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     server = EchoServer()
     for pod in configuration:

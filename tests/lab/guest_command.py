@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run one command in a guest with a kernel of its own: stream its output and return its exit status.
+"""Run one command in a guest with its own kernel: stream its output and return its exit status.
 
 The command lines of :mod:`tests.lab.uml` and :mod:`tests.lab.qemu` share their options here.
 """

@@ -34,15 +34,14 @@ MOST_CONNECTIONS = 65536
 class Specification(NamedTuple):
     """The instructions of the host for a node, sent as JSON.
 
-    ``scratch`` is a directory shared with the host, always writable: ``ready``, ``status`` and ``log`` appear
-    there. ``visible`` are directories that may be on other file systems of the host, ``writable`` those
-    whose writes reach the host. ``network`` are lines of ip(8), ``pods`` mappings
-    with the keys name, address and address6. With ``command`` the node ends when
-    the command ends; without, it runs sshd (``sshd``: its configuration file) and the echo servers (``echo``: their
-    configuration file) until it is killed. A guest finds its modules below ``kernel``, by release, and the
-    directories of the host by the file system ``shared``: hostfs (user-mode Linux) or 9p (QEMU). ``views`` are
-    directories on other file systems of a guest whose root is not the host's, and where it mounts them, each with
-    an overlay of its own.
+    ``scratch`` is a directory shared with the host, always writable: ``ready``, ``status`` and ``log`` appear there.
+    ``visible`` are directories that may be on other file systems of the host, ``writable`` those whose writes reach the
+    host. ``network`` are lines of ip(8), ``pods`` mappings with the keys name, address and address6. With ``command``
+    the node ends when the command ends; without, it runs sshd (``sshd``: its configuration file) and the echo servers
+    (``echo``: their configuration file) until it is killed. A guest finds its modules below ``kernel``, by release, and
+    the directories of the host by the file system ``shared``: hostfs (user-mode Linux) or 9p (QEMU). ``views`` are
+    directories on other file systems of a guest whose root is not the host's, and where it mounts them, each with a
+    separate overlay.
     """
 
     hostname: str

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ports for servers that a test starts later, or that nobody is to listen on."""
+"""Ports for servers that a test starts later, or on which nothing may listen."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LabError(Exception):
-    """The laboratory cannot do what it should; the text is one line for the user."""
+    """The laboratory has failed; the text is one line for the user."""
 
 
 def _check(result: int, what: str) -> None:
@@ -143,7 +143,7 @@ def ip_batch(lines: Sequence[str], namespace: Optional[str] = None) -> None:
 
     600 lines take 0.08 s of processor time, a process for each 1.4 s, and pyroute2 1.0 s, of which its import is 0.2 s.
     The addresses in a line determine its family, except in rules: those are IPv4, or IPv6 if the line begins with
-    ``-6``. Such lines come last, in a process of their own. Raises LabError for the first line that fails.
+    ``-6``. Such lines come last, in a separate process. Raises LabError for the first line that fails.
     """
     place = ["-n", namespace] if namespace else []
     plain = [line for line in lines if not line.startswith("-6 ")]

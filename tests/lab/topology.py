@@ -32,7 +32,7 @@ NODE_SYSCTLS = {
 
 
 class LabNode(NamedTuple):
-    """A node: its place in the address plan, and whether it has a kernel of its own (user-mode Linux)."""
+    """A node: its place in the address plan, and whether it has its own kernel (user-mode Linux)."""
 
     name: str
     number: int
@@ -91,7 +91,7 @@ NODES = (LabNode("lab-iptables", 1, False), LabNode("lab-ipvs", 2, True))
 def demonstration_nodes(host_has_ipvs: bool) -> Tuple[LabNode, ...]:
     """Return the nodes of the demonstration, one for each mode.
 
-    The IPVS node is a network namespace where the host's kernel has ip_vs, else a guest with a kernel of its own.
+    The IPVS node is a network namespace where the host's kernel has ip_vs, else a guest with its own kernel.
     """
     return (
         LabNode("lab-iptables", 1, False),

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""User-mode Linux: commands and long-lived nodes on a kernel of their own.
+"""User-mode Linux: commands and long-lived nodes on a separate kernel.
 
 ``python -m tests.lab.uml [--writable DIRECTORY] [--memory 1G] [--modules NAME,...] -- COMMAND...``
 

@@ -55,7 +55,7 @@ def snapshot(path, *policies):
 
 
 def of_policies(result):
-    """Return what a result says about the table of network policies."""
+    """Return the part of a result about the table of network policies."""
     return [change for change in result["changes"] if change["table"] == KIND]
 
 

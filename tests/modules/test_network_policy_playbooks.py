@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of policies over two nodes by the playbooks: previewed, applied, its drift found, and taken back.
+"""A change of policies over two nodes by the playbooks: previewed, applied, its drift found, and rolled back.
 
-The nodes only enforce policies: what another program has programmed for Services stays, also at the clean-up.
+The nodes only enforce policies: rules of another program for Services are kept, even at the clean-up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is missing for a playbook is found before it has changed anything."""
+"""A playbook detects missing requirements before it changes anything."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ LOST = {
 
 
 class Reporter:
-    """A lab with one node, and the playbook run from a directory of its own."""
+    """A lab with one node, and the playbook run from a separate directory."""
 
     def __init__(self, lab: Lab, place: Path) -> None:
         self.lab = lab
@@ -72,7 +72,7 @@ class Reporter:
 
 @pytest.fixture(scope="module")
 def reporter():
-    # The path of an ssh control socket must be short, so the lab has a directory of its own.
+    # The path of an ssh control socket must be short, so the lab has a separate directory.
     with tempfile.TemporaryDirectory(prefix="knr") as scratch, Lab("report", nodes=(NODE,)) as lab:
         yield Reporter(lab, Path(scratch))
 

@@ -104,7 +104,7 @@ class Playbooks:
 
 @pytest.fixture(scope="module", params=[NAMES[:2], pytest.param(NAMES, marks=pytest.mark.full)], ids=" ".join)
 def playbooks(request):
-    # The path of an ssh control socket must be short, so the lab has a directory of its own.
+    # The path of an ssh control socket must be short, so the lab has a separate directory.
     name = f"p{os.getpid() % 10000000}"
     with tempfile.TemporaryDirectory(prefix="knp") as scratch:
         snapshot = Path(scratch, "cluster.json")

@@ -26,7 +26,7 @@ MODULE = "kubenode.proxy.cluster_snapshot"
 
 
 class Controller:
-    """Run tasks on this host as the controller does, with a HOME and an environment of its own."""
+    """Run tasks on this host as the controller does, with a separate HOME and environment."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The disk of a Debian 12 machine, built from packages and kept below .cache by a hash of its recipe.
 
-Each machine writes to a copy-on-write file of its own. Data of one scenario (keys, addresses, pods) is not on the disk:
-a directory of the host is mounted for it. In user-mode Linux the kernel's command line names it, and the kernel's
-modules are the host's; QEMU has mounted both already.
+Each machine writes to a separate copy-on-write file. Data of one scenario (keys, addresses, pods) is not on the disk: a
+directory of the host is mounted for it. In user-mode Linux the kernel's command line names it, and the kernel's modules
+are the host's; QEMU has mounted both already.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 
 Everything runs in network namespaces named after the checkout and the scenario; this machine's own network is not
 touched. The controller is in the fabric too: the API server listens at 172.30.0.1. There is no route to other networks.
-Nodes are containers (systemd in podman, this machine's kernel) or machines with a kernel of their own: in user-mode
-Linux, or emulated on Debian's own kernel.
+Nodes are containers (systemd in podman, this machine's kernel) or machines with their own kernels: in user-mode Linux,
+or emulated on Debian's own kernel.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def picture(node: Node) -> Dict[str, Any]:
 
 
 def start_pod(node: Node) -> None:
-    """Create the pod that is the endpoint of the cluster's first Services, on a link of its own."""
+    """Create the pod that is the endpoint of the cluster's first Services, on a separate link."""
     node.write("/srv/pod.py", (INSIDE / "pod.py").read_text())
     for command in (
         "netns add pod",

@@ -193,7 +193,7 @@ def test_without_the_api_server_the_node_serves_and_repairs(members, outage):
 
 @pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.full)])
 def test_200_changes_a_second(members, outage, seconds):
-    """The kernel converges to the desired state, and the memory stays what it was after the first changes."""
+    """The kernel converges to the desired state, and memory use does not grow after the first changes."""
     node, cluster, _before = members["nftables"]
     for number in range(CHURN_SERVICES):
         for item in numbered(number):

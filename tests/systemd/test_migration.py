@@ -130,7 +130,7 @@ def find(node: Node) -> None:
 
 
 def outcomes(node: Node) -> List[str]:
-    """Return the outcomes of the changes that had to be confirmed."""
+    """Return the outcomes of the changes that required confirmation."""
     text = node.run("cat", f"{HISTORY}/outcomes.json", check=False).stdout
     return [
         item["outcome"] for _number, item in sorted(json.loads(text or "{}").items(), key=lambda pair: int(pair[0]))

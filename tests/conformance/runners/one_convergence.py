@@ -26,7 +26,7 @@ from module_utils.errors import ProxyError
 
 
 def node_document(environment: Mapping[str, str]) -> Optional[Dict[str, Any]]:
-    """Return the NodeProxyConfiguration that the environment asks for; None for that of the file."""
+    """Return the NodeProxyConfiguration that the environment requests; None for that of the file."""
     if "LAB_NETWORK_POLICY" not in environment:
         return None
     wanted = environment["LAB_NETWORK_POLICY"]

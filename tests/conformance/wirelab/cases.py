@@ -23,7 +23,7 @@ from .results import StepResult
 from .snapshots import snapshots_of
 
 MODES = ("iptables", "nftables", "ipvs")
-#: A mode that kube-proxy does not have any more -> the mode whose recordings it is compared with.
+#: A mode that kube-proxy no longer has -> the mode with whose recordings it is compared.
 COMPARED_WITH = {"userspace": "ipvs"}
 FAMILIES = {"dual": (4, 6), "ipv4": (4,), "ipv6": (6,)}
 ZONE_LABEL = "topology.kubernetes.io/zone"

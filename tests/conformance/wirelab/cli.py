@@ -31,7 +31,7 @@ from .report import Report, Row
 from .running import run_cases
 from .twins import twins
 
-# The lab speaks SCTP itself; a kernel that can would answer every INIT with an ABORT of its own.
+# The lab speaks SCTP itself; a kernel that speaks it, too, would answer every INIT with an ABORT.
 GUEST_MODULES = tuple(module for module in DATAPLANE_MODULES if module != "sctp")
 # Debian's kernel for user-mode Linux has no NF_TABLES_IPV4; programs in QEMU have about a tenth of their speed.
 GUEST_DEFAULTS = {
@@ -166,7 +166,7 @@ def _finish(arguments: argparse.Namespace, rows: Sequence[Row], start: float) ->
 
 
 def _in_guests(arguments: argparse.Namespace, words: list[str]) -> int:
-    """Run the lab inside guests with a kernel of their own, among which a run is shared out."""
+    """Run the lab inside guests with their own kernels, among which a run is divided."""
     inner = arguments.rest[1:] if arguments.rest[:1] == ["--"] else list(arguments.rest)
     if not inner:
         raise ValueError(

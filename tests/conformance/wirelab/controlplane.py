@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real control plane, for recording: etcd and kube-apiserver in a network namespace of their own."""
+"""A real control plane, for recording: etcd and kube-apiserver in a separate network namespace."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Endpoints:
         self._present: set[Listener] = set()
 
     def listen(self, listener: Listener) -> None:
-        """Answer on this port, over both IP families. What listens already is left as it is."""
+        """Answer on this port, over both IP families. A listener that exists is not changed."""
         if listener in self._present:
             return
         self._present.add(listener)

@@ -34,7 +34,7 @@ class Feed(Protocol):
         """Serve the objects of a step and return them as served."""
 
     def touch_sentinel(self, number: int) -> list[Object] | None:
-        """Change the sentinel once more, for step *number*; returns the objects if a snapshot has to follow."""
+        """Change the sentinel once more, for step *number*; return the objects if a snapshot must follow."""
 
     def close(self) -> None:
         """Stop serving."""
@@ -78,7 +78,7 @@ class RecordedFeed:
 
 
 class ControlPlaneFeed:
-    """A real control plane with the objects of the case. *recorded* collects what it serves."""
+    """A real control plane with the objects of the case. *recorded* collects its answers."""
 
     server = f"https://127.0.0.1:{API_PORT}"
 

@@ -53,7 +53,7 @@ def answering_endpoint(outcome: str) -> str:
 
 
 def meaning(result: FlowResult, rules: Rules = EXACT) -> Any:
-    """Return what of a result is compared: equal meanings are equal results.
+    """Return the part of a result that is compared: equal meanings are equal results.
 
     For traffic: the set of answering endpoints, each with "same source" or "masqueraded", and the kinds of refusal.
     Counts are chance and do not matter. For ``sticky`` and ``many`` flows the endpoints themselves are chance as

@@ -4,8 +4,8 @@
 """Several labs at once: workers, each a process on this machine or a user-mode Linux guest, share out the cases.
 
 They share a directory. A worker takes a case by making a folder in it, which only one of them can, and appends a line
-to its own file for every case that it has finished. So the quickest worker does the most, and nothing but a
-common file system is needed between a guest and its host.
+to its own file for every case that it has finished. So the quickest worker runs the most cases, and a guest and its
+host need only a common file system.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run_workers(
 ) -> list[Row]:
     """Start the workers, each of which returns an exit status, and collect what they report.
 
-    A case that nobody reported becomes a row with an error, which names how the workers ended.
+    A case that no worker reported becomes a row with an error, which names how the workers ended.
     """
     endings: list[str] = []
 

@@ -60,7 +60,7 @@ def run_case(case: Case, options: RunOptions, rules: Rules, against: str, save: 
 
 
 def observe(case: Case, options: RunOptions) -> Observation:
-    """Run a case with its snapshots in an event loop of its own."""
+    """Run a case with its snapshots in a separate event loop."""
 
     async def execute() -> Observation:
         return await Execution(case, options, RecordedFeed(case.snapshots())).run()

@@ -74,8 +74,8 @@ _ON_OTHER_ROUTERS = {
 _ON_FABRIC = {"ipv4/ip_early_demux": 0, "ipv4/tcp_early_demux": 0, "ipv4/udp_early_demux": 0}
 _WITH_BRIDGE = {"bridge/bridge-nf-call-iptables": 1, "bridge/bridge-nf-call-ip6tables": 1}
 
-# (namespace, device) at both ends of every cable. On a node with a kernel of its own the devices are called eth0 and so
-# on until they are renamed, so those that keep these names come first.
+# (namespace, device) at both ends of every cable. On a node with its own kernel the devices are called eth0 and so on
+# until they are renamed, so those that keep these names come first.
 _CABLES = (
     ("node", "eth0", "fabric", "n-eth0"),
     ("node", "eth1", "fabric", "n-eth1"),
@@ -98,8 +98,8 @@ class Topology(NamespaceSet):
     """The namespaces of one lab. *instance* keeps several labs on one machine apart; *pod_network* is ``ptp``
     (a routed veth for each pod) or ``bridge`` (all pods on the bridge cni0).
 
-    With *plug* the node is a machine of its own instead of a namespace. For each of its devices *plug* is called with
-    the namespace at the other end of the cable, and must create the named device there. The caller gives the machine
+    With *plug* the node is a separate machine instead of a namespace. For each of its devices *plug* is called with the
+    namespace at the other end of the cable, and must create the named device there. The caller gives the machine
     :attr:`node_devices` in their order, :meth:`node_sysctls` and :meth:`node_lines`.
     """
 

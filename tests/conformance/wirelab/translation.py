@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """From IPv4 to IPv6: the counterparts of the lab's addresses, in objects, flows and recordings.
 
-Every host of the lab has an address of both families, and the last part of both reads the same. So most of what was
-recorded for IPv4 alone says what has to happen with IPv6 as well:
+Every host of the lab has an address of both families, and the last part of both reads the same. So most recordings for
+IPv4 alone apply to IPv6 as well:
 
     127.0.0.1, 127.0.0.0/8          ::1, ::1/128
     172.18.0.H, 172.19.0.H          fd00:172:18::H, fd00:172:19::H

@@ -45,7 +45,7 @@ class TwinCase(Case):
         ]
 
     def expected(self, mode: str, behaviour: str = KUBE_PROXY) -> list[StepResult]:
-        """Return what the original has to do, translated or twice."""
+        """Return the steps of the original, translated or twice."""
         steps: list[StepResult] = []
         for step in self.original.expected(mode, behaviour):
             kept = list(step["flows"]) if self.dual else []
@@ -121,7 +121,7 @@ def _step(step: Step, dual: bool) -> Step:
 def _flow_text(text: str, dual: bool) -> str:
     if text.startswith("cmd "):
         return _command(text)
-    if dual:  # open connections of the two families need names of their own
+    if dual:  # open connections of the two families need different names
         text = re.sub(r"\bopen=(\S+)", r"open=\1-ipv6", text)
         text = re.sub(r"^held (\S+)", r"held \1-ipv6", text)
     return translation.text(text)

@@ -265,7 +265,7 @@ def _free_name() -> str:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the demonstration in a laboratory of its own."""
+    """Run the demonstration in a separate laboratory."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the laboratory running; ends with 'tests.lab down'")
     options = parser.parse_args(arguments)

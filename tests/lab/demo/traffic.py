@@ -145,7 +145,7 @@ def perform_all(lab: Lab, node: LabNode) -> Iterator[Outcome]:
 
 
 def perform(lab: Lab, node: LabNode, request: Request) -> Outcome:
-    """Ask, and judge what comes back."""
+    """Send a request, and judge the answer."""
     answers: List[Answer] = []
     while len(answers) < request.times and sum(answer.outcome != "answer" for answer in answers) < PATIENCE:
         if request.pod:

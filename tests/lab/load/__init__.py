@@ -32,7 +32,7 @@ __all__ = ("Endpoint", "Flow", "Load", "Tally")
 
 
 class Load:
-    """The load on a topology; a context manager. Flows and endpoints run in processes of their own.
+    """The load on a topology; a context manager. Flows and endpoints run in separate processes.
 
     ``patient``: see the text of this package.
     """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Modules that need a kernel of their own; ``test_in_guest.py`` runs these tests inside user-mode Linux.
+"""Modules that need a separate kernel; ``test_in_guest.py`` runs these tests inside user-mode Linux.
 
 ``ipvs_services`` is verified with ipvsadm, ``kernel_modules`` with /proc/modules, ``sysctls`` with sysctl.
 """

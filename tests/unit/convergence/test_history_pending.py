@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test pending changes: only the first decision counts, and each outcome has an error message of its own."""
+"""Test pending changes: only the first decision counts, and each outcome has its own error message."""
 
 from __future__ import annotations
 

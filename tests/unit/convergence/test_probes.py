@@ -137,7 +137,7 @@ def test_a_tls_probe_needs_an_answer_of_the_server_and_not_only_a_connection(clo
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         sock.listen(4)
-        # The kernel accepts connections, and nobody answers: a listener of userspace mode without its endpoint.
+        # The kernel accepts connections, and no program answers: a listener of userspace mode without its endpoint.
         result = only(f"tls://{HOST}:{sock.getsockname()[1]}", 0.5)
     assert not result.answered and result.reason.startswith("no answer within")
     assert only(f"tls://{HOST}:{closed_port}", 0.5).reason == "the connection was refused"

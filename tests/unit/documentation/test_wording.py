@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep phrases that readers have to decode out of code and documentation."""
+"""Keep phrases that readers must decode out of code and documentation."""
 
 from __future__ import annotations
 

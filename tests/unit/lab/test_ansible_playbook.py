@@ -17,7 +17,7 @@ from tests.lab.ansible_playbook import SITE, keep, payload_key, provide
 
 
 def imported(archive: Path, source: str, compiled: Path) -> str:
-    """Import a module with this source from an archive in a process of its own; return what it prints."""
+    """Import a module with this source from an archive in a separate process; return its output."""
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("shared.py", source)
     program = f"import sys; sys.path.insert(0, {str(archive)!r}); import shared; print(shared.answer())"

@@ -126,7 +126,7 @@ def programs_of(path: Path) -> Set[str]:
 
 
 def sources() -> List[Path]:
-    """Return the files that run on this machine; nodes of tests/systemd and of Molecule have packages of their own."""
+    """Return the files that run on this machine; nodes of tests/systemd and of Molecule have their own packages."""
     folders = [
         ROOT / "tests" / name
         for name in ("lab", "kernel", "modules", "fleet", "monitoring", "conformance", "apiserver")
