@@ -28,8 +28,7 @@ from typing import (
     Union,
 )
 
-#: Called between the steps of long work, so that a supervisor (systemd's watchdog) sees that it is still running.
-Progress = Callable[[], None]
+from .progress import Progress, unheeded
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -65,10 +64,6 @@ def label(kind: str, family: str = "", qualifier: str = "") -> str:
     """
     name = f"{family} {kind}" if family else kind
     return f"{name} ({qualifier})" if qualifier else name
-
-
-def unheeded() -> None:
-    """Ignore the progress of long work; the default where nothing supervises it."""
 
 
 class Change(Generic[Key, Value]):

@@ -72,6 +72,14 @@ options:
         refused once, and applied if the next run is given the same cluster state.
     type: bool
     default: false
+  always_observe:
+    description:
+      - Whether to observe the kernel in full even if input, engine and kernel are as they were after the last complete
+        run in mode V(nftables). By default such a run returns the result of that one; RV(observed) shows it.
+      - A run in check mode or with diff mode, with O(confirm_timeout), or that reads an API server observes in any
+        case, as do the other modes, and M(kubenode.proxy.service_proxy_info).
+    type: bool
+    default: false
 notes:
   - Needs root, except for O(state=rendered).
   - If another convergence of the same node is running, the module waits for it, at most O(lock_timeout) seconds.
@@ -242,6 +250,13 @@ conntrack_deleted:
   type: int
   returned: O(state) is not V(rendered)
   sample: 0
+observed:
+  description:
+    - Whether the kernel was observed in full. V(false) if input, engine and kernel are as they were after the last
+      complete run, whose result this is.
+  type: bool
+  returned: O(state) is not V(rendered)
+  sample: true
 durations:
   description: Seconds spent per stage.
   type: dict
@@ -301,61 +316,25 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_without_node
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.render import render
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
     proxy_spec,
     source_spec,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.earlier import earlier_result
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import history_spec
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
-    kernel_settings,
-    refused_result,
-    report_result,
-    table_differences,
-)
 
 
-def rendered(module: AnsibleModule) -> Dict[str, Any]:
-    """Return the result of ``state: rendered``, the text of everything that would be programmed."""
-    request, warnings = engine_request(module, source="required")
-    texts = render(request)
-    refused, skipped = request.cluster.refusals, request.cluster.skipped
-    warn(module, warnings, refused, skipped)
-    return {
-        "changed": False,
-        "mode": mode_without_node(request).name,
-        "rendered": texts,
-        **refused_result(refused, skipped),
-    }
+def perform(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the result of the last complete run if this one would have the same; otherwise run."""
+    result = earlier_result(module)
+    if result is not None:
+        return result
+    # A run that ends early needs none of it, and each run compiles what it imports.
+    from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.complete import converged, rendered
 
-
-def converged(module: AnsibleModule) -> Dict[str, Any]:
-    """Converge the node to the requested state and return the result."""
-    request, warnings = engine_request(module, source="required" if module.params["state"] == "present" else "unused")
-    keep = module.params["keep_states"]
-    if keep:
-        request = request._replace(history_directory=module.params["history_directory"], keep_states=keep)
-    report = converge(request._replace(confirm_timeout=module.params["confirm_timeout"]))
-    warn(module, [*warnings, *report.warnings], report.refused, report.skipped)
-    result = {
-        "changed": report.changed,
-        "conntrack_deleted": report.conntrack_deleted,
-        "saved_state": report.saved_state,
-        "confirm_until": report.confirm_until,
-        "probes": list(report.probes),
-        **report_result(report),
-    }
-    if request.state == "present":
-        result["kernel"] = kernel_settings(in_mode(request.configuration, report.mode))
-    if request.describe:
-        result["diff"] = table_differences(report.changes, module.params["diff_lines"])
-    return result
+    return rendered(module) if module.params["state"] == "rendered" else converged(module)
 
 
 def main() -> None:
@@ -367,6 +346,7 @@ def main() -> None:
             "confirm_timeout": {"type": "float", "default": 0.0},
             "max_loss_percent": {"type": "float", "default": 50.0},
             "unattended": {"type": "bool", "default": False},
+            "always_observe": {"type": "bool", "default": False},
             **source_spec(),
             **proxy_spec(),
             **history_spec(),
@@ -374,7 +354,7 @@ def main() -> None:
         mutually_exclusive=SOURCES_EXCLUDE,
         supports_check_mode=True,
     )
-    run(module, rendered if module.params["state"] == "rendered" else converged)
+    run(module, perform)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.conflicts import Process
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.policies import (
     bridge_findings,
     other_implementations,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import Process
 from tests.lab import system
 
 PODS = ["10.244.7.5", "fd00:10:244:7::5"]

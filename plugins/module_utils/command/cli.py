@@ -20,7 +20,7 @@ import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
 from ..convergence.explanation.target import Target, parse_target
-from ..convergence.history.directory import DEFAULT_DIRECTORY as DEFAULT_HISTORY
+from ..convergence.history.places import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..errors import ConfigurationError, ProxyError

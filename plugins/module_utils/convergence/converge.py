@@ -25,7 +25,7 @@ from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
-from .prepare import check_cluster, check_node, check_policies, node_modules, node_sysctls
+from .prepare import check_cluster, check_node, check_policies, node_modules, wanted_node_sysctls
 from .probing.probe import default_probes
 from .probing.traffic import traffic_targets
 from .removal import leaving_stages, leftover_contexts, leftover_stages, policy_removal_stages, removal_stages
@@ -36,16 +36,24 @@ from .runtime.listeners import AskedListeners
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
 from .schedulers import with_schedulers
+from .stages.sysctls import sysctl_stage
+from .unchanged.record import forget_record
+from .witness import Observed, Witness
 
 if TYPE_CHECKING:
     from ..networkpolicy.node_policy import NodePolicy
 
 
-def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandles], Guard] = Guard) -> Report:
+def run_convergence(
+    request: Request,
+    make_guard: Callable[[Request, KernelHandles], Guard] = Guard,
+    witness: Optional[Witness] = None,
+) -> Report:
     """Converge the node to the request, or with ``request.check`` only report what would change.
 
-    ``make_guard``: creates the rollback hooks; see ``history.converged`` for those that save states. A check changes
-    nothing at all: no module is loaded, no file or lock is created. Raises ProxyError: PreflightError, before anything
+    ``make_guard``: creates the rollback hooks; see ``history.converged`` for those that save states. ``witness``: told
+    on what the result depends; an earlier record of that is removed before anything else. A check changes nothing at
+    all: no module is loaded, no file or lock is created. Raises ProxyError: PreflightError, before anything
     is changed, if the node lacks something or another program conflicts; KernelError if the kernel refuses a change;
     ConfigurationError.
     """
@@ -55,6 +63,7 @@ def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandl
         lock = ConvergenceLock(request.state_directory, request.lock_timeout)
         if not request.check:
             stack.enter_context(lock)
+            forget_record(request.state_directory)
         listeners = AskedListeners(control_socket(request.state_directory))
         handles = stack.enter_context(KernelHandles(listeners=listeners))
         convergence = _Convergence(request, handles, make_guard(request, handles))
@@ -62,7 +71,7 @@ def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandl
         if request.state == "released":
             return convergence.release()
         if request.state != "absent":
-            return convergence.converge()
+            return convergence.converge(witness if witness is not None and not request.check else Witness())
         report = convergence.remove()
         if not request.check:
             forget(request.state_directory)
@@ -82,13 +91,17 @@ class _Convergence:
         self.programmed: Dict[str, int] = {}
         self.conntrack_deleted = 0
         self.policy: Optional[NodePolicy] = None
+        self.sysctls: Dict[str, Optional[str]] = {}
+        self.complete = True
         self.guard = guard
         self.loss = LossGuard(request)
 
-    def converge(self) -> Report:
+    def converge(self, witness: Witness) -> Report:
         """Program the node with the cluster's Services."""
         request = self.request
-        self.warnings += self.guard.begin()
+        witness.begin()
+        obstacles = self.guard.begin()
+        self.warnings += obstacles
         with self.watch.stage("facts"):
             chosen = choose_mode(request)
             mode = chosen.mode
@@ -118,6 +131,7 @@ class _Convergence:
 
         self._run([self._sysctls(configuration, view, contexts), *stages], allowed)
         self.warnings += self.loss.warnings
+        self.complete = not obstacles and not self.loss.warnings
         if not request.check:
             self._run(leaving_stages(mode, self.handles))
         self._run(leftover_stages(mode, self.handles, others))
@@ -125,7 +139,19 @@ class _Convergence:
             if mode.serves:
                 self._delete_stale_conntrack(configuration, families)
             self._cut_connections(configuration, view)
+        witness.end(self._observed(mode, view))
         return self._report(chosen, view.name, contexts, families)
+
+    def _observed(self, mode: Mode, view: NodeView) -> Observed:
+        policies = self.request.configuration.node_proxy.network_policy.enabled
+        return Observed(
+            counted=mode.subsystems.counted and not policies,
+            complete=self.complete,
+            changed=any(item.change for item in self.planned) or bool(self.conntrack_deleted),
+            facts=view.facts,
+            addresses=view.addresses,
+            sysctls=self.sysctls,
+        )
 
     def _with_schedulers(self, mode: Mode, families: Sequence[FamilyServices]) -> List[FamilyServices]:
         """Return the families with those schedulers that annotations request, the kernel has, and the mode can use."""
@@ -203,8 +229,10 @@ class _Convergence:
     def _sysctls(
         self, configuration: KubeProxyConfiguration, view: NodeView, contexts: Sequence[FamilyContext]
     ) -> Stage:
-        stage, warnings = node_sysctls(configuration, view, contexts)
+        wanted = wanted_node_sysctls(configuration, view, contexts)
+        stage, warnings = sysctl_stage(wanted)
         self.warnings += warnings
+        self.sysctls = {**dict.fromkeys(wanted), **({} if callable(stage.desired) else stage.desired)}
         return stage
 
     def _run(
@@ -261,6 +289,7 @@ class _Convergence:
                             )
                 write_ledger(directory, now)
             except KernelError as error:
+                self.complete = False
                 self.warnings.append(str(error))
 
     def _report(

@@ -24,7 +24,8 @@ from ..kernel.nftables.ipvs_table import IpvsTableResource
 from ..kernel.nftables.policy_table import PolicyTableResource
 from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
-from ..resources import Progress, Resource, unheeded
+from ..progress import Progress, unheeded
+from ..resources import Resource
 from .live import Flow, LiveConnection, Remembered
 
 if TYPE_CHECKING:

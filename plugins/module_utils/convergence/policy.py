@@ -17,9 +17,9 @@ from ..kernel.conntrack.connections import Connection, cut_connections
 from ..networkpolicy.coverage import unselected_pods, unused_policies
 from ..networkpolicy.matching.owners import Address, counts
 from ..networkpolicy.node_policy import NodePolicy
-from ..preflight.conflicts import processes
 from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
+from ..preflight.processes import processes
 from ..rendering.networkpolicy.elements import desired_table
 from ..rendering.networkpolicy.sets import NO_LOG, Options
 from ..rendering.networkpolicy.text import restore_text

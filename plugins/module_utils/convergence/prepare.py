@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence
 
 from ..configuration.model import KubeProxyConfiguration
 from ..kernel.module_profile import modules_for
@@ -20,7 +20,7 @@ from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .node import NodeView
 from .request import Request
-from .stages.sysctls import sysctl_stage, wanted_sysctls
+from .stages.sysctls import wanted_sysctls
 
 
 def check_cluster(request: Request, view: NodeView) -> List[str]:
@@ -98,10 +98,3 @@ def wanted_node_sysctls(
         context.settings.localhost_node_ports for context in contexts
     )
     return wanted_sysctls(configuration, view.facts, localhost)
-
-
-def node_sysctls(
-    configuration: KubeProxyConfiguration, view: NodeView, contexts: Sequence[FamilyContext]
-) -> Tuple[Stage, List[str]]:
-    """Return the stage that sets kernel parameters, and warnings about those that cannot be set. Raises KernelError."""
-    return sysctl_stage(wanted_node_sysctls(configuration, view, contexts))

@@ -12,7 +12,7 @@ import time
 from typing import BinaryIO, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import KernelError
-from ..resources import Progress, unheeded
+from ..progress import Progress, unheeded
 
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 # A PATH with this program contains the directories of system programs.

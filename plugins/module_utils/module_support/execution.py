@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ..errors import ProxyError, Refusal
-from . import tables
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -38,7 +37,10 @@ def run(
     try:
         result = action(module)
     except ProxyError as error:
-        failure = tables.failure(error)
+        # Only failures need it, and each run of a module compiles what it imports.
+        from .tables import failure as failed
+
+        failure = failed(error)
     if failure:
         module.fail_json(**(known or {}), **failure)
     module.exit_json(**{**(known or {}), **result})
@@ -47,12 +49,14 @@ def run(
 def warn(
     module: AnsibleModule, warnings: Iterable[str], refused: Sequence[Refusal], skipped: Sequence[Refusal] = ()
 ) -> None:
-    """Pass the engine's warnings to Ansible.
+    """Pass the engine's warnings to Ansible; see :func:`warning_lines`."""
+    for line in warning_lines(warnings, refused, skipped):
+        module.warn(line)
 
-    Add one warning that names the first few skipped objects, and one for skipped parts of objects.
-    """
-    for warning in dict.fromkeys(warnings):
-        module.warn(warning)
+
+def warning_lines(warnings: Iterable[str], refused: Sequence[Refusal], skipped: Sequence[Refusal] = ()) -> List[str]:
+    """Return the engine's warnings, one that names the first few skipped objects, and one for skipped parts of them."""
+    lines = list(dict.fromkeys(warnings))
     for what, several, found in (
         ("invalid object of the cluster was", "invalid objects of the cluster were", refused),
         ("invalid part of an object of the cluster was", "invalid parts of objects of the cluster were", skipped),
@@ -60,4 +64,5 @@ def warn(
         if found:
             named = "; ".join(str(item) for item in found[:_NAMED])
             more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            module.warn(f"{len(found)} {what if len(found) == 1 else several} skipped: {named}{more}")
+            lines.append(f"{len(found)} {what if len(found) == 1 else several} skipped: {named}{more}")
+    return lines

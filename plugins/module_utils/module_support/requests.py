@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
 from ..cluster.state import ClusterState
 from ..cluster.static import StaticDirectory, StaticObjects, parse_static
@@ -45,14 +45,22 @@ def _static_services(parameters: Mapping[str, Any], configuration: KubeProxyConf
     return StaticDirectory(configuration.node_proxy.static_services.directory, replaced).read()
 
 
-def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[str, ...]]:
+def _unheeded(_configuration: KubeProxyConfiguration) -> None:
+    """Do nothing."""
+
+
+def engine_request(
+    module: AnsibleModule, source: str, configured: Callable[[KubeProxyConfiguration], None] = _unheeded
+) -> Tuple[Request, Tuple[str, ...]]:
     """Return the request for a module's options, and warnings about the configuration.
 
-    ``source``: ``required``, ``optional`` or ``unused``; without a source the cluster is empty.
-    Raises ConfigurationError, SnapshotError, ApiError.
+    ``source``: ``required``, ``optional`` or ``unused``; without a source the cluster is empty. ``configured`` is
+    called with the configuration before the cluster and the static Services are read. Raises ConfigurationError,
+    SnapshotError, ApiError.
     """
     parameters: Dict[str, Any] = module.params
     configuration, warnings = proxy_configuration(parameters)
+    configured(configuration)
     wanted = source == "required" or (source == "optional" and has_source(module))
     cluster = ClusterState()
     if wanted:

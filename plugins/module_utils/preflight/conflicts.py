@@ -5,123 +5,13 @@
 
 from __future__ import annotations
 
-import os
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping
 
 from ..addresses import IPV4, IPV6
-from ..kernel import facts
 from ..kernel.programs import find_program, run
 from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, run_save, table_names
-from .findings import (
-    CILIUM,
-    EMBEDDED_KUBE_PROXY,
-    ERROR,
-    FIREWALLD,
-    FORWARD_DROP,
-    KUBE_PROXY,
-    KUBE_ROUTER,
-    OTHER_IPTABLES,
-    UFW,
-    WARNING,
-    Finding,
-)
-
-# linux/netfilter/nfnetlink.h, nf_tables.h
-
-_FALSE = ("false", "0", "f")
-_EMBEDDING = {"k3s", "k3s-server", "k3s-agent", "rke2"}
-
-
-class Process(NamedTuple):
-    """A running process of this network namespace: number, program name and arguments."""
-
-    number: int
-    name: str
-    arguments: Tuple[str, ...]
-
-
-def processes(root: str = "") -> List[Process]:
-    """Return the processes in our network namespace, except those that we may not inspect."""
-    found = []
-    try:
-        own = os.readlink(f"{root}/proc/self/ns/net")
-        numbers = [entry for entry in os.listdir(f"{root}/proc") if entry.isdecimal()]
-    except OSError:
-        return []
-    for number in numbers:
-        directory = f"{root}/proc/{number}"
-        try:
-            if os.readlink(f"{directory}/ns/net") != own:
-                continue
-            with open(f"{directory}/cmdline", "rb") as stream:
-                words = stream.read().decode("utf-8", "replace").split("\0")
-        except OSError:
-            continue
-        arguments = tuple(word for word in words if word)
-        comm = (facts.read_text(f"{directory}/comm") or "").strip()
-        if arguments:
-            found.append(Process(int(number), comm, arguments))
-    return found
-
-
-def programs(process: Process) -> List[str]:
-    """Return the names that may identify a process: its own, its program's, and that of a script it runs."""
-    program = os.path.basename(process.arguments[0])
-    names = [process.name, program]
-    if program.startswith("python") and len(process.arguments) > 1:
-        names += [os.path.basename(word) for word in process.arguments[1:3]]
-    return names
-
-
-def option(process: Process, name: str) -> str:
-    """Return the value of the option ``--name=value``: ``true`` if it has no value, empty text if it is not given."""
-    for word in process.arguments:
-        option, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("--") and option == name:
-            return value.lower() if equals else "true"
-    return ""
-
-
-def process_findings(running: Sequence[Process]) -> List[Finding]:
-    """Return findings for programs that write the same rules or rewrite the firewall."""
-    findings = []
-    for process in running:
-        names = programs(process)
-        where = f"(process {process.number})"
-        if "kube-proxy" in names:
-            what = f"kube-proxy runs on this node {where} and would revert the changes"
-            remedy = "remove its DaemonSet from this node or stop its unit, then run again"
-            findings.append(Finding(KUBE_PROXY, ERROR, what, remedy))
-        elif "kube-router" in names and option(process, "run-service-proxy") not in _FALSE:
-            what = f"kube-router runs its own service proxy on this node {where}"
-            findings.append(Finding(KUBE_ROUTER, ERROR, what, "start it with --run-service-proxy=false"))
-        elif _EMBEDDING.intersection(names) and option(process, "disable-kube-proxy") != "true":
-            what = f"{process.name} {where} may run its built-in kube-proxy (no --disable-kube-proxy in its arguments)"
-            remedy = "set disable-kube-proxy: true in its configuration (ignore this if it is set there)"
-            findings.append(Finding(EMBEDDED_KUBE_PROXY, WARNING, what, remedy))
-        elif "cilium-agent" in names:
-            what = f"the Cilium agent runs on this node {where}; with kubeProxyReplacement it serves Services itself"
-            findings.append(
-                Finding(CILIUM, WARNING, what, "set kubeProxyReplacement=false, or use no other service proxy")
-            )
-        elif "firewalld" in names:
-            what = f"firewalld is active {where}; each reload of it drops the rules of other programs"
-            remedy = "systemctl disable --now firewalld, or converge again after every firewall-cmd --reload"
-            findings.append(Finding(FIREWALLD, WARNING, what, remedy))
-    return list(dict.fromkeys(findings))
-
-
-def ufw_findings(root: str = "") -> List[Finding]:
-    """Return a warning if ufw is enabled and does not accept forwarded traffic."""
-    enabled = (facts.read_text(f"{root}/etc/ufw/ufw.conf") or "").lower().replace(" ", "")
-    if not any(line.startswith("enabled=yes") for line in enabled.splitlines()):
-        return []
-    defaults = (facts.read_text(f"{root}/etc/default/ufw") or "").replace(" ", "").replace('"', "")
-    if any(line.startswith("DEFAULT_FORWARD_POLICY=ACCEPT") for line in defaults.splitlines()):
-        return []
-    what = "ufw is active and drops forwarded traffic, including that of pods"
-    remedy = 'set DEFAULT_FORWARD_POLICY="ACCEPT" in /etc/default/ufw and run ufw reload, or ufw disable'
-    return [Finding(UFW, WARNING, what, remedy)]
+from .findings import FORWARD_DROP, OTHER_IPTABLES, WARNING, Finding
+from .processes import process_findings, processes, ufw_findings
 
 
 def forward_policy(variant: XtablesVariant) -> str:

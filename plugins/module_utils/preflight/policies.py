@@ -14,8 +14,8 @@ from ..kernel import facts
 from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import NetlinkSocket
 from ..kernel.nftables.listing import nft_chains, nft_tables
-from .conflicts import Process, option, programs
 from .findings import BRIDGE_NETFILTER, ERROR, OTHER_POLICIES, UNKNOWN_PODS, WARNING, Finding
+from .processes import Process, option, programs
 
 #: Tables and the beginnings of names of chains that other implementations create.
 _TABLES = {"kube-network-policies": "kube-network-policies", "calico": "Calico"}

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..cluster.model import NamespacedName
-from ..resources import Change, Progress, unheeded
+from ..progress import Progress, unheeded
+from ..resources import Change
 from ..serviceports.info import ServicePortInfo, ServicePortName
 from .merged import ABSENT, Entry, MergedTables
 from .rendering import Rendering, Totals

@@ -24,6 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     findings,
     ipvs_sets,
     limits,
+    processes,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo, ServicePortName
@@ -38,8 +39,8 @@ def put(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-def process(name: str, *arguments: str) -> conflicts.Process:
-    return conflicts.Process(7, name, arguments or (name,))
+def process(name: str, *arguments: str) -> processes.Process:
+    return processes.Process(7, name, arguments or (name,))
 
 
 def names(found: list[findings.Finding]) -> list[tuple[str, str]]:
@@ -226,8 +227,8 @@ def test_sysctls_that_cannot_be_set(tmp_path: Path) -> None:
         (process("kubenode-proxy", "/usr/bin/python3", "/usr/bin/kubenode-proxy", "run"), []),
     ],
 )
-def test_other_managers(running: conflicts.Process, expected: list[tuple[str, str]]) -> None:
-    found = conflicts.process_findings([running])
+def test_other_managers(running: processes.Process, expected: list[tuple[str, str]]) -> None:
+    found = processes.process_findings([running])
     assert names(found) == expected
     assert all(finding.remedy for finding in found)
 
@@ -238,15 +239,15 @@ def test_processes_of_other_network_namespaces_do_not_count(tmp_path: Path) -> N
         put(tmp_path, f"proc/{number}/comm", "kube-proxy\n")
         (tmp_path / f"proc/{number}/ns").mkdir()
         (tmp_path / f"proc/{number}/ns/net").symlink_to(namespace)
-    assert [item.number for item in conflicts.processes(str(tmp_path))] == [10]
+    assert [item.number for item in processes.processes(str(tmp_path))] == [10]
 
 
 def test_ufw_dropping_forwarded_traffic_is_found(tmp_path: Path) -> None:
-    assert conflicts.ufw_findings(str(tmp_path)) == []
+    assert processes.ufw_findings(str(tmp_path)) == []
     put(tmp_path, "etc/ufw/ufw.conf", "# ENABLED\nENABLED=yes\n")
-    assert names(conflicts.ufw_findings(str(tmp_path))) == [("ufw", "warning")]
+    assert names(processes.ufw_findings(str(tmp_path))) == [("ufw", "warning")]
     put(tmp_path, "etc/default/ufw", 'DEFAULT_FORWARD_POLICY="ACCEPT"\n')
-    assert conflicts.ufw_findings(str(tmp_path)) == []
+    assert processes.ufw_findings(str(tmp_path)) == []
 
 
 def test_forward_policy_names_chain_and_family() -> None:

@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IP
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, programs, sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import variant
-from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import conflicts, features, findings
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import features, findings, processes
 
 ROOT = Path(__file__).resolve().parents[3]
 RELEASE = "5.14.0-503.11.1.el9_5.x86_64"
@@ -99,8 +99,8 @@ def test_our_parameters_override_those_of_the_vendor(node: Path) -> None:
 
 
 def test_firewalld_is_reported() -> None:
-    process = conflicts.Process(811, "firewalld", ("/usr/bin/python3", "-s", "/usr/sbin/firewalld", "--nofork"))
-    (found,) = conflicts.process_findings([process])
+    process = processes.Process(811, "firewalld", ("/usr/bin/python3", "-s", "/usr/sbin/firewalld", "--nofork"))
+    (found,) = processes.process_findings([process])
     assert (found.name, found.severity) == (findings.FIREWALLD, findings.WARNING)
 
 

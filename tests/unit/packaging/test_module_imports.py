@@ -17,16 +17,22 @@ import pytest
 
 _ENGINE = "ansible_collections.kubenode.proxy.plugins.module_utils"
 _MODULE = "ansible_collections.kubenode.proxy.plugins.modules.service_proxy"
+_COMPLETE = f"{_ENGINE}.module_support.complete"
 
 
-@pytest.fixture(scope="module")
-def imported():
-    program = f"import sys, {_MODULE}; print(*sys.modules, sep='\\n')"
+def imports_of(*names):
+    """Return the names of all modules after an import of ``names`` in a new process."""
+    program = f"import sys, {', '.join(names)}; print(*sys.modules, sep='\\n')"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     return set(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def imported():
+    return imports_of(_MODULE, _COMPLETE)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +83,13 @@ def test_no_mode_is_imported_before_it_is_chosen(imported, mode):
 
 def test_the_engine_is_imported(imported):
     assert f"{_ENGINE}.convergence.converge" in imported
+
+
+def test_a_run_that_ends_early_imports_little():
+    early = {name[len(_ENGINE) + 1 :] for name in imports_of(_MODULE) if name.startswith(f"{_ENGINE}.")}
+    assert "convergence.unchanged.decision" in early
+    heavy = ("cluster", "configuration", "networkpolicy", "rendering", "serviceports", "packaging", "resources")
+    assert not [name for name in early if name.split(".")[0] in heavy]
+    assert "convergence.converge" not in early and "convergence.unchanged.recorder" not in early
+    # Python compiles some 30,000 lines of an engine a second: this is a limit in milliseconds.
+    assert len(early) < 50, sorted(early)

@@ -9,7 +9,8 @@ from typing import NamedTuple, Optional, Tuple
 
 from ...errors import HistoryError, KernelError
 from . import pending, units
-from .directory import CONFIRMED, DEFAULT_DIRECTORY, REVERTED, WITHDRAWN, HistoryDirectory
+from .directory import CONFIRMED, REVERTED, WITHDRAWN, HistoryDirectory
+from .places import DEFAULT_DIRECTORY
 
 
 class ConfirmReport(NamedTuple):

@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from ..converge import run_convergence
 from ..request import Report, Request
+from ..witness import Witness
 from .guard import SavingGuard
 
 
-def converge(request: Request) -> Report:
+def converge(request: Request, witness: Optional[Witness] = None) -> Report:
     """Converge the node to the request, or with ``request.check`` only report what would change.
 
     If the request has a history directory, the current state is saved before the first change; if it has a
-    ``confirm_timeout``, the change is reverted unless it is confirmed. Raises as ``run_convergence`` does, and
-    HistoryError while another change waits to be confirmed.
+    ``confirm_timeout``, the change is reverted unless it is confirmed. ``witness``: see ``run_convergence``. Raises as
+    ``run_convergence`` does, and HistoryError while another change waits to be confirmed.
     """
-    return run_convergence(request, SavingGuard)
+    return run_convergence(request, SavingGuard, witness)
 
 
 def inspect(request: Request) -> Report:

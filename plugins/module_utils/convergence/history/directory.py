@@ -19,9 +19,8 @@ from ...errors import HistoryError
 from ...regular_files import SMALL, parse_json, read_regular
 from ...timestamps import timestamp
 from ...whole_files import write_whole
+from .places import DEFAULT_DIRECTORY
 
-DEFAULT_DIRECTORY = "/var/lib/kubenode-proxy-history"
-DEFAULT_KEEP = 5
 CONFIRMED, REVERTED, WITHDRAWN = "confirmed", "reverted", "rolled back"
 
 _NUMBER = re.compile(r"[0-9]{1,6}\Z")

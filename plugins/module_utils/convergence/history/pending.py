@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, Optional
 from ...errors import HistoryError
 from ...regular_files import SMALL, parse_json, read_regular
 from ...whole_files import write_whole
+from .places import PENDING
 
-DIRECTORY = "/run/kubenode-proxy-confirm"
+DIRECTORY = PENDING
 ENGINE = "revert.pyz"
 UNIT = "kubenode-proxy-revert"
 _FILE = "pending.json"

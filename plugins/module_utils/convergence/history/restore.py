@@ -53,9 +53,9 @@ from ..stages.still_connected import StillConnected, node_port_record, replaces_
 from ..stages.userspace import userspace_removal_stages
 from . import units
 from .confirm import withdraw
-from .directory import DEFAULT_DIRECTORY, DEFAULT_KEEP
 from .form import StateRecord
 from .leftovers import without_leftovers
+from .places import DEFAULT_DIRECTORY, DEFAULT_KEEP
 from .state import NodeState, chains_resources, observe_policies, observe_state, of_family
 from .store import BEFORE_ROLLBACK, History
 

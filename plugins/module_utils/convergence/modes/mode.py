@@ -44,6 +44,11 @@ class Subsystems(NamedTuple):
     listeners: bool = False
     device: str = ""
 
+    @property
+    def counted(self) -> bool:
+        """Whether all objects are in nf_tables, whose generation shows whether any program has changed them."""
+        return self.nftables and self == Subsystems(nftables=True)
+
 
 class Families(NamedTuple):
     """Which families a mode can serve: their iptables, where the mode needs one, and why others cannot be served."""

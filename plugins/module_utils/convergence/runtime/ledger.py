@@ -28,14 +28,11 @@ from ...serviceports.flows import Frontend, frontends_of, serving_digest
 from ...serviceports.info import ServicePortInfo
 from ...serviceports.udp import udp_changed, udp_digest
 from ..family import FamilyServices
-from .state_directory import CONTROL_SOCKET, control_socket
+from .state_directory import CONTROL_SOCKET, LEDGER, LEDGER_BYTES, control_socket
 
 _VERSION = 1
-_FILE = "ledger.json"
 #: The prefix of temporary files of earlier versions.
 _TEMPORARY = ".ledger"
-#: Limit of the file: 100,000 Services with names of the maximum length.
-_MOST_BYTES = 64 << 20
 
 
 class Flows(NamedTuple):
@@ -79,7 +76,7 @@ def may_be_stale(before: Flows, now: Flows) -> bool:
 def _read(directory: str) -> Dict[str, Any]:
     """Return the record, empty when there is none or it is not valid."""
     try:
-        record = parse_json(read_regular(os.path.join(directory, _FILE), _MOST_BYTES))
+        record = parse_json(read_regular(os.path.join(directory, LEDGER), LEDGER_BYTES))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) and record.get("version") == _VERSION else {}
@@ -135,7 +132,7 @@ def record_loss(directory: str, refused: bool) -> None:
 
 
 def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
-    path = os.path.join(directory, _FILE)
+    path = os.path.join(directory, LEDGER)
     text = json.dumps({**record, "version": _VERSION}, sort_keys=True)
     try:
         descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT)
@@ -149,7 +146,7 @@ def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
 def forget(directory: str) -> None:
     """Remove the record, and temporary files of runs and agents that were killed. Raises KernelError."""
     socket = control_socket(directory)
-    names = [os.path.join(directory, _FILE), os.path.join(directory, CONTROL_SOCKET), socket]
+    names = [os.path.join(directory, LEDGER), os.path.join(directory, CONTROL_SOCKET), socket]
     for path in [*names, *glob.glob(os.path.join(glob.escape(directory), f"{_TEMPORARY}*"))]:
         remove_file(path)
     # The directory contains other files, or does not exist.

@@ -18,6 +18,9 @@ DEFAULT_DIRECTORY = "/run/kubenode-proxy"
 #: The subdirectory that belongs to the agent's user, with the control socket.
 AGENT_DIRECTORY = "agent"
 CONTROL_SOCKET = "agent.sock"
+#: The file of the ledger, and the limit of its size: 100,000 Services with names of the maximum length.
+LEDGER = "ledger.json"
+LEDGER_BYTES = 64 << 20
 #: Files that a running agent of an earlier version needs: its socket, and the lock that it holds.
 _LOCK = "lock"
 _OTHERS_WRITE = 0o022

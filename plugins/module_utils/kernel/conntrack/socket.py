@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, 
 
 from ...addresses import IPV6
 from ...errors import KernelError
-from ...resources import Progress, unheeded
+from ...progress import Progress, unheeded
 from ..netlink.attributes import attribute, nested
 from ..netlink.protocol import NETLINK_NETFILTER, Message, Slice
 from ..netlink.socket import DumpInterrupted, NetlinkSocket

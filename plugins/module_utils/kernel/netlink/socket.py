@@ -31,7 +31,7 @@ from itertools import islice
 from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Union
 
 from ...errors import KernelError
-from ...resources import Progress, unheeded
+from ...progress import Progress, unheeded
 from ..outcomes import MessageError, NetlinkRefusal, Outcome, Reply, extended_text
 from .protocol import (
     HEADER,

@@ -9,7 +9,7 @@ import re
 from typing import List, Set
 
 from ...errors import KernelError
-from ...resources import Progress, unheeded
+from ...progress import Progress, unheeded
 from ..programs import Completed, run
 from .lock import XtablesLock, held_message
 from .variant import LEGACY, XtablesVariant, run_save

@@ -15,7 +15,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ...addresses import IPV4, IPV6
 from ...errors import KernelError
-from ...resources import Progress, unheeded
+from ...progress import Progress, unheeded
 from ..facts import kernel_release
 from ..modules import available_modules, present_modules
 from ..nftables.probe import nat_refused

@@ -1,0 +1,37 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hooks of a convergence for who wants to know on what its result depends; see :mod:`.unchanged.recorder`."""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Optional, Tuple
+
+from ..kernel.facts import NodeFacts
+
+
+class Observed(NamedTuple):
+    """What a convergence has found on the node and used.
+
+    ``counted``: all that it programs is in tables of nf_tables, whose changes the kernel counts, and is determined by
+    nothing of the node but the rest of this value and :mod:`.unchanged.surroundings`. ``complete``: the next run has
+    nothing to repeat. ``sysctls``: values of the kernel parameters that it compared, None for one that it could not
+    change. ``addresses``: as pairs (interface, address).
+    """
+
+    counted: bool
+    complete: bool
+    changed: bool
+    facts: NodeFacts
+    addresses: Tuple[Tuple[str, str], ...]
+    sysctls: Mapping[str, Optional[str]]
+
+
+class Witness:
+    """Hooks that a convergence calls under its lock, at both of its ends; these do nothing. A check calls none."""
+
+    def begin(self) -> None:
+        """Note the state of the node before anything is observed or changed."""
+
+    def end(self, observed: Observed) -> None:
+        """Note what the run has found, after its last change."""

@@ -1,0 +1,53 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The generation of nf_tables and its list of tables. Source: net/netfilter/nf_tables_api.c.
+
+Each transaction of any program in a network namespace increments the generation, which the kernel keeps in 32 bits.
+What the data path does to sets (session affinity) and counters does not increment it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import List, NamedTuple
+
+from ...errors import KernelError
+from ..netlink.attributes import parse_attributes
+from ..netlink.protocol import NETLINK_NETFILTER
+from ..netlink.socket import NetlinkSocket
+
+_SUBSYSTEM = 10 << 8
+_GET_TABLE, _GET_GENERATION = _SUBSYSTEM | 1, _SUBSYSTEM | 16
+_GENERATION_ID = 1
+_HEAD = 4
+#: The last two bytes of ``struct nfgenmsg`` are those of the generation.
+_HEAD_COMPARED = 2
+
+
+class Generation(NamedTuple):
+    """The generation, and the SHA-256 of what the kernel lists of all tables: names, flags, handles, owners, uses."""
+
+    number: int
+    tables: str
+
+
+def read_generation() -> Generation:
+    """Return the generation in the network namespace of the calling thread. Raises KernelError."""
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        for _attempt in range(3):
+            before = _number(sock)
+            rows: List[bytes] = []
+            for view, _kind, start, end in sock.dump(_GET_TABLE, b"\0" * _HEAD):
+                rows.append(bytes(view[start : start + _HEAD_COMPARED]) + bytes(view[start + _HEAD : end]))
+            if _number(sock) == before:
+                return Generation(before, hashlib.sha256(b"\0".join(sorted(rows))).hexdigest())
+    raise KernelError("nf_tables: the tables kept changing while they were listed")
+
+
+def _number(sock: NetlinkSocket) -> int:
+    for reply in sock.request(_GET_GENERATION, b"\0" * _HEAD):
+        found = parse_attributes(memoryview(reply.payload), _HEAD, len(reply.payload))
+        if _GENERATION_ID in found:
+            return int.from_bytes(found[_GENERATION_ID], "big")
+    raise KernelError("nf_tables: the kernel reported no generation")

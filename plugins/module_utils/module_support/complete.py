@@ -1,0 +1,81 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The complete runs of the module ``service_proxy``, which need most of the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from ..configuration.model import KubeProxyConfiguration
+from ..configuration.validate import in_mode
+from ..convergence.history.converged import converge
+from ..convergence.modes.choose import mode_without_node
+from ..convergence.render import render
+from .earlier import question
+from .execution import warn, warning_lines
+from .requests import engine_request
+from .results import kernel_settings, refused_result, report_result, table_differences
+
+if TYPE_CHECKING:
+    from ansible.module_utils.basic import AnsibleModule
+
+    from ..convergence.unchanged.recorder import Recorder
+
+
+def rendered(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the result of ``state: rendered``, the text of everything that would be programmed."""
+    request, warnings = engine_request(module, source="required")
+    texts = render(request)
+    refused, skipped = request.cluster.refusals, request.cluster.skipped
+    warn(module, warnings, refused, skipped)
+    return {
+        "changed": False,
+        "mode": mode_without_node(request).name,
+        "rendered": texts,
+        **refused_result(refused, skipped),
+    }
+
+
+def _recorder(module: AnsibleModule) -> Optional[Recorder]:
+    asked = question(module)
+    if asked is None:
+        return None
+    from ..convergence.unchanged.recorder import Recorder
+
+    return Recorder(asked)
+
+
+def converged(module: AnsibleModule) -> Dict[str, Any]:
+    """Converge the node to the requested state and return the result."""
+    recorder = _recorder(module)
+
+    def configured(configuration: KubeProxyConfiguration) -> None:
+        if recorder is not None:
+            recorder.configured(configuration.node_proxy.static_services.directory)
+
+    source = "required" if module.params["state"] == "present" else "unused"
+    request, warnings = engine_request(module, source, configured)
+    keep = module.params["keep_states"]
+    if keep:
+        request = request._replace(history_directory=module.params["history_directory"], keep_states=keep)
+    report = converge(request._replace(confirm_timeout=module.params["confirm_timeout"]), recorder)
+    lines = warning_lines([*warnings, *report.warnings], report.refused, report.skipped)
+    for line in lines:
+        module.warn(line)
+    result = {
+        "changed": report.changed,
+        "conntrack_deleted": report.conntrack_deleted,
+        "saved_state": report.saved_state,
+        "confirm_until": report.confirm_until,
+        "probes": list(report.probes),
+        "observed": True,
+        **report_result(report),
+    }
+    if request.state == "present":
+        result["kernel"] = kernel_settings(in_mode(request.configuration, report.mode))
+    if request.describe:
+        result["diff"] = table_differences(report.changes, module.params["diff_lines"])
+    if recorder is not None:
+        recorder.write(result, lines)
+    return result

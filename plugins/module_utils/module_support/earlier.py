@@ -1,0 +1,48 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The result of the last complete run of ``service_proxy``, where this one would have the same.
+
+Imports nothing of the engine that a complete run needs: most runs change nothing, and each compiles what it imports.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from ..convergence.unchanged.decision import Question, Unchanged, decide
+
+if TYPE_CHECKING:
+    from ansible.module_utils.basic import AnsibleModule
+
+
+def question(module: AnsibleModule) -> Optional[Question]:
+    """Return what to ask about a run; None if it has to be complete whatever the answer would be.
+
+    A cluster state from an API server is read in any case, and a preview, a diff or a change to be confirmed is of
+    no use without a complete run.
+    """
+    options: Dict[str, Any] = module.params
+    source = options["snapshot"] is not None or options["cluster_state"] is not None
+    complete = module.check_mode or module._diff or options["always_observe"] or options["confirm_timeout"]
+    if options["state"] != "present" or not source or complete:
+        return None
+    paths = [options[name] for name in ("snapshot", "config") if options[name] is not None]
+    return Question(options, paths, options["state_directory"], options["lock_timeout"])
+
+
+def earlier_result(module: AnsibleModule) -> Optional[Dict[str, Any]]:
+    """Return the result of the last complete run, after its warnings have been passed to Ansible; None to run.
+
+    Raises KernelError.
+    """
+    started = time.monotonic()
+    asked = question(module)
+    decision = decide(asked) if asked is not None else None
+    if not isinstance(decision, Unchanged):
+        return None
+    for warning in decision.warnings:
+        module.warn(warning)
+    durations = {"unchanged": round(time.monotonic() - started, 3)}
+    return {**decision.result, "observed": False, "durations": durations}
