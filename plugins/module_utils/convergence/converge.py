@@ -51,9 +51,9 @@ def run_convergence(
 ) -> Report:
     """Converge the node to the request, or with ``request.check`` only report what would change.
 
-    ``make_guard``: creates the rollback hooks; see ``history.converged`` for those that save states. ``witness``: told
-    on what the result depends; an earlier record of that is removed before anything else. A check changes nothing at
-    all: no module is loaded, no file or lock is created. Raises ProxyError: PreflightError, before anything
+    ``make_guard``: creates the rollback hooks; see ``history.converged`` for those that save states. ``witness``:
+    records on what the result depends; an earlier record of that is removed before anything else. A check changes
+    nothing at all: no module is loaded, no file or lock is created. Raises ProxyError: PreflightError, before anything
     is changed, if the node lacks something or another program conflicts; KernelError if the kernel refuses a change;
     ConfigurationError.
     """

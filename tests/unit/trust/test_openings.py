@@ -37,6 +37,8 @@ KNOWN: Dict[str, str] = {
     "controller/fleet/sources.py": TOOL,
     "controller/libraries.py": TOOL,
     "convergence/history/store.py": PROC,
+    "convergence/unchanged/inputs.py": f"{GIVEN}, which is not opened, and the engine's own",
+    "convergence/unchanged/surroundings.py": PROC,
     "convergence/runtime/state_directory.py": "the directory, by O_NOFOLLOW, then what only root can have put there",
     "generic/provisional.py": "new directories below one in /run that only the user of the process can write",
     "kernel/facts.py": PROC,
@@ -54,7 +56,7 @@ KNOWN: Dict[str, str] = {
     "packaging/archive.py": OWN,
     "packaging/identity.py": OWN,
     "packaging/running.py": OWN,
-    "preflight/conflicts.py": PROC,
+    "preflight/processes.py": PROC,
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Optional
 from ...errors import HistoryError
 from ...regular_files import SMALL, parse_json, read_regular
 from ...whole_files import write_whole
-from .places import PENDING
+from ..runtime.state_directory import PENDING
 
 DIRECTORY = PENDING
 ENGINE = "revert.pyz"

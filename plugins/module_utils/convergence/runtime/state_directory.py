@@ -21,6 +21,8 @@ CONTROL_SOCKET = "agent.sock"
 #: The file of the ledger, and the limit of its size: 100,000 Services with names of the maximum length.
 LEDGER = "ledger.json"
 LEDGER_BYTES = 64 << 20
+#: The directory of the change that waits to be confirmed; it exists only while one does.
+PENDING = "/run/kubenode-proxy-confirm"
 #: Files that a running agent of an earlier version needs: its socket, and the lock that it holds.
 _LOCK = "lock"
 _OTHERS_WRITE = 0o022

@@ -14,11 +14,17 @@ import time
 import zlib
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
+from ...regular_files import open_regular
+
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 256
 #: The granularity of the times of files is coarser than a change: a file that changed this recently may change again
 #: without a new time.
 _RECENT_NANOSECONDS = 50_000_000
+
+
+Signature = Tuple[int, ...]
+"""What changes with every change of a file; the last number is the time of the last one."""
 
 
 class Unusable(Exception):
@@ -29,7 +35,7 @@ class Files(NamedTuple):
     """Files that a run reads: SHA-256 by path, and what changes with every change of one of them, by path."""
 
     digests: Dict[str, str]
-    signatures: Dict[str, Tuple[int, ...]]
+    signatures: Dict[str, Signature]
 
     @property
     def settled(self) -> bool:
@@ -50,24 +56,21 @@ def options_digest(options: Mapping[str, Any]) -> str:
 def read_files(paths: Iterable[str], directory: str) -> Files:
     """Return the digests of files and of all files in a directory, which need not exist.
 
-    Raises Unusable if one is no regular file, such as a FIFO, which can be read only once, or if a file in the
-    directory has another name elsewhere; OSError.
+    Raises Unusable if a file is not regular, such as a FIFO, which can be read only once; OSError, also for a link in
+    the directory.
     """
     digests: Dict[str, str] = {}
-    signatures: Dict[str, Tuple[int, ...]] = {}
+    signatures: Dict[str, Signature] = {}
     for path in paths:
-        digests[path], signatures[path] = _read(path)
+        digests[path], signatures[path] = _read(_open_given(path))
     names = _entries(directory)
     if names is not None:
         signatures[directory] = _signature(os.stat(directory))
     for path in names or ():
-        found = os.lstat(path)
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
             digests[path] = "a directory"
-        elif stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-            digests[path], signatures[path] = _read(path)
         else:
-            raise Unusable(path)
+            digests[path], signatures[path] = _read(open_regular(path))
     return Files(digests, signatures)
 
 
@@ -82,26 +85,31 @@ def _entries(directory: str) -> Optional[List[str]]:
     return [os.path.join(directory, name) for name in names]
 
 
-def _read(path: str) -> Tuple[str, Tuple[int, ...]]:
+def _open_given(path: str) -> int:
+    """Open a file that an option names. Raises Unusable, OSError."""
+    # Opening a FIFO would have an effect on its writer.
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise Unusable(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def _read(descriptor: int) -> Tuple[str, Signature]:
+    """Read an open file to its end and close it. Raises Unusable, OSError."""
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise Unusable(path)
+            raise Unusable("a file is not regular")
         digest = hashlib.sha256()
         while True:
             part = os.read(descriptor, _CHUNK_BYTES)
             if not part:
-                break
+                return digest.hexdigest(), _signature(found)
             digest.update(part)
     finally:
         os.close(descriptor)
-    return digest.hexdigest(), _signature(found)
 
 
-def _signature(found: os.stat_result) -> Tuple[int, ...]:
+def _signature(found: os.stat_result) -> Signature:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 

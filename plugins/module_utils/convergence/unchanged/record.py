@@ -96,7 +96,7 @@ def write_record(directory: str, record: Record) -> bool:
 
 
 def forget_record(directory: str) -> None:
-    """Remove the record, and what a writer that was killed left of one, as far as this user may."""
+    """Remove the record, and what a writer that was killed left of one, if this user may."""
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             if name == FILE or name.startswith(f".{FILE}."):

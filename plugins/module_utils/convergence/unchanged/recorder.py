@@ -108,5 +108,12 @@ class Recorder(Witness):
             return False
         digests = {path: digest for files in self._files for path, digest in files.digests.items()}
         given = {**self._given, "files": digests}
-        record = Record(given, self._directory, self._after, self._taken, result, warnings)
+        record = Record(
+            given=given,
+            directory=self._directory,
+            state=self._after,
+            taken=self._taken,
+            result=result,
+            warnings=warnings,
+        )
         return write_record(self._question.directory, record)

@@ -24,8 +24,7 @@ from ...kernel.nftables.generation import read_generation
 from ...preflight.findings import Finding
 from ...preflight.processes import process_findings, processes, ufw_findings
 from ...regular_files import parse_json, read_regular
-from ..history.places import PENDING
-from ..runtime.state_directory import LEDGER, LEDGER_BYTES
+from ..runtime.state_directory import LEDGER, LEDGER_BYTES, PENDING
 from .record import State
 
 #: Devices of modes that an earlier run may have left.
