@@ -65,13 +65,14 @@ def run_convergence(
             stack.enter_context(lock)
             forget_record(request.state_directory)
         listeners = AskedListeners(control_socket(request.state_directory))
-        handles = stack.enter_context(KernelHandles(listeners=listeners))
+        watched = witness is not None and not request.check
+        handles = stack.enter_context(KernelHandles(listeners=listeners, commits=[] if watched else None))
         convergence = _Convergence(request, handles, make_guard(request, handles))
         convergence.warnings += warnings
         if request.state == "released":
             return convergence.release()
         if request.state != "absent":
-            return convergence.converge(witness if witness is not None and not request.check else Witness())
+            return convergence.converge(witness if witness is not None and watched else Witness())
         report = convergence.remove()
         if not request.check:
             forget(request.state_directory)
@@ -100,8 +101,7 @@ class _Convergence:
         """Program the node with the cluster's Services."""
         request = self.request
         witness.begin()
-        obstacles = self.guard.begin()
-        self.warnings += obstacles
+        self._note(self.guard.begin())
         with self.watch.stage("facts"):
             chosen = choose_mode(request)
             mode = chosen.mode
@@ -130,8 +130,7 @@ class _Convergence:
             self.loss.judge(planned, leftover_stages(mode, self.handles, others), families)
 
         self._run([self._sysctls(configuration, view, contexts), *stages], allowed)
-        self.warnings += self.loss.warnings
-        self.complete = not obstacles and not self.loss.warnings
+        self._note(self.loss.warnings)
         if not request.check:
             self._run(leaving_stages(mode, self.handles))
         self._run(leftover_stages(mode, self.handles, others))
@@ -142,12 +141,17 @@ class _Convergence:
         witness.end(self._observed(mode, view))
         return self._report(chosen, view.name, contexts, families)
 
+    def _note(self, warnings: Sequence[str]) -> None:
+        """Add warnings that the next run may not have."""
+        self.complete = self.complete and not warnings
+        self.warnings += warnings
+
     def _observed(self, mode: Mode, view: NodeView) -> Observed:
         policies = self.request.configuration.node_proxy.network_policy.enabled
         return Observed(
             counted=mode.subsystems.counted and not policies,
             complete=self.complete,
-            changed=any(item.change for item in self.planned) or bool(self.conntrack_deleted),
+            commits=tuple(self.handles.commits or ()),
             facts=view.facts,
             addresses=view.addresses,
             sysctls=self.sysctls,
@@ -248,7 +252,7 @@ class _Convergence:
         if not self.request.check:
             if any(item.change for item in planned):
                 with self.watch.stage("save"):
-                    self.warnings += self.guard.before_change()
+                    self._note(self.guard.before_change())
             with self.watch.stage("apply"), self.guard.explained():
                 self.watch.add(apply_plan(planned))
         self.planned += planned
@@ -289,8 +293,7 @@ class _Convergence:
                             )
                 write_ledger(directory, now)
             except KernelError as error:
-                self.complete = False
-                self.warnings.append(str(error))
+                self._note([str(error)])
 
     def _report(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Type
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from ..errors import PreflightError
 from ..kernel.facts import PROC_IPVS, kernel_release
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # It has a parameter (max_sets), so that the directory exists even if the module is built in.
 _IPSET_MODULE = "/sys/module/ip_set"
 
+Table = TypeVar("Table", bound=NftablesResource)
 
 NO_AGENT = "userspace mode needs the agent, which forwards the connections itself"
 
@@ -72,12 +73,19 @@ class ListenerAccess:
 class KernelHandles:
     """Netlink sockets in the network namespace of the calling thread; a context manager.
 
-    ``progress`` is called between the parts of long work with the kernel. ``listeners``: those of
-    userspace mode, which are in the agent and not in the kernel.
+    ``progress`` is called between the parts of long work with the kernel. ``listeners``: those of userspace mode, which
+    are in the agent and not in the kernel. ``commits``: a list to which the generation of nf_tables after each own
+    transaction is added; see :class:`.NftablesResource`.
     """
 
-    def __init__(self, progress: Progress = unheeded, listeners: Optional[ListenerAccess] = None) -> None:
+    def __init__(
+        self,
+        progress: Progress = unheeded,
+        listeners: Optional[ListenerAccess] = None,
+        commits: Optional[List[int]] = None,
+    ) -> None:
         self.progress = progress
+        self.commits = commits
         self.listeners = listeners or ListenerAccess()
         self._open = contextlib.ExitStack()
         self._ipvs: Optional[IpvsSocket] = None
@@ -112,15 +120,19 @@ class KernelHandles:
 
     def nftables(self, family: str) -> NftablesResource:
         """Return the nftables table of a family, with a socket that is closed with the others."""
-        return self._open.enter_context(contextlib.closing(NftablesResource(family)))
+        return self._table(NftablesResource(family))
 
     def ipvs_table(self, family: str) -> IpvsTableResource:
         """Return the nftables table beside IPVS of a family, with a socket that is closed with the others."""
-        return self._open.enter_context(contextlib.closing(IpvsTableResource(family)))
+        return self._table(IpvsTableResource(family))
 
     def network_policy(self) -> PolicyTableResource:
         """Return the nftables table of network policies, with a socket that is closed with the others."""
-        return self._open.enter_context(contextlib.closing(PolicyTableResource()))
+        return self._table(PolicyTableResource())
+
+    def _table(self, resource: Table) -> Table:
+        resource.commits = self.commits
+        return self._open.enter_context(contextlib.closing(resource))
 
     @property
     def ipvs(self) -> IpvsSocket:

@@ -15,13 +15,14 @@ class Observed(NamedTuple):
 
     ``counted``: all that it programs is in tables of nf_tables, whose changes the kernel counts, and is determined by
     nothing of the node but the rest of this value and :mod:`.unchanged.surroundings`. ``complete``: the next run has
-    nothing to repeat. ``sysctls``: values of the kernel parameters that it compared, None for one that it could not
-    change. ``addresses``: as pairs (interface, address).
+    nothing to repeat, and the same warnings. ``commits``: the generation of nf_tables after each of its transactions, 0
+    where the kernel did not report it. ``sysctls``: values of the kernel parameters that it compared, None for one
+    that it could not change. ``addresses``: as pairs (interface, address).
     """
 
     counted: bool
     complete: bool
-    changed: bool
+    commits: Tuple[int, ...]
     facts: NodeFacts
     addresses: Tuple[Tuple[str, str], ...]
     sysctls: Mapping[str, Optional[str]]

@@ -46,6 +46,13 @@ def _recorder(module: AnsibleModule) -> Optional[Recorder]:
     return Recorder(asked)
 
 
+def _unchanged(result: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the next run would return if nothing changes until then."""
+    nothing = dict.fromkeys(("added", "replaced", "removed"), 0)
+    own = {"changed": False, "changes": [], "conntrack_deleted": 0, "saved_state": None, "confirm_until": ""}
+    return {**result, **own, "counts": {**result["counts"], **nothing}}
+
+
 def converged(module: AnsibleModule) -> Dict[str, Any]:
     """Converge the node to the requested state and return the result."""
     recorder = _recorder(module)
@@ -77,5 +84,5 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
     if recorder is not None:
-        recorder.write(result, lines)
+        recorder.write(_unchanged(result), lines)
     return result

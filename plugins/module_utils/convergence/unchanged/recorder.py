@@ -88,10 +88,16 @@ class Recorder(Witness):
         """Raise Unusable unless the node was the same at both ends and the run has found the same."""
         if not observed.counted:
             raise Unusable("not everything that the result depends on is counted or compared")
-        if observed.changed or not observed.complete:
-            raise Unusable("the run has changed something, or has not completed")
+        if not observed.complete:
+            raise Unusable("the run has not completed, or has warnings of its own")
+        # Without a gap, no other program has made a transaction since before the run observed anything.
+        first, commits = before["generation"], observed.commits
+        if commits != tuple(range(first + 1, first + 1 + len(commits))) or after["generation"] != first + len(commits):
+            raise Unusable("another program has made a transaction")
+        # Under the lock, only the run itself writes the ledger.
+        own = {"sysctls", "ledger", "generation", *(("tables",) if commits else ())}
         for name, value in after.items():
-            if name != "sysctls" and value != before[name]:
+            if name not in own and value != before[name]:
                 raise Unusable(f"another program has changed: {name}")
         used = sorted([*pair] for pair in observed.addresses)
         if used != sorted(row[:2] for row in after["addresses"] if row[0] not in DEVICES):

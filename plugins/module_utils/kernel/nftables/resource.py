@@ -20,9 +20,9 @@ from ...rendering.nftables.objects import (
 )
 from ...resources import Change, Kind, Resource, difference
 from ..netlink.attributes import parse_attributes
-from ..netlink.protocol import NETLINK_NETFILTER
+from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
-from ..outcomes import MessageError, is_busy, is_transient
+from ..outcomes import MessageError, Reply, is_busy, is_transient
 from . import messages
 from .attributes import NFTA_GEN_ID
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
@@ -35,6 +35,16 @@ _ATTEMPTS = 5
 #: Kernels before 6.2 count a chain as referred to for a moment after the last element that names it was removed.
 _BUSY_ATTEMPTS = 15
 _BUSY_SECONDS = 0.2
+
+
+def _generation_in(replies: Iterable[Reply]) -> int:
+    """Return the generation that the kernel reports, 0 if none of these messages is such a report."""
+    for reply in replies:
+        if reply.type == messages.NEW_GENERATION:
+            found = parse_attributes(memoryview(reply.payload), 4, len(reply.payload))
+            if NFTA_GEN_ID in found:
+                return int.from_bytes(found[NFTA_GEN_ID], "big")
+    return 0
 
 
 class TransactionRefused(KernelError):
@@ -54,7 +64,8 @@ class NftablesResource(Resource[Key, Value]):
     """Table ``kube-proxy`` of one family (IPv4: ``ip``, IPv6: ``ip6``) in the network namespace of the calling thread.
 
     Close it with :meth:`close` or use it in a ``with`` statement. ``longest_call``: seconds that the longest single
-    transaction has taken.
+    transaction has taken. ``commits``: a list to which the generation after each own transaction is added, 0 if the
+    kernel did not report it; None to not ask for it.
     """
 
     kind = Kind.TABLE_OBJECTS
@@ -67,6 +78,7 @@ class NftablesResource(Resource[Key, Value]):
     def __init__(self, family: str, most_elements: int = ELEMENTS_PER_TRANSACTION) -> None:
         self.family = family
         self.longest_call = 0.0
+        self.commits: Optional[List[int]] = None
         self._table_family = self.table_family or family
         self._encoder = Encoder(self._table_family, self.table)
         self._planner = Planner(self._encoder, most_elements)
@@ -113,11 +125,11 @@ class NftablesResource(Resource[Key, Value]):
 
     def generation(self) -> int:
         """Return the generation of the namespace's tables: every transaction of any program increments it."""
-        for reply in self.socket.request(messages.GET_GENERATION, messages.family_header(self._table_family)):
-            found = parse_attributes(memoryview(reply.payload), 4, len(reply.payload))
-            if NFTA_GEN_ID in found:
-                return int.from_bytes(found[NFTA_GEN_ID], "big")
-        raise KernelError("nf_tables: the kernel reported no generation")
+        head = messages.family_header(self._table_family)
+        number = _generation_in(self.socket.request(messages.GET_GENERATION, head))
+        if not number:
+            raise KernelError("nf_tables: the kernel reported no generation")
+        return number
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change: in one transaction, or in several without a wrong intermediate state if it is large.
@@ -211,11 +223,17 @@ class NftablesResource(Resource[Key, Value]):
         batch = [BATCH_BEGIN]
         batch.extend(each.message for each in labelled)
         batch.append(BATCH_END)
+        if self.commits is not None:
+            # The kernel reports the generation after a transaction whose first message asks for an echo.
+            kind, flags, payload = batch[1]
+            batch[1] = (kind, flags | NLM_F_ECHO, payload)
         started = time.monotonic()
         outcome = self.socket.transact(batch, single_send=True, acknowledge=False)
         self.longest_call = max(self.longest_call, time.monotonic() - started)
         if outcome.errors:
             raise self._refusal(labelled, outcome.errors)
+        if self.commits is not None:
+            self.commits.append(_generation_in(outcome.replies))
 
     def _refusal(self, labelled: List[Labelled], errors: List[MessageError]) -> TransactionRefused:
         first = errors[0]
