@@ -45,7 +45,7 @@ DEBIAN_IPVS := affinity clusterip-basic external-ips-local foreign-rules hairpin
 	no-endpoints-every-address nodeport-addresses nodeport-local udp-endpoint-replaced
 DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nodeport-local udp-endpoint-replaced
 # For cases of network policies; the kernel loads others itself. Not sctp: the tests speak it themselves, and a kernel that
-# can would answer each INIT with an ABORT of its own.
+# can would answer each INIT with an ABORT.
 NETPOL_MODULES := ip_vs,ip_vs_rr,nf_conntrack,nf_conntrack_netlink,ip_set,xt_set,dummy,veth,bridge,br_netfilter
 # In IPVS mode with its packet filter in nftables; with FULL all cases.
 DEBIAN_GLUE := clusterip-basic hairpin lb-source-ranges nodeport-local

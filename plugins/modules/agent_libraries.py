@@ -11,7 +11,7 @@ author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Selects, with pip, the wheels of the agent's libraries for the Python version and machine of a node, and packs them
-    into one archive. The node only has to unpack it and needs neither pip nor access to a package index.
+    into one archive. The node only unpacks it and needs neither pip nor access to a package index.
   - Runs on the controller, with the pip of the Python that runs the module. The role P(kubenode.proxy.agent#role)
     uses it.
   - An archive in O(directory) for the same target, requirements, hashes and wheels is reused.

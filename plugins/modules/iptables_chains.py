@@ -17,7 +17,7 @@ description:
   - Chains that are not listed are not changed, except for the requested jumps.
   - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, so that
     an error in any rule is found before anything is changed, in check mode too.
-  - If a change of several tables or families fails half-way, what has been applied of it is rolled back at once.
+  - If a change of several tables or families fails halfway, its applied part is rolled back at once.
   - With O(confirm_timeout) a change is provisional. The node rolls it back automatically, unless a task over a new
     connection confirms it in time, which shows that the change has not cut the node off.
 notes:

@@ -15,7 +15,7 @@ description:
   - Virtual servers that are not listed are not changed, unless their address is named in O(purge).
   - Settings are changed in place. Open connections of unchanged servers are not disturbed.
   - A task can declare all real servers of a virtual server, or with O(services[].exclusive=false) only some of them, so
-    that each real server is added, drained and removed by a task of its own.
+    that each real server is added, drained and removed by a separate task.
 notes:
   - The kernel needs the module C(ip_vs) and those of the schedulers; M(kubenode.proxy.kernel_modules) loads them.
   - The settings survive a reboot only with O(save=true).

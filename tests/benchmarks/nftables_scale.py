@@ -277,7 +277,7 @@ def main() -> None:
     global clock
     clock = time.process_time if arguments.processor_time else time.perf_counter
     if os.geteuid() != 0:
-        raise SystemExit("needs root, for a network namespace of its own")
+        raise SystemExit("needs root, for a separate network namespace")
     system.unshare(system.CLONE_NEWNET)
     rows = []
     if not arguments.json:

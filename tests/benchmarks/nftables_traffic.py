@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long connections are made, for each figure")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
-        raise SystemExit("needs root, for network namespaces of its own")
+        raise SystemExit("needs root, for separate network namespaces")
     binary = os.environ.get(BINARY, "")
     if not binary:
         print(f"no row for kube-proxy: the environment variable {BINARY} is not set", file=sys.stderr)

@@ -17,7 +17,7 @@ from tests.modules.harness import Node
 def pytest_sessionstart() -> None:
     """Fail at once without root instead of in every test."""
     if os.geteuid() != 0:
-        pytest.exit("module tests need root for a namespace of their own: run them with sudo", returncode=2)
+        pytest.exit("module tests need root for a separate namespace: run them with sudo", returncode=2)
 
 
 @pytest.fixture

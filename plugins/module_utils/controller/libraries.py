@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bundling of the agent's libraries for another host's Python into one archive that only has to be unpacked there.
+"""Bundling of the agent's libraries for another host's Python into one archive that is only unpacked there.
 
 On the controller, pip selects and downloads the wheels for the Python version and machine of the node and installs them
 into a directory. The node needs neither pip nor access to a package index.

@@ -56,7 +56,7 @@ _READY_LISTENERS = 256
 #: Time for connections from this node to be established that were being opened when their listener began to close.
 _HANDSHAKE_SECONDS = 0.001
 #: Interval, in seconds, after which Python's threads release the interpreter (5 ms by default). While the agent renders
-#: thousands of Services, each system call of the loop may have to wait that long.
+#: thousands of Services, each system call of the loop may wait that long.
 SWITCH_SECONDS = 0.0005
 _SHOWN = 20
 _REASONS = {

@@ -207,7 +207,7 @@ def message(kind, flags, port, command=0):
         ("flush", GENERIC, message(IPVS, REQUEST | 4, 0, 17), True),
         ("our own", GENERIC, message(IPVS, REQUEST | 4, OURS[0], 5), False),
         ("list virtual servers", GENERIC, message(IPVS, REQUEST | 0x300, 99, 4), False),
-        ("ask for the numbers", GENERIC, message(IPVS, REQUEST, 99, 15), False),
+        ("request the numbers", GENERIC, message(IPVS, REQUEST, 99, 15), False),
         ("an answer", GENERIC, message(IPVS, 2, 99, 5), False),
         ("another generic family", GENERIC, message(IPVS + 1, REQUEST, 99, 5), False),
         ("the same number in routing netlink", ROUTE, message(IPVS, REQUEST, 99, 5), False),

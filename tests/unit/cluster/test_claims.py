@@ -93,7 +93,7 @@ def test_a_losing_service_keeps_its_own_addresses_and_regains_the_other():
     state = ClusterState.from_objects([thief])
     assert owners(state, "10.96.0.10") == ["a-tenant"]
     name, dns = NamespacedName("a-tenant", "web"), NamespacedName("kube-system", "web")
-    assert state.upsert(DNS) == {dns, name}, "both have to be routed again"
+    assert state.upsert(DNS) == {dns, name}, "both must be rendered again"
     assert owners(state, "10.96.0.10") == ["kube-system"] and owners(state, "192.0.2.1") == ["a-tenant"]
     assert state.delete(DNS) == {dns, name}
     assert owners(state, "10.96.0.10") == ["a-tenant"] and state.conflicts == ()

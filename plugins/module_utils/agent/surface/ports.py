@@ -34,7 +34,7 @@ class PortKeeper:
         self._health_ports = timers.add("open health check node ports", self._retry)
 
     def open(self) -> None:
-        """Open the ports of healthz and metrics. Raises Fatal where the configuration asks for it."""
+        """Open the ports of healthz and metrics. Raises Fatal if the configuration requires it."""
         for listener in self._surface.listeners:
             known = listener.failure
             if listener.open():

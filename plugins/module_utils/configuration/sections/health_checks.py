@@ -31,7 +31,7 @@ FIELDS = (
         "none",
         "all",
         AGENT,
-        "namespaces of the cluster whose Services may ask for [health checks](static-services.md#health-checks) by "
+        "namespaces of the cluster whose Services may request [health checks](static-services.md#health-checks) by "
         "annotations; static Services always may",
     ),
     Field(

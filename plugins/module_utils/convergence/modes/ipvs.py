@@ -76,7 +76,7 @@ class IpvsMode(Mode):
         return ServersInUse(context, resource, handles)
 
     def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
-        """See the base class; IPVS has a table of its own."""
+        """See the base class; IPVS has its own table."""
         client, arrival = flow.client, flow.arrival
         found = super().live_connections(flow, port, handles)
         server = ipvs.VirtualServerKey(arrival.protocol, arrival.address, arrival.port)

@@ -56,7 +56,7 @@ Place = Tuple[str, int]
 class Ended(NamedTuple):
     """How many connections were ended, and of how many the local socket was destroyed.
 
-    ``problem``: why no socket can be destroyed; empty if none had to be, or all were.
+    ``problem``: why no socket can be destroyed; empty if none needed to be, or all were.
     """
 
     connections: int = 0

@@ -142,7 +142,7 @@ class Survey:
         if programs is None:
             return ""
         if variant == LEGACY:
-            # Asking for a table by name would create it, and without any table there is nothing to ask for.
+            # Requesting a table by name would create it, and without any table there is nothing to request.
             tables = table_names(family)
             if not tables or (table and table not in tables):
                 return ""
