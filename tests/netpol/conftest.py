@@ -18,7 +18,7 @@ Lab = Callable[..., tuple[Network, Node]]
 
 
 def pytest_sessionstart() -> None:
-    """Say at once what is missing instead of failing in every test."""
+    """Fail at once with the missing requirements instead of in every test."""
     if os.geteuid() != 0:
         pytest.exit("tests of network policies need root: run them with sudo", returncode=2)
 

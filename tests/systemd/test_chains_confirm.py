@@ -37,7 +37,7 @@ def timers(node: Node) -> str:
 
 
 def ended(node: Node) -> List[str]:
-    """What became of the last change."""
+    """Return the outcome of the last change."""
     names = node.output("sh", "-c", "ls /run/kubenode-iptables-chains/*").split()
     return [name for name in names if name in ("pending", "reverting", "reverted", "confirmed", "failed")]
 

@@ -199,7 +199,7 @@ def repository(node, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pulled(node, cluster, repository):
-    """Provide the repository is that of the examples; the node's kubeconfig is where a kubelet has its own."""
+    """Provide a node that pulls the repository of the examples, with its kubeconfig where a kubelet has its own."""
     example = ROOT / "examples" / "pull"
     repository.push({path.name: path.read_text() for path in example.iterdir()})
     node.write("/etc/kubernetes/kubelet.conf", cluster.kubeconfig.read_text())

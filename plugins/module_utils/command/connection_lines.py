@@ -79,7 +79,7 @@ def _affinity_text(item: Dict[str, Any]) -> str:
 
 
 def _row_lines(rows: List[Dict[str, Any]]) -> Iterator[str]:
-    """Yield the rows that the kernel lacks or has beside the desired ones, and the first of the others."""
+    """Yield rows that are missing in the kernel or not desired, and the first of the others."""
     left = _ROWS
     for row in rows:
         left -= not row["state"]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node knows about one flow beside its tables: connections that are open, and the affinity of the client."""
+"""The data of a node about one flow beside its tables: open connections, and the affinity of the client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LiveConnection(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """The endpoint that the affinity of a client leads to, and for how many seconds it still does."""
+    """The endpoint to which the affinity of a client leads, and the seconds until it expires."""
 
     client: str
     endpoint: str

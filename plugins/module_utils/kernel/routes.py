@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which way the node reaches an address, over route netlink: whether it is local, and else through which interface."""
+"""The way from the node to an address, over route netlink: whether it is local, or else through which interface."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the decisions of a mode about one flow depend on: who sends it, and to which address and port."""
+"""The inputs of a mode's decisions about one flow: its sender, and its destination address and port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, Tuple
 class Client(NamedTuple):
     """The sender of a flow: a canonical address, and a port or 0 if any.
 
-    ``of_node``: the address is one of this node's. ``is_pod``: the detector of local traffic takes it for a pod.
+    ``of_node``: the address is one of this node's. ``is_pod``: the detector of local traffic classifies it as a pod.
     """
 
     address: str
@@ -46,7 +46,7 @@ _POD = Masquerade(False, "a pod, as detectLocalMode defines it")
 
 
 def masquerade_external(local: bool, client: Client, for_node: bool) -> Masquerade:
-    """Return what happens to external traffic. ``local``: the policy; ``for_node``: the node is masqueraded then."""
+    """Return how external traffic is masqueraded. ``local``: the policy; ``for_node``: then the node is masqueraded."""
     if not local:
         return _REPLACED
     if client.is_pod:
@@ -57,7 +57,7 @@ def masquerade_external(local: bool, client: Client, for_node: bool) -> Masquera
 
 
 def masquerade_internal(everything: bool, detector: bool, client: Client, for_node: bool) -> Masquerade:
-    """Return what happens to traffic to a cluster IP.
+    """Return how traffic to a cluster IP is masqueraded.
 
     ``everything``: masqueradeAll. ``detector``: there is one. ``for_node``: without one, the node is masqueraded.
     """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which API server the agent uses: one move per failure, random among those that have not failed lately."""
+"""Which API server the agent uses: one move per failure, random among those that have not failed recently."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def port_of(server):
 
 
 def cached(server):
-    """Return what the agent keeps in its cache of a cluster whose only API server is this one."""
+    """Return the content of the agent's cache for a cluster whose only API server is this one."""
     item = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",

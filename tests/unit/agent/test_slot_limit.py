@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The limit of stable hashing on a node: who is hashed, in the agent's sync and in a rendering of the whole cluster."""
+"""The limit of stable hashing on a node: which Services are hashed, in the agent's sync and in a full rendering."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def few_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def requesting(number: int, minute: int, **changes: Any) -> ServicePortInfo:
-    """Return a ServicePort of a Service that is created in a minute and asks to be hashed."""
+    """Return a ServicePort of a Service that is created in a minute and requests hashing."""
     created = f"2026-01-31T12:{minute:02}:00Z"
     return sample_route("IPv4", number, 3, **{"policy": MAGLEV, "created": created, **changes})
 
@@ -109,7 +109,7 @@ def test_a_service_never_has_more_lists_than_it_is_counted_for(changes: Dict[str
 
 
 def service(number: int, minute: int, **spec: Any) -> Dict[str, Any]:
-    """Return a Service that asks to be hashed, unless ``minute`` is 0."""
+    """Return a Service that requests hashing, unless ``minute`` is 0."""
     metadata: Dict[str, Any] = {"creationTimestamp": f"2026-01-31T12:{minute:02}:00Z"}
     if minute:
         metadata["annotations"] = {"kubenode.proxy/scheduler": "mh"}

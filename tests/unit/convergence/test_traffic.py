@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test which probes ask the cluster IPs of chosen Services, and what their results say about a Service."""
+"""Test which probes are sent to the cluster IPs of chosen Services, and what their results mean for a Service."""
 
 from __future__ import annotations
 

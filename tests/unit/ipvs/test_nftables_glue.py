@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table beside IPVS: its elements are those of kube-proxy's ipsets, and its rules do what the chains do."""
+"""The table beside IPVS: its elements are those of kube-proxy's ipsets, and its rules have the effect of the chains."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs of ansible-playbook in tests share: payloads of modules, and the compiled code of archives."""
+"""Test what runs of ansible-playbook in tests share: payloads of modules, and the compiled code of archives."""
 
 from __future__ import annotations
 

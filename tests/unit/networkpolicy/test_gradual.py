@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A pod that is new on the node is isolated at once, however many pods its policies make a difference of."""
+"""A pod that is new on the node is isolated at once, however many pods its policies classify differently."""
 
 from __future__ import annotations
 

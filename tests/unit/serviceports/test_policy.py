@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test which annotations of a Service count, and that what is invalid is named and never costs the Service."""
+"""Test which annotations of a Service apply, and that invalid ones are named while the Service is served."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the weights of endpoints: which annotations count, maintenance, and the shares that each mode renders."""
+"""Test the weights of endpoints: which annotations apply, maintenance, and the shares that each mode renders."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The answer to ``explain --from END --to END``: the flows between the ends, and what network policies say."""
+"""The answer to ``explain --from END --to END``: the flows between the ends, and the verdicts of network policies."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Policies = Callable[[Sequence[Resolved]], PolicyExplainer]
 
 
 class Subject(NamedTuple):
-    """What connections are explained from.
+    """The data for explanations of connections.
 
-    ``kernel``: None to show only what the model decides. ``policies``: explains network policies, given the endpoints
-    of a Service; None if the node does not enforce any.
+    ``kernel``: None to show only the decision of the model. ``policies``: explains network policies, given the
+    endpoints of a Service; None if the node does not enforce any.
     """
 
     state: ClusterState

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why an endpoint of a ServicePort gets traffic, or why it does not."""
+"""The reasons why an endpoint of a ServicePort gets traffic or none."""
 
 from __future__ import annotations
 

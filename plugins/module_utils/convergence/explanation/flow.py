@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the model decides about one flow: whether it is forwarded, to which endpoints, and from which address.
+"""The model's decision about one flow: whether it is forwarded, to which endpoints, and from which address.
 
 A flow is a client and a destination. The rendering of the mode makes each decision; nothing is read from the kernel.
 """
@@ -38,7 +38,7 @@ _UNKNOWN = "no Service has this destination; the packet is not changed"
 
 
 class Origin(NamedTuple):
-    """The client, and why it counts as what it does."""
+    """The client, and the reason for its classification."""
 
     client: Client
     reason: str
@@ -56,7 +56,7 @@ class Candidate(NamedTuple):
 class Decision(NamedTuple):
     """The decision about a flow; the fields about a ServicePort are empty if none has the destination.
 
-    ``certain``: the endpoint that is reached for certain, and ``certain_by``: why; or empty.
+    ``certain``: the only endpoint that can be reached, or empty; ``certain_by``: the reason.
     """
 
     verdict: str
@@ -77,7 +77,7 @@ class Decision(NamedTuple):
 
 
 def origin_of(address: str, port: int, settings: DataplaneSettings, way: Optional[Way]) -> Origin:
-    """Return what a client is to this node. ``way``: to its address; None if it cannot be read."""
+    """Return how this node classifies a client. ``way``: to its address; None if it cannot be read."""
     own = {item for _interface, item in settings.node_addresses}
     of_node = address in own if way is None else way.local
     of_node = of_node or address.startswith("127.") or address == "::1"
@@ -167,7 +167,7 @@ def _sources(port: ServicePortInfo, frontend: Frontend) -> Sources:
 
 
 def _is_allowed(client: Client, frontend: Frontend, sources: Sources, settings: DataplaneSettings) -> bool:
-    """Return whether a source is allowed. Where the node is, so are its own external addresses and loopback."""
+    """Return whether a source is allowed. If the node is, so are its own external addresses and loopback."""
     networks = [network for network in map(parse_network, sources or ()) if network is not None]
     if sources is None or any(network.contains(client.address) for network in networks):
         return True

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Explain flows: what the model decides, what the kernel holds, which connections are open, and where these differ."""
+"""Explain flows: the model's decision, the kernel's entries, the open connections, and the differences."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _OVER = ("close", "closed", "time-wait", "time_wait", "last-ack", "last_ack")
 
 
 class Kernel(NamedTuple):
-    """How the kernel is read: its sockets, and the resources of a family with what they should hold."""
+    """Access to the kernel: its sockets, and the resources of a family with their desired tables."""
 
     handles: KernelHandles
     stages: Callable[[ExplainedFamily], Sequence[Stage]]
 
 
 class FlowExplainer:
-    """Explains flows on this node. ``kernel``: None to show only what the model decides."""
+    """Explains flows on this node. ``kernel``: None to show only the decision of the model."""
 
     def __init__(
         self, state: ClusterState, families: Sequence[ExplainedFamily], mode: Mode, kernel: Optional[Kernel]
@@ -70,7 +70,7 @@ class FlowExplainer:
         return found
 
     def _read(self, what: Callable[[], Any], default: Any) -> Any:
-        """Return what is read from the kernel; the default, after recording why, if it cannot be read."""
+        """Return a value read from the kernel; if it cannot be read, record the reason and return the default."""
         try:
             return what()
         except (KernelError, PreflightError) as error:
@@ -155,7 +155,7 @@ def _nothing() -> Dict[str, Any]:
 
 
 def _decided(origin: Origin, decision: Decision, destination: Destination, family: ExplainedFamily) -> Dict[str, Any]:
-    """Return the part of a document that the model decides."""
+    """Return the part of a document with the model's decision."""
     found: Dict[str, Any] = {
         "source": origin.client.address,
         "sourcePort": origin.client.port,

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the kernel, or the agent in userspace mode, holds for a destination, compared with what the mode desires."""
+"""The entries of the kernel, or of the agent in userspace mode, for a destination, compared with the desired ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Held:
         return [Row(line, state) for line, state in found.items()]
 
     def common_differences(self, family: str) -> List[str]:
-        """Return the differences in what all Services depend on: hooks, the chains that look up Services, devices."""
+        """Return the differences in entries on which all Services depend: hooks, lookups of Services, devices."""
         rendering = self._tables.rendering
         different: List[Tuple[str, Any]] = []
         for table, key in dict.fromkeys(rendering.common_keys(self._tables.programmed(STATIC), self._wanted)):

@@ -68,12 +68,12 @@ _STATES: Mapping[str, Tuple[int, Tuple[str, ...]]] = {
     ),
 }
 _SEEN_REPLY, _ASSURED = 1 << 1, 1 << 2
-#: The most entries of one question: a client may have tens of thousands of connections to one address.
+#: The most entries of one query: a client may have tens of thousands of connections to one address.
 MOST_FLOWS = 1000
 
 
 class TrackedFlow(NamedTuple):
-    """An entry: the client and its destination, and who replies to whom, each as address and port.
+    """An entry: the client and its destination, and the two ends of the reply, each as address and port.
 
     ``state``: of the protocol, or ``replied`` or ``unreplied``; with ``, assured`` if the entry survives pressure.
     ``seconds``: until it expires if no packet comes.
