@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def question(module: AnsibleModule) -> Optional[Question]:
-    """Return what to ask about a run; None if it has to be complete whatever the answer would be.
+    """Return the question about a run; None if it must be complete whatever the answer would be.
 
     A cluster state from an API server is read in any case, and a preview, a diff or a change to be confirmed is of
     no use without a complete run.

@@ -39,7 +39,7 @@ class Unchanged(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Why a run has to be complete, for tests and debugging."""
+    """Why a run must be complete, for tests and debugging."""
 
     reason: str
 

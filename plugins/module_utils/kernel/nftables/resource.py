@@ -65,7 +65,7 @@ class NftablesResource(Resource[Key, Value]):
 
     Close it with :meth:`close` or use it in a ``with`` statement. ``longest_call``: seconds that the longest single
     transaction has taken. ``commits``: a list to which the generation after each own transaction is added, 0 if the
-    kernel did not report it; None to not ask for it.
+    kernel did not report it; None not to request it.
     """
 
     kind = Kind.TABLE_OBJECTS
@@ -224,7 +224,7 @@ class NftablesResource(Resource[Key, Value]):
         batch.extend(each.message for each in labelled)
         batch.append(BATCH_END)
         if self.commits is not None:
-            # The kernel reports the generation after a transaction whose first message asks for an echo.
+            # The kernel reports the generation after a transaction whose first message requests an echo.
             kind, flags, payload = batch[1]
             batch[1] = (kind, flags | NLM_F_ECHO, payload)
         started = time.monotonic()
