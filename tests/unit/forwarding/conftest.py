@@ -93,6 +93,36 @@ class UdpEndpoint:
         self._socket.close()
 
 
+def read_all(sock: socket.socket) -> bytes:
+    """Return everything that a socket receives until its end."""
+    found = bytearray()
+    while True:
+        data = sock.recv(1 << 16)
+        if not data:
+            return bytes(found)
+        found += data
+
+
+def named(name: bytes):
+    """Return a server function that answers each connection with a name."""
+    return lambda sock: sock.sendall(name)
+
+
+def names(running, key, tries=8, source=""):
+    """Return the answers to several connections, one after the other."""
+    found = []
+    for _number in range(tries):
+        with running.connect(key, source) as sock:
+            found.append(read_all(sock))
+    return found
+
+
+def assert_reset(running, key, source=""):
+    """Check that a client is reset, perhaps before its connect() has returned."""
+    with pytest.raises(ConnectionResetError), running.connect(key, source) as sock:
+        sock.recv(1)
+
+
 def closed_port() -> Place:
     """Return a place on loopback on which no program listens."""
     return "127.0.0.1", free_port()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import random
 import socket
 import struct
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import tcp
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets import (
     hops_of_connection,
     limit_hops,
@@ -27,35 +25,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import ListenerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 from tests.lab.ports import free_port
-from tests.unit.forwarding.conftest import SECONDS, closed_port, wait_for
-
-
-def read_all(sock: socket.socket) -> bytes:
-    found = bytearray()
-    while True:
-        data = sock.recv(1 << 16)
-        if not data:
-            return bytes(found)
-        found += data
-
-
-def named(name: bytes):
-    """Return a server function that answers each connection with a name."""
-    return lambda sock: sock.sendall(name)
-
-
-def names(running, key, tries=8, source=""):
-    found = []
-    for _number in range(tries):
-        with running.connect(key, source) as sock:
-            found.append(read_all(sock))
-    return found
-
-
-def assert_reset(running, key, source=""):
-    """Check that a client is reset, perhaps before its connect() has returned."""
-    with pytest.raises(ConnectionResetError), running.connect(key, source) as sock:
-        sock.recv(1)
+from tests.unit.forwarding.conftest import SECONDS, assert_reset, closed_port, named, names, read_all, wait_for
 
 
 def digest_of_all(sock: socket.socket) -> None:
@@ -249,114 +219,6 @@ def test_affinity(start, endpoint):
     assert all(len(found) == 1 for found in chosen.values())
     # Three clients, three endpoints, each in its turn.
     assert set.union(*chosen.values()) == {b"a", b"b", b"c"}
-
-
-def test_silent_connections_are_closed(start, endpoint):
-    running = start(idle_seconds=1.0)
-    key = running.listen(endpoint().place)
-    with running.connect(key) as sock:
-        started = time.monotonic()
-        while time.monotonic() - started < 2.0:
-            time.sleep(0.02)
-            sock.sendall(b"x")
-            assert sock.recv(1) == b"x"
-        with pytest.raises(ConnectionResetError):
-            sock.recv(1)
-
-
-def test_half_closed_connections_are_closed_sooner(start, endpoint):
-    running = start(half_closed_seconds=0.3)
-    key = running.listen(endpoint(lambda sock: time.sleep(SECONDS)).place)
-    with running.connect(key) as silent, running.connect(key) as sock:
-        sock.shutdown(socket.SHUT_WR)
-        with pytest.raises(ConnectionResetError):
-            sock.recv(1)
-        silent.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            silent.recv(1)
-
-
-def test_one_client_cannot_block_others(start, endpoint):
-    running = start(connections=20)
-    key = running.listen(endpoint().place)
-    hoard = [running.connect(key, "127.0.0.66") for _number in range(20)]
-    wait_for(lambda: running.status("connections") == 20)
-    assert_reset(running, key, "127.0.0.66")
-    with running.connect(key, "127.0.0.7") as sock:
-        sock.sendall(b"x")
-        assert sock.recv(1) == b"x"
-    assert running.status("refusedByLimit") == 1
-    assert running.status("evicted") == 1
-    for item in hoard:
-        item.close()
-
-
-def test_no_file_is_left_open(start, endpoint):
-    running = start()
-    key = running.listen(endpoint(named(b"a")).place, closed_port())
-
-    def files() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    names(running, key, 5)
-    wait_for(lambda: running.status("connections") == 0)
-    before = files()
-    names(running, key, 200)
-    wait_for(lambda: running.status("connections") == 0)
-    wait_for(lambda: files() <= before + 1)
-
-
-def test_running_out_of_descriptors_only_delays(start, endpoint, monkeypatch):
-    running = start()
-    monkeypatch.setattr(tcp, "PAUSE_SECONDS", 0.05)
-    key = running.listen(endpoint(named(b"a")).place)
-    server = running.forwarder._servers[key]
-    real, failures = server._socket, []
-
-    class Exhausted:
-        def accept(self):
-            if len(failures) < 3:
-                failures.append(1)
-                raise OSError(errno.EMFILE, "Too many open files")
-            return real.accept()
-
-        def __getattr__(self, name):
-            return getattr(real, name)
-
-    server._socket = Exhausted()
-    assert names(running, key, 2) == [b"a", b"a"]
-    assert len(failures) == 3
-
-
-def test_a_defect_costs_one_connection(start, endpoint, monkeypatch):
-    running = start()
-    key = running.listen(endpoint().place)
-    real = tcp.Connection._pump
-
-    def broken(self):
-        if self.client == "127.0.0.66":
-            raise ValueError("a defect")
-        return real(self)
-
-    monkeypatch.setattr(tcp.Connection, "_pump", broken)
-    assert_reset(running, key, "127.0.0.66")
-    with running.connect(key) as sock:
-        sock.sendall(b"x")
-        assert sock.recv(1) == b"x"
-    assert [str(error) for error in running.errors] == ["a defect"]
-    running.errors.clear()
-
-
-def test_a_port_in_use_is_tried_again(start, endpoint):
-    running = start()
-    place = endpoint(named(b"a")).place
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address, port = other.getsockname()
-        key = running.listen(place)._replace(address=address, port=port)
-        running.listen(place, key=key)
-        assert running.forwarder.unbound() == {key: "another program uses this address and port"}
-    wait_for(lambda: not running.forwarder.unbound())
-    assert names(running, key, 1) == [b"a"]
 
 
 def test_an_endpoint_that_is_a_listener_is_refused(start, endpoint):

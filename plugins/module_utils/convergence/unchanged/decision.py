@@ -48,7 +48,7 @@ Decision = Union[Unchanged, Changed]
 
 
 def given(question: Question, directory: str) -> State:
-    """Return what is compared of the input; ``directory``: of the static Services. Raises Unusable, OSError."""
+    """Return the compared part of the input; ``directory``: of the static Services. Raises Unusable, OSError."""
     files = read_files(question.paths, directory)
     return {"options": options_digest(question.options), "engine": engine_digest(), "files": files.digests}
 
@@ -88,5 +88,5 @@ def _decide_by_state(question: Question, record: Record) -> Decision:
 
 
 def _difference(before: State, now: State) -> str:
-    """Return what differs, in words; empty if nothing does."""
+    """Return the difference, in words; empty if there is none."""
     return ", ".join(name for name in sorted({*before, *now}) if before.get(name, ...) != now.get(name, ...))

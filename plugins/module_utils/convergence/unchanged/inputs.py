@@ -24,7 +24,7 @@ _RECENT_NANOSECONDS = 50_000_000
 
 
 Signature = Tuple[int, ...]
-"""What changes with every change of a file; the last number is the time of the last one."""
+"""The signature of a file, which changes with every change of it; the last number is the time of the last one."""
 
 
 class Unusable(Exception):
@@ -32,7 +32,7 @@ class Unusable(Exception):
 
 
 class Files(NamedTuple):
-    """Files that a run reads: SHA-256 by path, and what changes with every change of one of them, by path."""
+    """Files that a run reads: their SHA-256 and their signatures, by path."""
 
     digests: Dict[str, str]
     signatures: Dict[str, Signature]

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The record that a complete run leaves for the next one, in the state directory, which only root can write to.
 
-The file holds the SHA-256 of the rest on its first line, so that a damaged file is not a record. Whatever is wrong with
-a file, a run without a record is a complete run.
+The file holds the SHA-256 of the rest on its first line, so that a damaged file is not a record. A run without a valid
+record is a complete run.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def write_record(directory: str, record: Record) -> bool:
 
 
 def forget_record(directory: str) -> None:
-    """Remove the record, and what a writer that was killed left of one, if this user may."""
+    """Remove the record, and temporary files of killed writers, if this user may."""
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             if name == FILE or name.startswith(f".{FILE}."):

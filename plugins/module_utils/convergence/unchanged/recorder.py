@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Taking the record of a complete run.
 
-Input and node are read before the run reads them, and again at its end. Only if both are the same, and what the run
-itself has found as well, does its result belong to them: otherwise there may be a change that the run has not seen.
+Input and node are read before the run reads them, and again at its end. Its result belongs to them only if both are the
+same, and the state that the run itself has found is, too: otherwise there may be a change that the run has not seen.
 """
 
 from __future__ import annotations

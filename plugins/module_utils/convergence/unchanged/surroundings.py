@@ -58,7 +58,7 @@ def boot_seconds() -> float:
 
 
 def obstacles() -> List[str]:
-    """Return what this node has that could change without a trace, or that only a complete run handles."""
+    """Return the objects of this node that could change without a trace, or that only a complete run handles."""
     found = [f"legacy iptables has tables ({name})" for name in _LEGACY_TABLES if _lines(f"{_NETWORK}/{name}")]
     if len(_lines(f"{_NETWORK}/ip_vs")) > _IPVS_HEAD_LINES:
         found.append("IPVS has virtual servers")
@@ -94,7 +94,7 @@ def surroundings(directory: str, sysctls: Iterable[str]) -> State:
         "generation": generation.number,
         "tables": generation.tables,
     }
-    # As it is read back from the record.
+    # The form in which it is read back from the record.
     comparable: State = parse_json(json.dumps(found))
     return comparable
 
@@ -126,7 +126,7 @@ def _capabilities() -> str:
 
 
 def _namespace() -> List[int]:
-    """Return what identifies the network namespace. Raises NotComparable, OSError."""
+    """Return the identity of the network namespace. Raises NotComparable, OSError."""
     found = os.stat("/proc/thread-self/ns/net")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -137,7 +137,7 @@ def _namespace() -> List[int]:
 
 
 def _modules() -> List[Any]:
-    """Return the loaded modules, and what changes when a package changes those that are installed."""
+    """Return the loaded modules, and the identity of the list of installed modules, which packages replace."""
     loaded = sorted(line.split(" ", 1)[0] for line in _lines("/proc/modules") if " Live " in line)
     release = facts.kernel_release()
     installed = f"/lib/modules/{release}"
@@ -165,7 +165,7 @@ def _sysctl(key: str) -> List[Any]:
 
 
 def _identity(path: str) -> List[int]:
-    """Return what changes when a file is replaced; nothing if there is none."""
+    """Return the identity of a file, which changes when the file is replaced; empty if there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -174,7 +174,7 @@ def _identity(path: str) -> List[int]:
 
 
 def _programs() -> List[Any]:
-    """Return the iptables programs, without which a run removes nothing that another mode has left in their tables."""
+    """Return the iptables programs; without them, a run removes no leftovers of other modes from their tables."""
     path = os.environ.get("PATH", os.defpath)
     places = [*path.split(os.pathsep), *_SBIN]
     paths = [os.path.join(place, name) for place in dict.fromkeys(places) for name in _PROGRAMS]
