@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import random
 import socket
 import struct
-import sys
-import threading
 import time
-from typing import NamedTuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff, Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http import server as http_server
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import (
     Limits,
     client_of,
@@ -29,7 +23,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.message import (
     MOST_HEAD_BYTES,
-    Answer,
     BadRequest,
     HttpRequest,
     head_length,
@@ -39,93 +32,26 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.
     DEADLINE,
     IDLE,
     REFUSED,
-    HttpServer,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.lab.idle import hold_idle
-
-GET = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
-HERE = "127.0.0.1"
-OTHER = "127.0.0.2"
-PATIENCE = 30.0
-
-
-def respond(request):
-    if request.path == "/broken":
-        raise RuntimeError("a fault of the responder")
-    if request.path == "/large":
-        return Answer(200, (), b"x" * (1 << 22))
-    return Answer(200, (("Content-Type", "text/plain"),), f"{request.method} {request.path}".encode())
+from tests.unit.agent.http_bench import (
+    GET,
+    HERE,
+    OTHER,
+    PATIENCE,
+    ask,
+    connect,
+    read_all,
+    respond,
+    running,
+    wait_for,
+)
 
 
 @pytest.fixture(autouse=True)
 def enough_files():
     assert raise_open_files() >= 16384
-
-
-class Running(NamedTuple):
-    server: HttpServer
-    port: int
-    log: io.StringIO
-
-
-class ShortPauses(Backoff):
-    """Short pauses for tests."""
-
-    def pause(self) -> float:
-        return min(super().pause(), 0.01)
-
-
-def supervisor(stream: io.StringIO) -> Supervisor:
-    return Supervisor(Log(stream), backoff=ShortPauses)
-
-
-@contextlib.contextmanager
-def running(limits=None, clock=time.monotonic):
-    stream = io.StringIO()
-    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), limits or Limits(), clock)
-    try:
-        yield Running(server, server.open("0.0.0.0", 0, respond).port, stream)
-    finally:
-        server.stop()
-
-
-def connect(port, source=HERE):
-    sock = socket.create_connection((HERE, port), timeout=PATIENCE, source_address=(source, 0))
-    sock.settimeout(PATIENCE)
-    return sock
-
-
-def read_all(sock):
-    found = b""
-    with contextlib.suppress(ConnectionResetError):
-        while True:
-            part = sock.recv(65536)
-            if not part:
-                break
-            found += part
-    return found
-
-
-def ask(port, data=GET, source=HERE):
-    with connect(port, source) as sock:
-        sock.sendall(data)
-        return read_all(sock)
-
-
-def answers(port):
-    """Return whether a request is answered; while the thread is down its connection may be lost."""
-    with contextlib.suppress(OSError):
-        return ask(port).endswith(b"GET /healthz")
-    return False
-
-
-def wait_for(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, condition
-        time.sleep(0.005)
 
 
 def threads():
@@ -314,121 +240,6 @@ def test_limits_leave_files_for_the_rest_of_the_agent(files):
     assert limits.per_client <= limits.connections <= 2048 and limits.ports <= 16384
     if files >= 1024:
         assert limits.connections + limits.ports + 256 <= files
-
-
-def test_it_continues_after_running_out_of_file_descriptors(monkeypatch):
-    with running() as found:
-        failures = iter([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-        accept = socket.socket.accept
-
-        def failing(sock):
-            number = next(failures, None)
-            if number is not None:
-                raise OSError(number, os.strerror(number))
-            return accept(sock)
-
-        monkeypatch.setattr(socket.socket, "accept", failing)
-        assert ask(found.port).endswith(b"GET /healthz")
-        assert "no connection can be accepted" in found.log.getvalue() and found.server.alive
-
-
-def test_faults_of_a_responder_are_logged_once_with_their_traceback():
-    with running() as found:
-        for _round in range(50):
-            assert ask(found.port, b"GET /broken HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 500 ")
-        text = found.log.getvalue()
-        assert text.count("Traceback") == 1 and "in respond" in text
-        assert found.server.alive and ask(found.port).endswith(b"GET /healthz")
-
-
-@pytest.mark.parametrize("place", ["_turn", "_timeout", "_orders_done", "_expire", "_accept", "_choose_to_accept"])
-@pytest.mark.parametrize("fault", [RuntimeError, MemoryError, OSError, RecursionError])
-def test_after_any_exception_every_port_is_served_again(monkeypatch, place, fault):
-    with running() as found:
-        second = found.server.open(HERE, 0, respond)
-        with connect(found.port) as idle:
-            wait_for(lambda: found.server.connections == 1)
-            failed, original = threading.Event(), getattr(found.server, place)
-
-            def failing(*arguments):
-                if not failed.is_set():
-                    failed.set()
-                    raise fault("a fault of the server")
-                return original(*arguments)
-
-            monkeypatch.setattr(found.server, place, failing)
-            # A port that is opened while the thread is down is served as well.
-            third = found.server.open(HERE, 0, respond)
-            connect(found.port).close()
-            assert failed.wait(PATIENCE)
-            assert read_all(idle) == b"", "the connection may have been the cause"
-        for port in (found.port, second.port, third.port):
-            wait_for(lambda port=port: answers(port))
-        assert found.server.alive
-        text = found.log.getvalue()
-        assert text.count("a thread has failed") == 1 and "a fault of the server" in text and " failing" in text
-
-
-def test_a_thread_that_dies_is_started_again(monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)
-    stream = io.StringIO()
-    watch = supervisor(stream)
-    server = HttpServer(watch, LimitedLog(Log(stream)))
-    try:
-        port = server.open(HERE, 0, respond).port
-        with monkeypatch.context() as patch:
-            patch.setattr(server, "_turn", lambda: sys.exit("outside of all handlers"))
-            server._wake()
-            wait_for(lambda: not server._task.alive)
-        watch.check()
-        assert "a thread has died and is restarted" in stream.getvalue()
-        wait_for(lambda: answers(port))
-    finally:
-        server.stop()
-
-
-def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch):
-    stream = io.StringIO()
-    watch = supervisor(stream)
-    server = HttpServer(watch, LimitedLog(Log(stream)))
-
-    def refuse(_thread):
-        raise RuntimeError("can't start new thread")
-
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
-            port = server.open(HERE, 0, respond).port
-        watch.check()
-        wait_for(lambda: answers(port))
-    finally:
-        server.stop()
-
-
-def test_a_stuck_thread_can_be_noticed():
-    now = [1000.0]
-    held = threading.Event()
-    stream = io.StringIO()
-    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), clock=lambda: now[0])
-    assert server.alive, "a thread that is not needed yet is not dead"
-
-    def hold(_request):
-        held.wait(PATIENCE)
-
-    port = server.open(HERE, 0, hold)
-    assert server.alive
-    wait_for(lambda: server._unanswered is None)
-    with connect(port.port) as sock:
-        sock.sendall(GET)
-        wait_for(lambda: server.connections == 1)
-        assert server.alive
-        now[0] += http_server.STUCK_SECONDS
-        assert not server.alive
-        held.set()
-        read_all(sock)
-    wait_for(lambda: server._unanswered is None)
-    assert server.alive
-    server.stop()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Faults of the agent's HTTP server: after each of them every port is served again."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import sys
+import threading
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http import server as http_server
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from tests.unit.agent.http_bench import (
+    GET,
+    HERE,
+    PATIENCE,
+    answers,
+    ask,
+    connect,
+    read_all,
+    respond,
+    running,
+    supervisor,
+    wait_for,
+)
+
+
+@pytest.fixture(autouse=True)
+def enough_files():
+    assert raise_open_files() >= 16384
+
+
+def test_it_continues_after_running_out_of_file_descriptors(monkeypatch):
+    with running() as found:
+        failures = iter([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+        accept = socket.socket.accept
+
+        def failing(sock):
+            number = next(failures, None)
+            if number is not None:
+                raise OSError(number, os.strerror(number))
+            return accept(sock)
+
+        monkeypatch.setattr(socket.socket, "accept", failing)
+        assert ask(found.port).endswith(b"GET /healthz")
+        assert "no connection can be accepted" in found.log.getvalue() and found.server.alive
+
+
+def test_faults_of_a_responder_are_logged_once_with_their_traceback():
+    with running() as found:
+        for _round in range(50):
+            assert ask(found.port, b"GET /broken HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 500 ")
+        text = found.log.getvalue()
+        assert text.count("Traceback") == 1 and "in respond" in text
+        assert found.server.alive and ask(found.port).endswith(b"GET /healthz")
+
+
+@pytest.mark.parametrize("place", ["_turn", "_timeout", "_orders_done", "_expire", "_accept", "_choose_to_accept"])
+@pytest.mark.parametrize("fault", [RuntimeError, MemoryError, OSError, RecursionError])
+def test_after_any_exception_every_port_is_served_again(monkeypatch, place, fault):
+    with running() as found:
+        second = found.server.open(HERE, 0, respond)
+        with connect(found.port) as idle:
+            wait_for(lambda: found.server.connections == 1)
+            failed, original = threading.Event(), getattr(found.server, place)
+
+            def failing(*arguments):
+                if not failed.is_set():
+                    failed.set()
+                    raise fault("a fault of the server")
+                return original(*arguments)
+
+            monkeypatch.setattr(found.server, place, failing)
+            # A port that is opened while the thread is down is served as well.
+            third = found.server.open(HERE, 0, respond)
+            connect(found.port).close()
+            assert failed.wait(PATIENCE)
+            assert read_all(idle) == b"", "the connection may have been the cause"
+        for port in (found.port, second.port, third.port):
+            wait_for(lambda port=port: answers(port))
+        assert found.server.alive
+        text = found.log.getvalue()
+        assert text.count("a thread has failed") == 1 and "a fault of the server" in text and " failing" in text
+
+
+def test_a_thread_that_dies_is_started_again(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)
+    stream = io.StringIO()
+    watch = supervisor(stream)
+    server = HttpServer(watch, LimitedLog(Log(stream)))
+    try:
+        port = server.open(HERE, 0, respond).port
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "_turn", lambda: sys.exit("outside of all handlers"))
+            server._wake()
+            wait_for(lambda: not server._task.alive)
+        watch.check()
+        assert "a thread has died and is restarted" in stream.getvalue()
+        wait_for(lambda: answers(port))
+    finally:
+        server.stop()
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch):
+    stream = io.StringIO()
+    watch = supervisor(stream)
+    server = HttpServer(watch, LimitedLog(Log(stream)))
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            port = server.open(HERE, 0, respond).port
+        watch.check()
+        wait_for(lambda: answers(port))
+    finally:
+        server.stop()
+
+
+def test_a_stuck_thread_can_be_noticed():
+    now = [1000.0]
+    held = threading.Event()
+    stream = io.StringIO()
+    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), clock=lambda: now[0])
+    assert server.alive, "a thread that is not needed yet is not dead"
+
+    def hold(_request):
+        held.wait(PATIENCE)
+
+    port = server.open(HERE, 0, hold)
+    assert server.alive
+    wait_for(lambda: server._unanswered is None)
+    with connect(port.port) as sock:
+        sock.sendall(GET)
+        wait_for(lambda: server.connections == 1)
+        assert server.alive
+        now[0] += http_server.STUCK_SECONDS
+        assert not server.alive
+        held.set()
+        read_all(sock)
+    wait_for(lambda: server._unanswered is None)
+    assert server.alive
+    server.stop()
