@@ -11,7 +11,7 @@ Run as root from the top of the repository; works in its own network namespace a
 Three processes answer HTTP requests; a client sends 100 requests a second to the address, each on a new connection, and
 gives up after a second. After three seconds one server fails: it is killed (SIGKILL), frozen (SIGSTOP), its packets are
 dropped, or it answers /readyz with 500 and all else as before. The agent and haproxy make the same checks: /readyz by
-HTTP, interval 1 s, time-out 1 s, fall 2, rise 2, and with --fast-interval also that. Columns: failed requests of all
+HTTP, interval 1 s, timeout 1 s, fall 2, rise 2, and with --fast-interval also that. Columns: failed requests of all
 that were sent after the fault, and seconds from the fault until the last of them began; with --rounds their means.
 A mode NAME+userspace is the mode NAME in which the Service of the servers has userspace mode.
 """

@@ -207,7 +207,7 @@ class ControlPlane:
         self.create(items)
 
     def _serve_names(self) -> None:
-        """Serve the cluster's names beside the control plane, behind a Service: look-ups pass the proxy under test."""
+        """Serve the cluster's names beside the control plane, behind a Service: lookups pass the proxy under test."""
         command = [*self.enter(), sys.executable, "-m", "tests.e2e.dns"]
         command += ["--kubeconfig", str(self.kubeconfig("admin")), "--domain", DOMAIN]
         for address in CONTROL:

@@ -4,7 +4,7 @@
 """The cluster's DNS server: ``python -m tests.e2e.dns --kubeconfig FILE --listen ADDRESS...``; prints ``ready``.
 
 It answers for Services as Kubernetes' specification says (https://github.com/kubernetes/dns, docs/specification.md),
-without any cache: each look-up reads the Service, and for a headless one its EndpointSlices, from the API server.
+without any cache: each lookup reads the Service, and for a headless one its EndpointSlices, from the API server.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ MODES = (
     pytest.param("iptables", "legacy", id="iptables-legacy"),
     pytest.param("iptables", "nft", id="iptables-nft"),
     pytest.param("nftables", "nft", id="nftables"),
-    # Half a minute of processor time in an emulated node, whose time-outs depend on the speed of everything else.
+    # Half a minute of processor time in an emulated node, whose timeouts depend on the speed of everything else.
     pytest.param("ipvs", "legacy", id="ipvs", marks=(pytest.mark.uml, pytest.mark.full)),
 )
 POINTS = (pytest.param(6, id="some"), pytest.param(120, id="all", marks=pytest.mark.full))

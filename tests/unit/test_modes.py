@@ -32,7 +32,7 @@ def comparisons(source: str) -> Iterator[int]:
     """Yield the lines that compare a value with a mode, match it, or test the class of a mode's object."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
-            # A look-up such as ``"ipvs" in names`` concerns names, not the mode in effect.
+            # A lookup such as ``"ipvs" in names`` concerns names, not the mode in effect.
             membership = isinstance(node.ops[0], (ast.In, ast.NotIn))
             operands = node.comparators if membership else [node.left, *node.comparators]
             if any(_names_a_mode(item) for item in operands):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The inbox of the agent's loop, which wakes for items, signals, readable descriptors and time-outs."""
+"""The inbox of the agent's loop, which wakes for items, signals, readable descriptors and timeouts."""
 
 from __future__ import annotations
 

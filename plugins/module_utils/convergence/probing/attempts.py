@@ -27,7 +27,7 @@ from .probe import DEFAULT_NAME, Probe, ProbeResult
 _PORTS = {"http": 80, "https": 443, "dns": 53}
 _PAUSE_SECONDS = 0.3
 _ATTEMPT_SECONDS = 2.0
-# Attempts that are made at the same time; each of them may wait for its time-out.
+# Attempts that are made at the same time; each of them may wait for its timeout.
 _CONCURRENT = 16
 
 
