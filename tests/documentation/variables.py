@@ -13,7 +13,7 @@ from .collection import NAME, Role
 from .markup import cell, value
 
 # A list, a quoted text or a word; further arguments of default() and filters after it are not part of the default.
-_DEFAULT = re.compile(r"\b((?:proxy|verify)_[a-z_]+) \| default\((\[[^]]*\]|'[^']*'|[\w.]+)")
+_DEFAULT = re.compile(r"\b((?:explain|proxy|verify)_[a-z_]+) \| default\((\[[^]]*\]|'[^']*'|[\w.]+)")
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[Tuple[str, Mapping[str, Any]]]:
