@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import socket
@@ -16,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Set
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
-from tests.kernel.agent_node import AgentNode, cluster_ip, node_object
+from tests.kernel.agent_node import AgentNode, cluster_ip, node_object, wait_for
 from tests.kernel.test_nftables_packets import CLIENT, NAMES, Network, network
 from tests.kernel.userspace_node import Backend, endpoints_of, node_in_mode, service_of, userspace_node
 from tests.lab import manifests
@@ -214,6 +215,37 @@ def test_differences_are_shown(node: AgentNode, network: Network) -> None:
     assert lines_with(flow, "not desired: ", FOUR["R"])
     modelled = without_agent(node, FOUR["P"], f"{DNS}:{DNS_PORT}/udp", "--no-kernel")
     assert modelled.returncode == 0 and f"reaches {FOUR['L']}:{DNS_PORT}: it is the only one" in modelled.stdout
+
+
+def tables() -> List[str]:
+    return [line for line in run("nft", "list", "tables").splitlines() if "kubenode-trace" in line]
+
+
+@pytest.mark.parametrize("node", ["nftables"], indirect=True)
+def test_packets_are_followed_without_drift_and_without_a_trace(node: AgentNode, network: Network) -> None:
+    node.start()
+    words = ("explain", "--control", str(node.scratch / "agent.sock"), "--from", FOUR["P"], "--to", f"{SOLE}:80")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        shown = pool.submit(node.run, *words, "--live", "4")
+        wait_for(tables, 30)
+        assert answers(network, "P", SOLE, 80, 1) == ["r:80"]
+        assert answers(network, "X", SOLE, 80, 1) == ["r:80+M"]
+        done = shown.result()
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stderr
+    assert "packet 1 ip kube-proxy filter-prerouting-pre-dnat:" in text and "goto cluster-1" in text
+    assert "ip kube-proxy cluster-1: accept (dnat ip to" in text and "kubenode-trace" not in text
+    assert "masquerade" not in text.partition("followed for")[2].partition("packet 2")[0]
+    assert tables() == [] and node.status()["driftRepaired"] == 0
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "module_utils.command.cli", *words, "--live", "60"],
+        env=node.environment,
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for(tables, 30)
+    killed.kill()
+    killed.wait()
+    wait_for(lambda: not tables(), 10)
 
 
 def test_the_agent_shows_what_it_forwards_itself(tmp_path: Path) -> None:

@@ -132,6 +132,11 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
 
         document = explain_connection(arguments)
     lines = _lines_of(lambda found: connection_lines(found, arguments.why_not), document)
+    if arguments.live is not None:
+        from .live_lines import follow_flows, traced_lines
+
+        follow_flows(document, arguments.live)
+        lines += traced_lines(document, arguments.live)
     good = document["allowed"] and not document.get("differences")
     good = good and all(flow["verdict"] in PASSING for flow in document.get("flows", ()))
     problems = document.get("problems")

@@ -30,6 +30,8 @@ from .result import FAILED, USAGE, CommandResult
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"
+#: For how many seconds ``explain --live`` follows packets at most.
+_LONGEST_LIVE = 600
 
 
 class Streams(NamedTuple):
@@ -194,6 +196,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--why-not", action="store_true", help="show why each rule does not allow it")
     explain.add_argument("--no-kernel", action="store_true", help="with --from and --to: show only what is desired")
+    explain.add_argument(
+        "--live",
+        type=float,
+        nargs="?",
+        const=10.0,
+        metavar="SECONDS",
+        help="with --from and --to: follow packets, as root, for this time (10)",
+    )
     _add_node_options(explain)
     _add_source_options(explain)
     explain.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
@@ -315,9 +325,15 @@ def _check_explain(arguments: argparse.Namespace) -> None:
         raise UsageError("explain: give either a Service, or both --from and --to")
     if arguments.target is not None and source is not None and not source.address:
         raise UsageError("explain: with a Service, --from is the address of a client")
-    for option, given in (("--why-not", arguments.why_not), ("--no-kernel", arguments.no_kernel)):
+    for option, given in (
+        ("--why-not", arguments.why_not),
+        ("--no-kernel", arguments.no_kernel),
+        ("--live", arguments.live is not None),
+    ):
         if given and not connection:
             raise UsageError(f"explain: {option} needs --from and --to")
+    if arguments.live is not None and not 0 < arguments.live <= _LONGEST_LIVE:
+        raise UsageError(f"explain: --live lasts at most {_LONGEST_LIVE} seconds")
 
 
 def _words(parser: argparse.ArgumentParser) -> Dict[str, List[str]]:

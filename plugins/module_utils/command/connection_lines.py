@@ -18,7 +18,7 @@ _ROWS = 40
 _MARKS = {"": " ", "missing": "-", "extra": "+"}
 
 
-def _wrapped(indent: int, text: str) -> List[str]:
+def wrapped(indent: int, text: str) -> List[str]:
     """Return a text in lines of at most 80 columns; words that are longer remain whole."""
     first, more = " " * indent, " " * (indent + 4)
     return textwrap.wrap(
@@ -35,28 +35,28 @@ def flow_lines(flow: Dict[str, Any], read: bool) -> List[str]:
     """Return the explanation of a flow as text. ``read``: the kernel was read."""
     source = address_and_port(flow["source"], flow["sourcePort"]) if flow["sourcePort"] else flow["source"]
     destination = f"{address_and_port(flow['destination'], flow['port'])}/{flow['protocol']}"
-    lines = _wrapped(2, f"{source} -> {destination}: {flow['verdict']}" + _after(": ", flow["reason"]))
+    lines = wrapped(2, f"{source} -> {destination}: {flow['verdict']}" + _after(": ", flow["reason"]))
     if flow["service"]:
-        lines += _wrapped(4, f"Service {flow['service']}, port {flow['servicePort']}, by its {flow['via']}")
-        lines += _wrapped(4, f"{flow['traffic']} traffic, policy {flow['trafficPolicy']}")
-        lines += _wrapped(4, f"client: {flow['sourceIs']}")
+        lines += wrapped(4, f"Service {flow['service']}, port {flow['servicePort']}, by its {flow['via']}")
+        lines += wrapped(4, f"{flow['traffic']} traffic, policy {flow['trafficPolicy']}")
+        lines += wrapped(4, f"client: {flow['sourceIs']}")
         if flow["sourceRanges"] is not None:
-            lines += _wrapped(4, f"only from {', '.join(flow['sourceRanges']) or 'none'}")
+            lines += wrapped(4, f"only from {', '.join(flow['sourceRanges']) or 'none'}")
         replaced = "replaced by the node's" if flow["masqueraded"] else "kept"
-        lines += _wrapped(4, f"source address: {replaced} ({flow['masqueradeReason']})")
+        lines += wrapped(4, f"source address: {replaced} ({flow['masqueradeReason']})")
         if flow["affinitySeconds"]:
-            lines += _wrapped(4, f"session affinity: {flow['affinitySeconds']} s")
+            lines += wrapped(4, f"session affinity: {flow['affinitySeconds']} s")
         lines += _endpoint_lines(flow)
-    lines += [line for item in flow["affinity"] for line in _wrapped(4, _affinity_text(item))]
+    lines += [line for item in flow["affinity"] for line in wrapped(4, _affinity_text(item))]
     if read and (flow["service"] or flow["kernel"]):
         lines.append("    kernel:" if flow["kernel"] else "    kernel: nothing for this destination")
     lines += _row_lines(flow["kernel"])
     if flow["live"]:
         lines.append("    open:")
-    lines += [line for item in flow["live"][:_ROWS] for line in _wrapped(6, _live_text(item))]
+    lines += [line for item in flow["live"][:_ROWS] for line in wrapped(6, _live_text(item))]
     if len(flow["live"]) > _ROWS:
         lines.append(f"      and {len(flow['live']) - _ROWS} more")
-    return lines + [line for note in flow["notes"] for line in _wrapped(4, f"note: {note}")]
+    return lines + [line for note in flow["notes"] for line in wrapped(4, f"note: {note}")]
 
 
 def _after(separator: str, text: str) -> str:
@@ -65,13 +65,13 @@ def _after(separator: str, text: str) -> str:
 
 def _endpoint_lines(flow: Dict[str, Any]) -> Iterator[str]:
     if flow["endpoint"]:
-        yield from _wrapped(4, f"reaches {flow['endpoint']}: {flow['endpointReason']}")
+        yield from wrapped(4, f"reaches {flow['endpoint']}: {flow['endpointReason']}")
     elif flow["chosenBy"]:
-        yield from _wrapped(4, f"reaches one of these, chosen {flow['chosenBy']}:")
+        yield from wrapped(4, f"reaches one of these, chosen {flow['chosenBy']}:")
     for item in flow["endpoints"]:
         share = item["probability"]
         shown = "no" if not item["chosen"] else "?" if share is None else f"{100 * share:.1f} %"
-        yield from _wrapped(6, f"{shown:>7} {item['endpoint']}: {item['reason']}")
+        yield from wrapped(6, f"{shown:>7} {item['endpoint']}: {item['reason']}")
 
 
 def _affinity_text(item: Dict[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _row_lines(rows: List[Dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         left -= not row["state"]
         if row["state"] or left >= 0:
-            yield from _wrapped(4, f"{_MARKS[row['state']]} {row['line']}")
+            yield from wrapped(4, f"{_MARKS[row['state']]} {row['line']}")
     if left < 0:
         yield f"      and {-left} more as desired"
 
@@ -101,7 +101,7 @@ def connection_lines(document: Dict[str, Any], why_not: bool) -> List[str]:
     lines = [f"{document['from']} -> {document['to']}: {'allowed' if document['allowed'] else 'denied'}"]
     if document.get("flows"):
         where = f"node {document['node']}" + _after(" in zone ", document["zone"])
-        lines[0:1] = _wrapped(
+        lines[0:1] = wrapped(
             0,
             f"{document['from']} -> {document['to']} on {where}, mode {document['mode']}, behaviour "
             f"{document['behaviour']}: {_summary(document)}",
@@ -110,10 +110,10 @@ def connection_lines(document: Dict[str, Any], why_not: bool) -> List[str]:
         lines += flow_lines(flow, document["kernelRead"])
     if document.get("differences"):
         lines.append("  differs:")
-        lines += [line for text in document["differences"] for line in _wrapped(4, text)]
+        lines += [line for text in document["differences"] for line in wrapped(4, text)]
     if document.get("flows") and document["connections"]:
         lines.append(f"  network policies: {'allowed' if document['allowed'] else 'denied'}")
-    lines += [line for note in document["notes"] for line in _wrapped(2, note)]
+    lines += [line for note in document["notes"] for line in wrapped(2, note)]
     for item in document["connections"]:
         place = address_and_port(item["destination"], item["port"]) if item["port"] else item["destination"]
         via = f" (Service {item['service']})" if item["service"] else ""

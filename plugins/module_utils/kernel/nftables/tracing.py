@@ -1,0 +1,208 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Follow the packets of one flow through the rules of nf_tables, by the kernel's own tracing.
+
+A table of its own marks the packets for tracing (``meta nftrace set 1``). Its flag ``owner`` binds it to the socket
+that created it: the kernel deletes it when the socket is closed, also if the process is killed. Source:
+linux/netfilter/nf_tables.h (enum nft_trace_attributes).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
+
+from ...addresses import packed
+from ...errors import KernelError
+from ...rendering.decision import Arrival, Client
+from ...rendering.nftables import expressions as x
+from ...rendering.nftables.objects import PROTOCOL_NUMBERS, BaseHook, Expression, Rule, TableIdentity
+from ...rendering.nftables.rule_text import rule_text
+from ...rendering.nftables.text import table_family
+from ..netlink.attributes import attribute, attribute_text, each_attribute, parse_attributes, text_attribute
+from ..netlink.listener import NetlinkListener
+from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Message
+from ..netlink.socket import NetlinkSocket
+from ..outcomes import NetlinkRefusal
+from . import messages
+from .attributes import (
+    NFTA_DATA_VERDICT,
+    NFTA_RULE_EXPRESSIONS,
+    NFTA_RULE_TABLE,
+    NFTA_RULE_USERDATA,
+    NFTA_TABLE_FLAGS,
+    NFTA_TABLE_NAME,
+    NFTA_VERDICT_CHAIN,
+    NFTA_VERDICT_CODE,
+)
+from .decoding import parse_expression, rule_comment
+
+_NFNLGRP_NFTRACE = 9
+_TRACE = messages.SUBSYSTEM | 17
+_TABLE, _CHAIN, _HANDLE, _TYPE, _VERDICT, _ID, _POLICY = 1, 2, 3, 4, 5, 6, 16
+_TYPE_POLICY, _TYPE_RULE = 1, 3
+_RULE_HANDLE = 3
+_META_NFTRACE = 12
+#: Before connection tracking (-200) and the table raw (-300).
+_PRIORITY = -350
+#: Packets marked per second, and how many may come at once, so that a busy flow does not slow the node down.
+_RATE, _BURST = 10, 5
+#: The most packets that are followed.
+MOST_PACKETS = 20
+_FAMILIES = {number: family for family, number in messages.FAMILY_NUMBERS.items()}
+
+
+class Hit(NamedTuple):
+    """A rule or policy that decided about a packet. ``verdict``: as nft writes it; ``rule``: its text, if known.
+
+    ``packet``: counted from 1; 0 for those that another program traces.
+    """
+
+    packet: int
+    table: str
+    chain: str
+    verdict: str
+    rule: str
+
+
+def _rule(family: str, client: Client, arrival: Arrival) -> Rule:
+    parts: List[Expression] = [
+        *(x.source_address(family), x.compare(packed(client.address) or b"")),
+        *(x.destination_address(family), x.compare(packed(arrival.address) or b"")),
+        *(x.meta(x.META_L4PROTO), x.compare(bytes((PROTOCOL_NUMBERS[arrival.protocol],)))),
+        *(x.payload(x.TRANSPORT_HEADER, 2, 2), x.compare(arrival.port.to_bytes(2, "big"))),
+    ]
+    if client.port:
+        parts += [x.payload(x.TRANSPORT_HEADER, 0, 2), x.compare(client.port.to_bytes(2, "big"))]
+    limit = Expression("limit", ((1, _RATE), (2, 1), (3, _BURST)))
+    return Rule((*parts, limit, x.value(b"\x01", 0), x.set_meta(_META_NFTRACE)))
+
+
+class Tracer:
+    """Traces the packets of a flow while it is open; a context manager. Raises KernelError."""
+
+    def __init__(self, family: str, client: Client, arrival: Arrival) -> None:
+        self._name = f"kubenode-trace-{os.getpid()}"
+        self._sock = NetlinkSocket(NETLINK_NETFILTER)
+        self._texts: Dict[Tuple[str, str], Dict[int, str]] = {}
+        self._packets = 0
+        try:
+            self._listener = NetlinkListener(NETLINK_NETFILTER, (_NFNLGRP_NFTRACE,), "traced packets")
+        except KernelError:
+            self._sock.close()
+            raise
+        try:
+            self._mark(family, _rule(family, client, arrival))
+        except KernelError:
+            self.close()
+            raise
+
+    def _mark(self, family: str, rule: Rule) -> None:
+        encoder = messages.Encoder(family, TableIdentity(self._name, ""))
+        owned = messages.TABLE_OWNER.to_bytes(4, "big")
+        table = messages.family_header(family) + text_attribute(NFTA_TABLE_NAME, self._name)
+        batch: List[Message] = [
+            messages.BATCH_BEGIN,
+            (messages.NEW_TABLE, NLM_F_CREATE, table + attribute(NFTA_TABLE_FLAGS, owned)),
+        ]
+        for hook in ("prerouting", "output"):
+            batch += [encoder.chain(hook, BaseHook("filter", hook, _PRIORITY)), encoder.rule(hook, rule)]
+        errors = self._sock.transact([*batch, messages.BATCH_END], single_send=True, acknowledge=False).errors
+        if errors:
+            raise KernelError(f"packets cannot be traced: {errors[0]}")
+
+    def close(self) -> None:
+        """Stop tracing: the kernel deletes the table with the socket."""
+        self._sock.close()
+        self._listener.close()
+
+    def __enter__(self) -> Tracer:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
+        self.close()
+
+    def follow(self, seconds: float) -> List[Hit]:
+        """Return what decided about the packets of the next seconds, at most MOST_PACKETS. Raises KernelError."""
+        found: List[Hit] = []
+        numbers: Dict[int, int] = {}
+        end = time.monotonic() + seconds
+        while self._packets < MOST_PACKETS:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self._listener.fileno()], [], [], left)[0]:
+                break
+            for item in self._listener.notifications():
+                if item.kind == _TRACE:
+                    hit = self._hit(item.payload, numbers)
+                    if hit is not None and hit.packet:
+                        found.append(hit)
+        return found
+
+    def _hit(self, payload: memoryview, numbers: Dict[int, int]) -> Optional[Hit]:
+        found = parse_attributes(payload, 4, len(payload))
+        if _TABLE not in found or _CHAIN not in found or _ID not in found:
+            return None
+        number = int.from_bytes(found[_ID], "big")
+        family, table = _FAMILIES.get(payload[0], ""), attribute_text(found[_TABLE])
+        kind = int.from_bytes(found.get(_TYPE, b""), "big")
+        if table == self._name:
+            # The rule that marks a packet is the first one that it meets. The kernel uses its numbers again.
+            if kind == _TYPE_RULE and _HANDLE in found:
+                self._packets += 1
+                numbers[number] = self._packets
+            return None
+        if kind == _TYPE_POLICY:
+            verdict = _code_name(found.get(_POLICY))
+            rule = "policy"
+        else:
+            verdict = _verdict_text(found.get(_VERDICT))
+            handle = int.from_bytes(found.get(_HANDLE, b""), "big")
+            rule = self._rules(family, table).get(handle, f"handle {handle}") if handle else "end of the chain"
+        place = f"{table_family(family)} {table}"
+        return Hit(numbers.get(number, 0), place, attribute_text(found[_CHAIN]), verdict, rule)
+
+    def _rules(self, family: str, table: str) -> Dict[int, str]:
+        """Return the rules of a table by handle; they are read when the first packet meets one of them."""
+        known = self._texts.get((family, table))
+        if known is None:
+            known = self._texts[family, table] = {}
+            if family:
+                request = messages.family_header(family) + text_attribute(NFTA_RULE_TABLE, table)
+                known.update(_read_rules(self._sock, request, table))
+        return known
+
+
+def _read_rules(sock: NetlinkSocket, request: bytes, table: str) -> Dict[int, str]:
+    texts: Dict[int, str] = {}
+    try:
+        dump = sock.dump(messages.GET_RULE, request)
+    except NetlinkRefusal:
+        return texts
+    for buffer, _kind, start, end in dump:
+        found = parse_attributes(buffer, start + 4, end)
+        if _RULE_HANDLE not in found or attribute_text(found[NFTA_RULE_TABLE]) != table:
+            continue
+        raw = found.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
+        parts = tuple([parse_expression(part) for _number, part in each_attribute(raw, 0, len(raw))])
+        rule = Rule(parts, rule_comment(found, NFTA_RULE_USERDATA))
+        texts[int.from_bytes(found[_RULE_HANDLE], "big")] = rule_text(rule)
+    return texts
+
+
+def _code_name(raw: Optional[memoryview]) -> str:
+    code = int.from_bytes(raw or b"", "big", signed=True)
+    return messages.VERDICT_NAMES.get(code, str(code))
+
+
+def _verdict_text(raw: Optional[memoryview]) -> str:
+    """Return the verdict in an attribute; the kernel nests it in the same way as in an element."""
+    if raw is None:
+        return ""
+    found = parse_attributes(raw, 0, len(raw))
+    if NFTA_DATA_VERDICT in found and NFTA_VERDICT_CODE not in found:
+        found = parse_attributes(found[NFTA_DATA_VERDICT], 0, len(found[NFTA_DATA_VERDICT]))
+    chain = attribute_text(found[NFTA_VERDICT_CHAIN]) if NFTA_VERDICT_CHAIN in found else ""
+    return f"{_code_name(found.get(NFTA_VERDICT_CODE))} {chain}".strip()
