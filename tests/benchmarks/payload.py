@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_payload(module: str, arguments: Mapping[str, Any], path: Path) -> None:
-    """Write the self-contained program of one call of a module (``kubenode.proxy.service_proxy``) to ``path``.
+    """Write the self-contained program of one call of a module to ``path``.
+
+    ``module``: its name (``kubenode.proxy.service_proxy``), or the absolute path of its source.
 
     The program prints the module's result as JSON, wherever it is run by this Python. It is built by a separate
     process, since Ansible's loader of collections must come before anything imported from one.
@@ -36,10 +39,12 @@ def main(arguments: Sequence[str]) -> int:
 
     module, path = arguments
     init_plugin_loader([str(ROOT / "collections")])
-    found = module_loader.find_plugin_with_context(module, mod_type=".py")
+    source = module
+    if not os.path.isabs(module):
+        source = module_loader.find_plugin_with_context(module, mod_type=".py").plugin_resolved_path
     built = modify_module(
-        module_name=module,
-        module_path=found.plugin_resolved_path,
+        module_name=os.path.basename(module),
+        module_path=source,
         module_args=json.load(sys.stdin),
         templar=Templar(DataLoader()),
         task_vars={"ansible_python_interpreter": sys.executable},
