@@ -224,7 +224,7 @@ guests: setup-lab
 
 # Each guest has one processor; in IPVS mode it runs one case at a time, as above.
 debian: guests
-	$(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
+	LAB_IPVS_GLUE=iptables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
 	LAB_IPVS_GLUE=nftables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_GLUE)) --jobs 1
 ifneq ($(FULL),)
 	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs --jobs 1
@@ -232,7 +232,7 @@ endif
 	$(QEMU) -- $(PYTHON) -m pytest -q -p no:cacheprovider $(BESIDE_IPVS)
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
-	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
+	LAB_IPVS_GLUE=iptables $(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
 	$(QEMU) -- $(PYTHON) -m pytest -q -p no:cacheprovider -p no:hypothesispytest tests/kernel/test_local_connections.py
 	$(QEMU) --debian 13 -- python3 -m pytest -q -p no:cacheprovider -m "not full" $(KERNEL_13)
 	$(QEMU) --memory 2G --timeout 10800 --modules $(NETPOL_MODULES) --env NETPOL_TIME_SCALE=6 -- \

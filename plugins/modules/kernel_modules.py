@@ -42,9 +42,11 @@ options:
   ipvs_glue:
     description:
       - What filters and masquerades beside IPVS. V(nftables) needs the modules of neither ipset nor iptables.
+      - V(auto) is what the node is served with now, else V(nftables) if the node has all that it needs, else
+        V(iptables). With O(unload=true) it selects the modules of both.
       - Only with O(mode=ipvs).
     type: str
-    choices: [iptables, nftables]
+    choices: [auto, iptables, nftables]
     default: iptables
   bridge_netfilter:
     description:
@@ -241,6 +243,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
 
+_AUTO = "auto"
 _PROXY_FILE = "/etc/modules-load.d/kubenode-proxy.conf"
 
 
@@ -248,14 +251,26 @@ def _named_modules(parameters: Dict[str, Any]) -> List[str]:
     names = list(parameters["modules"])
     if parameters["mode"]:
         version = facts.kernel_version(facts.kernel_release())
-        names += modules_for(
-            parameters["mode"],
-            parameters["schedulers"],
-            version,
-            parameters["bridge_netfilter"],
-            parameters["ipvs_glue"] if parameters["mode"] == "ipvs" else "",
-        )
-    return names
+        for glue in _glues(parameters):
+            names += modules_for(
+                parameters["mode"], parameters["schedulers"], version, parameters["bridge_netfilter"], glue
+            )
+    return list(dict.fromkeys(names))
+
+
+def _glues(parameters: Dict[str, Any]) -> List[str]:
+    """Return the glues of ipvs mode whose modules are meant; an empty name in other modes. Raises ProxyError."""
+    if parameters["mode"] != "ipvs":
+        return [""]
+    glue = str(parameters["ipvs_glue"])
+    if glue != _AUTO:
+        return [glue]
+    if parameters["state"] == "absent":
+        return ["iptables", "nftables"]
+    # Seldom needed, and each run of an Ansible module compiles what it imports.
+    from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import automatic_glue
+
+    return [automatic_glue(parameters["schedulers"] or ["rr"]).mode.glue]
 
 
 def _stages_present(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
@@ -324,7 +339,7 @@ def _argument_spec() -> Dict[str, Any]:
         "modules": {"type": "list", "elements": "str", "default": []},
         "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace", "none"]},
         "schedulers": {"type": "list", "elements": "str", "default": []},
-        "ipvs_glue": {"type": "str", "choices": ["iptables", "nftables"], "default": "iptables"},
+        "ipvs_glue": {"type": "str", "choices": [_AUTO, "iptables", "nftables"], "default": "iptables"},
         "bridge_netfilter": {"type": "bool", "default": False},
         "parameters": {"type": "dict", "default": {}},
         "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},

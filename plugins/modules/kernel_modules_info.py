@@ -22,6 +22,17 @@ options:
     type: list
     elements: str
     required: true
+  ipvs_glue:
+    description:
+      - Also return what filters and masquerades beside IPVS if a service proxy runs here in ipvs mode with C(ipvsGlue)
+        V(auto). Needs root.
+    type: bool
+    default: false
+  schedulers:
+    description: IPVS schedulers in use, with O(ipvs_glue).
+    type: list
+    elements: str
+    default: [rr]
 seealso:
   - module: kubenode.proxy.kernel_modules
 """
@@ -70,6 +81,18 @@ modules:
       sample: {conn_tab_bits: "12"}
   sample:
     ip_vs: {present: true, loaded: true, installed: true, users: 2, parameters: {conn_tab_bits: "12"}}
+ipvs_glue:
+  description:
+    - V(nftables) or V(iptables). It is what the node is served with now, else V(nftables) if the node has all that it
+      needs, else V(iptables).
+  returned: O(ipvs_glue=true)
+  type: str
+  sample: nftables
+ipvs_glue_reason:
+  description: Why.
+  returned: O(ipvs_glue=true)
+  type: str
+  sample: "glue nftables: this node has all that it needs"
 kernel_release:
   description: Release of the running kernel.
   returned: success
@@ -82,7 +105,7 @@ error_kind:
   sample: configuration
 """
 
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -100,12 +123,26 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 
 
+def _ipvs_glue(schedulers: Sequence[str]) -> Dict[str, str]:
+    # Seldom needed, and each run of an Ansible module compiles what it imports.
+    from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import automatic_glue
+
+    chosen = automatic_glue(schedulers)
+    return {"ipvs_glue": chosen.mode.glue, "ipvs_glue_reason": chosen.reason}
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={"modules": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
+        argument_spec={
+            "modules": {"type": "list", "elements": "str", "required": True},
+            "ipvs_glue": {"type": "bool", "default": False},
+            "schedulers": {"type": "list", "elements": "str", "default": ["rr"]},
+        },
+        supports_check_mode=True,
     )
     found: Dict[str, Any] = {}
+    more: Dict[str, str] = {}
     release = facts.kernel_release()
     try:
         names = [canonical_name(name) for name in module.params["modules"]]
@@ -118,9 +155,11 @@ def main() -> None:
                 "users": loaded.get(name, 0),
                 "parameters": shown_parameters(name),
             }
+        if module.params["ipvs_glue"]:
+            more = _ipvs_glue(module.params["schedulers"])
     except ProxyError as error:
         module.fail_json(**tables.failure(error))
-    module.exit_json(changed=False, modules=found, kernel_release=release)
+    module.exit_json(changed=False, modules=found, kernel_release=release, **more)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ options:
       - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It neither
         reads nor changes the host's state and needs no privileges, so it can run anywhere. It requires O(node_name) and
         a mode other than V(auto).
-      - V(released) is for a node on which kube-proxy in nftables mode has replaced this module or the agent. It removes
-        their unreferenced objects, such as the map of all endpoints, from kube-proxy's table, and nothing that belongs
-        to kube-proxy. It requires no source. It fails until kube-proxy has programmed the node.
+      - V(released) is for a node on which kube-proxy has replaced this module or the agent. It removes their
+        unreferenced objects, such as the map of all endpoints, from kube-proxy's table of nftables mode, and in ipvs
+        mode the table that filters beside IPVS; nothing that belongs to kube-proxy. It requires no source. It fails
+        until kube-proxy has programmed the node.
     type: str
     choices: [present, absent, released, rendered]
     default: present
@@ -271,6 +272,7 @@ kernel:
   sample:
     mode: ipvs
     schedulers: [rr]
+    ipvs_glue: nftables
     strict_arp: false
     route_localnet: false
     conntrack: {max_per_core: 32768, min: 131072, tcp_established_timeout: 86400, tcp_close_wait_timeout: 3600}

@@ -21,8 +21,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import restore
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from tests.conformance.wirelab.cases import load_case
 from tests.kernel.test_convergence import cluster, remove, rules, run
-from tests.lab import system
+from tests.lab import recorded, system
+
+CASE = load_case(str(Path(__file__).resolve().parents[2] / "tests" / "conformance" / "cases" / "nodeport-cluster"))
 
 
 def request(directory: Path, mode: str, glue: str = "auto", **more: Any) -> Request:
@@ -78,6 +82,28 @@ def test_a_change_of_the_glue_leaves_nothing_of_the_other_one(tmp_path):
     program(tmp_path, "ipvs", "nftables")
     assert remove(tmp_path / "state").changed
     assert rules() == empty and not remove(tmp_path / "state").changed
+
+
+def test_auto_is_what_serves_the_node_else_nftables(tmp_path):
+    assert program(tmp_path, "ipvs").ipvs_glue == "nftables" and not of_iptables()
+    remove(tmp_path / "state")
+    recorded.load(Path(CASE.file("state-ipvs.txt")), system.run, "nft")
+    assert converge(request(tmp_path, "ipvs", check=True)).ipvs_glue == "iptables"
+    remove(tmp_path / "state")
+
+
+def test_the_table_is_removed_when_kube_proxy_serves_in_ipvs_mode(tmp_path):
+    program(tmp_path, "ipvs", "nftables")
+    served = servers()
+    release = request(tmp_path, "ipvs", state="released")
+    with pytest.raises(KernelError, match="kube-proxy has no chains of ipvs mode"):
+        converge(release)
+    assert len(of_nftables()) == 2
+    for tool in ("iptables", "ip6tables"):
+        run(f"{tool}-nft", "-t", "nat", "-N", "KUBE-LOAD-BALANCER")
+    assert converge(release).changed and not of_nftables()
+    assert not converge(release).changed and servers() == served
+    remove(tmp_path / "state")
 
 
 @pytest.mark.parametrize("other", ["nftables", "iptables"])

@@ -88,3 +88,17 @@ def test_module_states_are_returned(node):
     assert modules["no_such_module"] == absent and not shown["changed"]
     assert shown["kernel_release"] == node.run("uname", "-r").stdout.strip()
     assert "'a b': not a module name" in bad["msg"]
+
+
+def test_what_filters_beside_ipvs_is_determined_without_a_change(node):
+    info = {"kubenode.proxy.kernel_modules_info": {"modules": ["ip_vs"], "ipvs_glue": True}}
+    loaded = ["sh", "-c", "test ! -e /proc/modules || cut -d' ' -f1 /proc/modules"]
+    before = node.run(*loaded).stdout
+    found, plain = node.play(info, {"kubenode.proxy.kernel_modules_info": {"modules": ["ip_vs"]}})
+    # Both need IPVS, so where the kernel has none it is the last one.
+    assert found["ipvs_glue"] == ("nftables" if found["modules"]["ip_vs"]["present"] else "iptables"), found
+    assert "glue nftables" in found["ipvs_glue_reason"] and "ipvs_glue" not in plain
+    assert node.run(*loaded).stdout == before
+    unload = {"mode": "ipvs", "ipvs_glue": "auto", "state": "absent", "unload": True}
+    (chosen,) = node.play({MODULE: unload, "check_mode": True})
+    assert {"ip_set", "nf_tables", "ip_vs_rr"} <= set(chosen["modules"]), chosen

@@ -44,6 +44,7 @@ class Node:
             "LAB_DIR": str(directory),
             "LAB_CASE": "netpol",
             "LAB_NETWORK_POLICY": "1",
+            "LAB_IPVS_GLUE": os.environ.get("LAB_IPVS_GLUE", "iptables"),
             **environment,
         }
         (directory / "config.yaml").write_text(yaml.safe_dump(_CONFIGURATION), encoding="utf-8")

@@ -80,7 +80,7 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
         **report_result(report),
     }
     if request.state == "present":
-        result["kernel"] = kernel_settings(in_mode(request.configuration, report.mode))
+        result["kernel"] = kernel_settings(in_mode(request.configuration, report.mode), report.ipvs_glue)
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
     if recorder is not None:

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 from ..addresses import IPV4
 from ..configuration.model import KubeProxyConfiguration
+from ..configuration.sections.ipvs_glue import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
@@ -93,11 +94,11 @@ def coverage_result(report: Report) -> Dict[str, Any]:
     }
 
 
-def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
+def kernel_settings(configuration: KubeProxyConfiguration, glue: str) -> Dict[str, Any]:
     """Return the settings that the role ``kernel`` makes persistent, as values of its variables.
 
-    ``configuration`` is that of the mode in effect. Both the role and the service proxy use these values, so that they
-    never want different values of one kernel parameter.
+    ``configuration`` is that of the mode in effect, and ``glue`` the one of ipvs mode. Both the role and the service
+    proxy use these values, so that they never want different values of one kernel parameter.
     """
     conntrack = configuration.conntrack
     values = configuration.effective_node_port_addresses
@@ -108,6 +109,7 @@ def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
     return {
         "mode": configuration.mode,
         "schedulers": list(configuration.effective_schedulers),
+        "ipvs_glue": glue or AUTO,
         "strict_arp": configuration.effective_strict_arp,
         "route_localnet": configuration.effective_localhost_node_ports and loopback,
         "conntrack": {

@@ -4,8 +4,9 @@
 """Converge the node this runs on, as the lab's environment says: the runners ``oneshot`` and ``cleanup``.
 
 The variables are LAB_CONFIG (KubeProxyConfiguration), LAB_SNAPSHOT (objects), LAB_NODE, LAB_MODE, LAB_DIR (state kept
-between runs), LAB_NETWORK_POLICY (``1``: enforce network policies; ``only``: and serve no Services) and
-LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or ``cut``). The functions called are those of the module service_proxy.
+between runs), LAB_NETWORK_POLICY (``1``: enforce network policies; ``only``: and serve no Services) and, with it,
+LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or ``cut``) and LAB_IPVS_GLUE. The functions called are those of the module
+service_proxy.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def node_document(environment: Mapping[str, str]) -> Optional[Dict[str, Any]]:
     established = environment.get("LAB_NETWORK_POLICY_ESTABLISHED")
     if established:
         policy["establishedConnections"] = established
-    return {"networkPolicy": policy}
+    return {"networkPolicy": policy, "ipvsGlue": environment.get("LAB_IPVS_GLUE", "auto")}
 
 
 def main(action: str) -> int:

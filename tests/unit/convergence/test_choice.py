@@ -35,9 +35,7 @@ def impossible(monkeypatch) -> Set[str]:
     """Provide the modes that the node cannot run."""
     found: Set[str] = set()
     monkeypatch.setattr(choose, "capabilities", lambda: (1 << 41) - 1)
-    monkeypatch.setattr(
-        choose, "_obstacles", lambda mode, _request: [f"no {mode.name} here"] if mode.name in found else []
-    )
+    monkeypatch.setattr(choose, "_obstacles", lambda mode, *_: [f"no {mode.name} here"] if mode.name in found else [])
     monkeypatch.setattr(choose, "_serving_glue", lambda: None)
     monkeypatch.setattr(Mode, "unsupported_reasons", lambda _mode, _families: [])
     for mode in (*map(mode_object, choose._PREFERRED), *map(ipvs_with, GLUES)):
@@ -112,15 +110,22 @@ IPTABLES, NFTABLES = ipvs_with("iptables"), ipvs_with("nftables")
 @pytest.mark.parametrize(
     ("wanted", "serving", "lacking", "glue", "reason"),
     [
-        ("auto", None, (), "iptables", "glue iptables: this node has all that it needs"),
+        ("auto", None, (), "nftables", "glue nftables: this node has all that it needs"),
+        ("auto", None, ("iptables",), "nftables", "glue nftables: this node has all that it needs"),
         (
             "auto",
             None,
-            ("iptables",),
-            "nftables",
-            "glue nftables: this node has all that it needs; glue iptables is not",
+            ("nftables",),
+            "iptables",
+            "glue iptables: this node has all that it needs; glue nftables is not possible: no nftables here",
         ),
-        ("auto", None, ("iptables", "nftables"), "iptables", "glue iptables is not possible: no iptables here"),
+        (
+            "auto",
+            None,
+            ("iptables", "nftables"),
+            "iptables",
+            "glue nftables is not possible: no nftables here; glue iptables is not possible: no iptables here",
+        ),
         ("auto", NFTABLES, (), "nftables", "glue nftables: this node is served with it"),
         ("auto", IPTABLES, ("iptables",), "iptables", "glue iptables: this node is served with it"),
         ("nftables", IPTABLES, ("nftables",), "nftables", "glue nftables: set in the configuration"),
@@ -129,9 +134,7 @@ IPTABLES, NFTABLES = ipvs_with("iptables"), ipvs_with("nftables")
 )
 def test_glue_of_ipvs_mode(impossible, monkeypatch, wanted, serving, lacking, glue, reason):
     monkeypatch.setattr(choose, "_serving_glue", lambda: serving)
-    monkeypatch.setattr(
-        choose, "_obstacles", lambda mode, _request: [f"no {mode.glue} here"] if mode.glue in lacking else []
-    )
+    monkeypatch.setattr(choose, "_obstacles", lambda mode, *_: [f"no {mode.glue} here"] if mode.glue in lacking else [])
     asked = request("ipvs")
     node_proxy = asked.configuration.node_proxy._replace(ipvs_glue=wanted)
     found = choose.choose_mode(asked._replace(configuration=asked.configuration._replace(node_proxy=node_proxy)))

@@ -22,7 +22,7 @@ FIELDS: Tuple[Field, ...] = (
         "ipvs",
         HONOURED,
         "what masquerades and filters connections beside IPVS: `iptables` with ipsets, `nftables`, or `auto`:"
-        " what serves the node today, else iptables if the node has all that it needs, else nftables; see"
+        " what serves the node today, else nftables if the node has all that it needs, else iptables; see"
         " [modes.md](modes.md#ipvs-without-iptables)",
     ),
 )

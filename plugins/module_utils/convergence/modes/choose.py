@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ...configuration.model import IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
 from ...errors import ConfigurationError, PreflightError
@@ -61,26 +61,35 @@ def mode_without_node(request: Request) -> Mode:
 def _with_glue(mode: Mode, request: Request) -> ChosenMode:
     """Return ipvs mode with the glue of the configuration and the reason for it; return other modes unchanged.
 
-    ``auto``: the glue that serves this node now, so that nothing changes by itself, else the first one that this node
-    can run. Raises PreflightError without the rights to determine that, KernelError.
+    Raises PreflightError without the rights to determine it, KernelError.
     """
     if not mode.glue:
         return ChosenMode(mode, "")
     wanted = request.configuration.node_proxy.ipvs_glue
     if wanted in GLUES:
         return ChosenMode(ipvs_with(wanted), f"glue {wanted}: set in the configuration")
-    judge(rights_findings(capabilities()), request.ignore_findings)
+    return automatic_glue(_schedulers(mode, request), request.ignore_findings)
+
+
+def automatic_glue(schedulers: Sequence[str], ignored: Sequence[str] = ()) -> ChosenMode:
+    """Return ipvs mode with the glue that ``auto`` is on this node, and why; changes nothing.
+
+    It is the glue that serves the node now, so that nothing changes by itself, else nftables if the node has all that
+    it needs, else iptables. ``schedulers``: those in use. ``ignored``: names of findings to ignore. Raises
+    PreflightError without the rights to determine it, KernelError.
+    """
+    judge(rights_findings(capabilities()), ignored)
     serving = _serving_glue()
     if serving is not None:
         return ChosenMode(serving, f"glue {serving.glue}: this node is served with it")
     reasons: List[str] = []
     for preferred in map(ipvs_with, GLUES):
-        lacking = _obstacles(preferred, request) or preferred.unsupported_reasons(supported_families())
+        lacking = _obstacles(preferred, schedulers, ignored) or preferred.unsupported_reasons(supported_families())
         if not lacking:
             chosen = f"glue {preferred.glue}: this node has all that it needs"
             return ChosenMode(preferred, "; ".join([chosen, *reasons]))
         reasons.append(f"glue {preferred.glue} is not possible: {'; '.join(lacking)}")
-    return ChosenMode(mode, "; ".join(reasons))
+    return ChosenMode(ipvs_with(GLUES[-1]), "; ".join(reasons))
 
 
 def _serving_glue() -> Optional[Mode]:
@@ -94,14 +103,17 @@ def _serving_glue() -> Optional[Mode]:
     return None
 
 
-def _obstacles(mode: Mode, request: Request) -> List[str]:
+def _schedulers(mode: Mode, request: Request) -> Tuple[str, ...]:
+    return tuple(request.configuration._replace(mode=mode.name).effective_schedulers)
+
+
+def _obstacles(mode: Mode, schedulers: Sequence[str], ignored: Sequence[str]) -> List[str]:
     """Return what this node lacks for the mode, without changing it. Conflicts with other programs are ignored."""
-    schedulers = request.configuration._replace(mode=mode.name).effective_schedulers
-    intention = Intention(needs=mode.needs, families=supported_families(), schedulers=schedulers)
+    intention = Intention(needs=mode.needs, families=supported_families(), schedulers=tuple(schedulers))
     return [
         str(finding)
         for finding in preflight(intention)
-        if finding.severity == ERROR and finding.name not in (*request.ignore_findings, *CONFLICTS)
+        if finding.severity == ERROR and finding.name not in (*ignored, *CONFLICTS)
     ]
 
 
@@ -141,7 +153,7 @@ def _chosen(request: Request) -> ChosenMode:
     if mode.needs_agent and not (request.check or request.agent):
         raise PreflightError(f"{NO_AGENT}; run the agent on this node, or use another mode")
     if mode.glue and request.fallback:
-        obstacles = _obstacles(mode, request)
+        obstacles = _obstacles(mode, _schedulers(mode, request), request.ignore_findings)
         if obstacles:
             fallback = mode_named(request.fallback)
             why = f"fallback from {mode.name}, which this node cannot run: {'; '.join(obstacles)}"
@@ -165,7 +177,9 @@ def _automatic(request: Request) -> ChosenMode:
     reasons: List[str] = []
     for preferred in map(mode_object, _PREFERRED):
         mode, glue, *_none = _with_glue(preferred, request)
-        obstacles = _obstacles(mode, request) or mode.unsupported_reasons(supported_families())
+        obstacles = _obstacles(mode, _schedulers(mode, request), request.ignore_findings) or mode.unsupported_reasons(
+            supported_families()
+        )
         if not obstacles:
             chosen = f"auto: this node has all that {mode.name} mode needs"
             return ChosenMode(mode, "; ".join([chosen, *([glue] if glue else []), *reasons]))

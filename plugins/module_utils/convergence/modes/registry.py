@@ -59,7 +59,7 @@ _MODES: Dict[str, Callable[[], Mode]] = {
     USERSPACE: _userspace,
     NONE: _none,
 }
-_GLUES: Dict[str, Callable[[], Mode]] = {"iptables": _ipvs_with_iptables, "nftables": _ipvs_with_nftables}
+_GLUES: Dict[str, Callable[[], Mode]] = {"nftables": _ipvs_with_nftables, "iptables": _ipvs_with_iptables}
 
 #: The glues of ipvs mode, in the order in which ``auto`` tries them.
 GLUES: Tuple[str, ...] = tuple(_GLUES)
