@@ -18,7 +18,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from tests.kernel.agent_node import AgentNode, cluster_ip, node_object, wait_for
-from tests.kernel.test_nftables_packets import CLIENT, NAMES, Network, network
+from tests.kernel.packet_network import CLIENT, NAMES, Network, network
 from tests.kernel.userspace_node import Backend, endpoints_of, node_in_mode, service_of, userspace_node
 from tests.lab import manifests
 from tests.lab.system import ip_batch

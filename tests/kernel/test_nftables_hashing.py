@@ -28,7 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
     ServicePortInfo,
     ServicePortName,
 )
-from tests.kernel.test_nftables_packets import (
+from tests.kernel.packet_network import (
     CLUSTER_IPS,
     FAMILIES,
     NAMES,
