@@ -18,6 +18,7 @@ import pytest
 from tests.apiserver.server import ApiServer
 from tests.apiserver.tls import make_server_certificate, write_kubeconfig
 from tests.kernel.agent_node import ROOT, AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.lab import manifests
 from tests.lab.background import Background
 
 OWN, CONFIGURED, NAMED = "192.0.2.12", "192.0.2.13", "192.0.2.14"
@@ -38,20 +39,7 @@ class Servers:
         write_kubeconfig(node.kubeconfig, self.url(OWN), node.certificates.authority, "test-token")
         node.node_configuration["apiServers"] = {"servers": [f"{CONFIGURED}:{node.port}"]}
         node.write_configuration()
-        node.store.put(
-            {
-                "apiVersion": "discovery.k8s.io/v1",
-                "kind": "EndpointSlice",
-                "metadata": {
-                    "namespace": "default",
-                    "name": "kubernetes",
-                    "labels": {"kubernetes.io/service-name": "kubernetes"},
-                },
-                "addressType": "IPv4",
-                "ports": [{"name": "https", "protocol": "TCP", "port": node.port}],
-                "endpoints": [{"addresses": [NAMED], "conditions": {"ready": True}}],
-            }
-        )
+        node.store.put(manifests.api_servers([NAMED], node.port))
         self._running: Dict[str, Background] = {}
         self.changed = 0
         for address in (OWN, CONFIGURED, NAMED):

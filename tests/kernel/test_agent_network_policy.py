@@ -8,70 +8,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import Any, Iterator
+from typing import Iterator
 
 import pytest
 
-from tests.kernel.agent_node import NODE, AgentNode, Object, wait_for
+from tests.kernel.agent_node import NODE, AgentNode, wait_for
+from tests.kernel.policy_node import TABLE, elements, granted, isolated, pod, policy, policy_node
 from tests.lab import system
-
-TABLE = "inet kubenode-network-policy"
-
-
-def pod(name: str, address: str, labels: Object, node: str = NODE) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"namespace": "shop", "name": name, "labels": labels},
-        "spec": {"nodeName": node, "containers": [{"name": "c", "image": "x"}]},
-        "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]},
-    }
-
-
-def policy(name: str, **spec: Any) -> Object:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"namespace": "shop", "name": name},
-        "spec": {"policyTypes": ["Ingress"], **spec},
-    }
-
-
-FROM_WEB = policy(
-    "db",
-    podSelector={"matchLabels": {"app": "db"}},
-    ingress=[{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}], "ports": [{"port": 80}]}],
-)
 
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[AgentNode]:
-    agent_node = AgentNode(tmp_path, "nftables")
-    agent_node.node_configuration["networkPolicy"] = {"enabled": True}
-    agent_node.write_configuration()
-    agent_node.store.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})
-    agent_node.store.put(pod("db", "10.244.0.5", {"app": "db"}))
-    agent_node.store.put(pod("web", "10.244.1.7", {"app": "web"}, "node2"))
-    agent_node.store.put(FROM_WEB)
+    agent_node = policy_node(tmp_path, networkPolicy={"enabled": True})
     yield agent_node
     agent_node.close()
-
-
-def elements(name: str) -> str:
-    done = subprocess.run(["nft", "list", "set", *TABLE.split(), name], capture_output=True, text=True, check=False)
-    if done.returncode:
-        done = subprocess.run(["nft", "list", "map", *TABLE.split(), name], capture_output=True, text=True, check=False)
-    return done.stdout
-
-
-def isolated() -> bool:
-    """Return whether the pod is in the set of isolated pods."""
-    return "10.244.0.5" in elements("isolated-in4")
-
-
-def granted() -> bool:
-    """Return whether the peer is in a class that is granted access."""
-    return "10.244.1.7" in elements("pods4") and "10.244.0.5" in elements("grants-in4")
 
 
 def test_pods_and_policies_are_followed(node):

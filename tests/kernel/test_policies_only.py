@@ -24,7 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import ROOT, AgentNode, service, wait_for
-from tests.kernel.test_agent_network_policy import FROM_WEB, TABLE, granted, isolated, pod
+from tests.kernel.policy_node import FROM_WEB, TABLE, granted, isolated, pod, policy_node
 from tests.lab import recorded
 
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "lb-local"))
@@ -107,13 +107,7 @@ def test_rules_of_kube_proxy_are_not_changed(tmp_path, recording, variant):
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[AgentNode]:
-    agent_node = AgentNode(tmp_path, "nftables")
-    agent_node.node_configuration.update(ONLY)
-    agent_node.write_configuration()
-    agent_node.store.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})
-    agent_node.store.put(pod("db", "10.244.0.5", {"app": "db"}))
-    agent_node.store.put(pod("web", "10.244.1.7", {"app": "web"}, "node2"))
-    agent_node.store.put(FROM_WEB)
+    agent_node = policy_node(tmp_path, **ONLY)
     yield agent_node
     agent_node.close()
 

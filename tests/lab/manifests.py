@@ -82,6 +82,16 @@ def endpoint_slice(
     }
 
 
+def api_servers(addresses: Iterable[str], number: int) -> Object:
+    """Return the EndpointSlice by which a cluster names its API servers, at this port."""
+    return endpoint_slice(
+        "kubernetes",
+        [endpoint(address) for address in addresses],
+        [{"name": "https", "protocol": "TCP", "port": number}],
+        name="kubernetes",
+    )
+
+
 def node(name: str, address: str, pods: str, *, metadata: Optional[Object] = None, **more: Any) -> Object:
     """Return a Node with one internal address and one range of pod addresses. ``more``: further fields."""
     return {

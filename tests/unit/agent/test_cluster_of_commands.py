@@ -19,6 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiEr
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, make_server_certificate, write_kubeconfig
+from tests.lab import manifests
 
 NAME = "kubernetes.default.svc"
 
@@ -60,18 +61,7 @@ def port_of(server):
 
 def cached(server):
     """Return the content of the agent's cache for a cluster whose only API server is this one."""
-    item = {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "namespace": "default",
-            "name": "kubernetes",
-            "labels": {"kubernetes.io/service-name": "kubernetes"},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": "https", "protocol": "TCP", "port": port_of(server)}],
-        "endpoints": [{"addresses": ["192.0.2.11"], "conditions": {"ready": True}}],
-    }
+    item = manifests.api_servers(["192.0.2.11"], port_of(server))
     return [json.dumps(item).encode()]
 
 
