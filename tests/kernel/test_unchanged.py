@@ -460,8 +460,10 @@ def test_checks_diffs_and_confirmed_changes_observe(node: Node) -> None:
     before = node.record.read_bytes()
     assert node.run(check=True)["observed"] and node.run(diff=True, check=True)["observed"]
     assert node.record.read_bytes() == before and not node.run()["observed"], "a check changes nothing"
-    assert node.run(diff=True)["diff"] == []
-    node.settle()
+    shown = node.run(diff=True)
+    assert shown["observed"] and shown["diff"] == []
+    early = node.run()
+    assert not early["observed"] and "diff" not in early
     with pytest.raises(ProxyError, match="confirm_timeout"):
         node.run(confirm_timeout=60.0, keep_states=0)
 

@@ -111,6 +111,24 @@ def test_diff_is_capped_and_variant_is_the_one_in_use(node):
     assert "KUBE-SERVICES" not in node.run("iptables-nft-save").stdout
 
 
+def test_a_run_without_a_change_ends_early(node):
+    serve = {MODULE: {**SERVE, "mode": "nftables"}, "diff": False}
+    flush = {"ansible.builtin.command": {"argv": ["nft", "flush", "chain", "ip", "kube-proxy", "services"]}}
+    first, early, _flushed, repaired, again, shown = node.play(
+        serve, serve, flush, serve, serve, {**serve, "diff": True}
+    )
+    assert first["changed"] and first["observed"], first
+    assert not early["changed"] and not early["observed"], early
+    assert repaired["changed"] and repaired["observed"] and not again["observed"]
+    assert shown["observed"] and not shown["changed"]
+    for name in set(shown).difference(("durations", "observed", "diff", "invocation")):
+        assert again[name] == shown[name], name
+    record = "/run/kubenode-proxy/unchanged.json"
+    assert node.run("stat", "-c", "%a %u", record).stdout.split() == ["600", "0"]
+    node.play({MODULE: {"state": "absent"}})
+    assert record not in node.run("find", "/run", "-type", "f").stdout
+
+
 def test_info_counts_and_finds_drift(node):
     empty, missing = node.play({INFO: {}}, {INFO: SERVE})
     assert empty["programmed"] == {} and "drift" not in empty and "changes" not in empty

@@ -50,7 +50,8 @@ def _unchanged(result: Dict[str, Any]) -> Dict[str, Any]:
     """Return what the next run would return if nothing changes until then."""
     nothing = dict.fromkeys(("added", "replaced", "removed"), 0)
     own = {"changed": False, "changes": [], "conntrack_deleted": 0, "saved_state": None, "confirm_until": ""}
-    return {**result, **own, "counts": {**result["counts"], **nothing}}
+    kept = {name: value for name, value in result.items() if name != "diff"}
+    return {**kept, **own, "counts": {**result["counts"], **nothing}}
 
 
 def converged(module: AnsibleModule) -> Dict[str, Any]:

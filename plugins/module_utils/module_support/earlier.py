@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 
 def question(module: AnsibleModule) -> Optional[Question]:
-    """Return the question about a run; None if it must be complete whatever the answer would be.
+    """Return what to ask about a run, or to record of it; None if it neither ends early nor leaves a record.
 
-    A cluster state from an API server is read in any case, and a preview, a diff or a change to be confirmed is of
-    no use without a complete run.
+    A cluster state from an API server is read in any case. A preview changes nothing, and a change that must be
+    confirmed begins with a complete run.
     """
     options: Dict[str, Any] = module.params
     source = options["snapshot"] is not None or options["cluster_state"] is not None
-    complete = module.check_mode or module._diff or options["always_observe"] or options["confirm_timeout"]
-    if options["state"] != "present" or not source or complete:
+    if options["state"] != "present" or not source:
+        return None
+    if module.check_mode or options["always_observe"] or options["confirm_timeout"]:
         return None
     paths = [options[name] for name in ("snapshot", "config") if options[name] is not None]
     return Question(options, paths, options["state_directory"], options["lock_timeout"])
@@ -39,7 +40,8 @@ def earlier_result(module: AnsibleModule) -> Optional[Dict[str, Any]]:
     """
     started = time.monotonic()
     asked = question(module)
-    decision = decide(asked) if asked is not None else None
+    # Only a complete run can show a difference.
+    decision = decide(asked) if asked is not None and not module._diff else None
     if not isinstance(decision, Unchanged):
         return None
     for warning in decision.warnings:
