@@ -223,6 +223,7 @@ agent:
     - C(last_sync_age) is in seconds, V(null) before the first sync. C(version) is the version of the running engine; it
       differs from RV(agent_version) if the agent was not restarted after an update. C(api_server) is the state of each
       watch, C(api_server_lost_seconds) for how long it has been interrupted, 0 if it is open.
+    - C(drained_until) is when the drain of the node ends, empty if it is not drained.
   type: dict
   returned: always
   sample:
@@ -237,6 +238,7 @@ agent:
     started_from_cache: false
     api_server: {services: watching, endpointslices: watching, nodes: watching}
     api_server_lost_seconds: {services: 0.0, endpointslices: 0.0, nodes: 0.0}
+    drained_until: ""
 kernel:
   description: Release of the running kernel, as C(uname -r) prints it.
   type: str
@@ -381,9 +383,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_identity
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, label
+from ansible_collections.kubenode.proxy.plugins.module_utils.timestamps import timestamp
 
 # Entries of these tables that the service proxy set cannot be distinguished from those of other programs.
 SHARED = (label(Kind.MODULES), label(Kind.SYSCTLS))
+# The last second that a time of four digits for the year can express.
+_LATEST = 253402300800
 COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count", "skipped", "skipped_count")
 
 
@@ -409,7 +414,16 @@ def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
         "started_from_cache": answer.get("startedFromCache", False),
         "api_server": answer.get("apiServer", {}),
         "api_server_lost_seconds": answer.get("apiServerLostSeconds", {}),
+        "drained_until": _drained_until(answer.get("drain")),
     }
+
+
+def _drained_until(drain: Any) -> str:
+    """Return when the drain in an agent's answer ends; empty without one, and for an agent that knows none."""
+    if not isinstance(drain, dict) or not drain.get("drained"):
+        return ""
+    until = drain.get("until")
+    return timestamp(until) if isinstance(until, (int, float)) and 0 <= until < _LATEST else "unknown"
 
 
 def _policy_error(answer: Dict[str, Any]) -> str:

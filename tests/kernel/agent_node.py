@@ -167,7 +167,8 @@ class AgentNode:
                 self._command(
                     *("run", "--config", str(self.scratch / "config.yaml"), "--kubeconfig", str(self.kubeconfig)),
                     *("--state-directory", str(self.scratch / "run"), "--cache", str(self.scratch / "cache.gz")),
-                    *("--control", str(self.scratch / "agent.sock"), "-v"),
+                    *("--control", str(self.scratch / "agent.sock"), "--drain-file", str(self.scratch / "drain.json")),
+                    "-v",
                     *self.options,
                 ),
                 env=self.environment,

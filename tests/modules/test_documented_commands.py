@@ -36,6 +36,7 @@ from tests.lab.cluster import SNAPSHOT, Lab
 from tests.modules.harness import ROOT
 
 _SYNTAX = 'ansible-playbook() { command ansible-playbook "$@" --syntax-check; }'
+_HELP = 'kubenode-proxy() { command kubenode-proxy "$@" --help >/dev/null; }'
 _TARGETS = 'make() { command make --dry-run "$@" >/dev/null; }'
 # Commands to run before a block that begins like this, and why.
 LIMITED = {
@@ -46,6 +47,10 @@ LIMITED = {
     # The lab node has no node command; test_explain_playbook.py runs this playbook.
     "ansible-playbook -i inventory kubenode.proxy.explain ": _SYNTAX,
     "# Show what would differ on each host, while kube-proxy still runs.": _SYNTAX,
+    "ansible-playbook -i inventory kubenode.proxy.drain ": _SYNTAX,
+    # There is no agent, and no pod to move.
+    "kubenode-proxy drain ": _HELP,
+    "kubectl cordon ": f"{_HELP}; kubectl() {{ :; }}; reboot() {{ :; }}",
     # The addresses of the example inventories are reserved for documentation.
     "ansible-playbook -i examples/": _SYNTAX,
 }
@@ -92,7 +97,8 @@ class Shell:
         """Run the lines up to the first that fails; return its status (0 if none failed) and the output."""
         mark = f"== {uuid.uuid4()}"
         # Run in the shell itself, since a later block uses what an earlier one has exported.
-        script = f"unset -f ansible-playbook make; {before}\nrun() {{\n{_stopping(text)}\n}}\nrun </dev/null"
+        begin = f"unset -f ansible-playbook make kubenode-proxy kubectl reboot; {before}"
+        script = f"{begin}\nrun() {{\n{_stopping(text)}\n}}\nrun </dev/null"
         self.process.stdin.write(f"{script}\nprintf '\\n%s %s\\n' '{mark}' $?\n")
         self.process.stdin.flush()
         printed = []

@@ -253,9 +253,10 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Health answers per second",
-                "Answers of /healthz and /livez by status.",
+                "Answers of /healthz and /livez by status, and the nodes that are drained.",
                 (
                     (f"sum by (code) ({rate('kubeproxy_proxy_healthz_total')})", "healthz {{code}}"),
+                    (f"sum({selected('kubenode_proxy_drained')})", "drained nodes"),
                     (f"sum by (code) ({rate('kubeproxy_proxy_livez_total')})", "livez {{code}}"),
                 ),
                 unit="ops",

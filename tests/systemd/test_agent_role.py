@@ -14,7 +14,7 @@ import yaml
 
 from tests.molecule_support.portrait import differences
 
-from .agent import UNIT, dataplane, picture, start_of
+from .agent import UNIT, dataplane, picture, start_of, status
 from .cluster import POD, endpoint_slice
 from .node import collection, play, wait_for
 
@@ -158,14 +158,33 @@ def test_lock_of_iptables_is_shared_with_the_agent(node, installed):
     assert node.output("stat", "-c", "%a %U %G", "/run/xtables.lock").split() == ["660", "root", "kubenode-proxy"]
 
 
+def _is_drained(node):
+    return status(node)["drain"]["drained"]
+
+
+def test_the_agent_reads_the_drain_of_root_in_its_sandbox(node, installed):
+    node.run("kubenode-proxy", "drain", "start")
+    assert _is_drained(node)
+    node.run("systemctl", "restart", UNIT)
+    assert _is_drained(node) and "drained until" in node.unit(UNIT, "StatusText")["StatusText"]
+    user = ("setpriv", "--reuid", "kubenode-proxy", "--regid", "kubenode-proxy", "--clear-groups")
+    refused = node.run(*user, "kubenode-proxy", "drain", "stop", check=False)
+    assert refused.returncode == 1 and "only root" in refused.stderr and _is_drained(node)
+    node.run("kubenode-proxy", "drain", "stop")
+    assert not _is_drained(node)
+
+
 def test_boot_without_the_api_server(node, installed, cluster):
     node.run("systemctl", "stop", UNIT)
     node.run("systemctl", "start", UNIT)
     rules_before = dataplane(node)
+    node.run("kubenode-proxy", "drain", "start")
     cluster.go_away()
     node.restart()
     wait_for("the rules of before", lambda: dataplane(node) == rules_before, 90)
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
+    assert _is_drained(node)
+    node.run("kubenode-proxy", "drain", "stop")
     cluster.come_back()
     cluster.store.put(endpoint_slice("web", [POD, "10.244.1.10"]))
     wait_for("what the server says now", lambda: "--to-destination 10.244.1.10:8080" in rules(node), 90)

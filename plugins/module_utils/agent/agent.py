@@ -50,6 +50,7 @@ class Agent:
         self.source, self.views, self.sync, self.policy = parts.source, parts.views, parts.sync, parts.policy
         self.timers, self.supervisor, self.limited = parts.timers, parts.supervisor, parts.limited
         self._inbox = parts.inbox
+        parts.drain.changed = self._show_status
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
         self._static_timer = self.timers.add("look for static Services", self._look_for_static)
@@ -90,6 +91,7 @@ class Agent:
                 self.supervisor.start("control", control.run)
             self.parts.api.start(self.supervisor)
             try:
+                self.parts.drain.read()
                 self.parts.ports.open()
                 serving = self._is_serving()
                 settings = self.parts.settings

@@ -11,7 +11,7 @@ from ..addresses import address_and_port
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.handles import ListenerAccess
 from ..convergence.live import Flow, LiveConnection, Remembered
-from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
+from ..forwarding.forwarder import RETRY_SECONDS, Client, Forwarder
 from ..forwarding.limits import Limits, within_files
 from ..forwarding.loop import LONGEST_WAIT_SECONDS
 from ..forwarding.resource import ListenersResource
@@ -113,6 +113,10 @@ class Forwarding(ListenerAccess):
     def status(self) -> Dict[str, Any]:
         """Return the state of the forwarder as plain JSON values; empty if there has been no listener."""
         return self._forwarder.status() if self._forwarder is not None else {}
+
+    def clients(self) -> List[Client]:
+        """Return the open connections and sessions. Raises KernelError."""
+        return self._forwarder.clients() if self._forwarder is not None else []
 
     def stop(self) -> None:
         """End the thread, and all connections that do not end within their time."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
+from ..convergence.drain.record import DEFAULT_FILE as DEFAULT_DRAIN
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 
@@ -19,6 +20,7 @@ class AgentOptions(NamedTuple):
     ``cache``: the file for the cluster state, empty for none. ``token``: a file with a token for the API server, which
     the agent renews if the file exists; empty for none. ``max_loss_percent``: a greater loss of Services with endpoints
     is reported; ``hold_loss``: the maximum number of seconds for which it is not applied, 0 to apply it immediately.
+    ``drain_file``: the file by which root keeps the node drained.
     ``control``: path of the unix socket for the node command, empty for none. ``verbose``: log debug messages
     regardless of the configuration.
     """
@@ -32,6 +34,7 @@ class AgentOptions(NamedTuple):
     cache: str = DEFAULT_CACHE
     control: str = DEFAULT_CONTROL
     token: str = DEFAULT_TOKEN
+    drain_file: str = DEFAULT_DRAIN
     ignore_findings: Tuple[str, ...] = ()
     max_loss_percent: float = 50.0
     hold_loss: float = 0.0

@@ -19,6 +19,7 @@ from ..convergence.request import Request
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
+from .drain import Drain
 from .forwarding import Forwarding
 from .options import AgentOptions, command_line_flags
 from .settings import configure_log, load_settings
@@ -60,6 +61,9 @@ class Parts:
         self.timers = Timers()
         self.metrics = Metrics()
         self.health = ProxyHealth(2 * loaded.sync_period)
+        self.drain = Drain(options.drain_file, self.timers, log, self.post)
+        self.health.drained = lambda: self.drain.active
+        self.metrics.drained.set_function(lambda: float(self.drain.active))
         self.inbox = Inbox()
         files = raise_open_files()
         self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, files)
@@ -181,6 +185,7 @@ class Parts:
             policy=self.policy,
             servers=self.api.servers,
             handles=self.handles,
+            drain=self.drain,
         )
 
     def _kubeconfig(self) -> str:

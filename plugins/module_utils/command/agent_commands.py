@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List
 from ..convergence.runtime.agent_client import NoAgent, ask_agent
 from ..errors import ProxyError
 from .connection_lines import PASSING, connection_lines
+from .drain_lines import drain_line
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult
 
 #: The maximum number of names in one line of the status; --output json has all of them.
@@ -51,6 +52,9 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
     for name, state in document["apiServer"].items():
         seconds = f" (for {lost[name]:.0f} s)" if lost.get(name) else ""
         lines.append(f"API server: {name}: {state}{seconds}")
+    drained = document.get("drain") or {}
+    if drained.get("drained") or drained.get("problem"):
+        lines.insert(1, f"drain:      {drain_line(drained)}")
     for family, item in document["families"].items():
         text = f"{item['services']} Services, {item['ports']} ports, {item['endpoints']} endpoints"
         draining = f", {item['draining']} draining" if item["draining"] else ""

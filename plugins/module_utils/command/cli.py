@@ -5,7 +5,7 @@
 
 Exit codes: 0 success; 1 failure, with one line on standard error; 2 invalid command line; 3 the node differs from the
 desired state (``diff``, ``converge --check``, ``rollback --check``) or no Service was found (``explain``); 4 no agent
-is running, or it is not healthy (``status``).
+is running (``drain``), or it is not healthy (``status``); 5 connections were left at the deadline (``drain``).
 
 Each command imports its modules when it runs, because importing the agent or the kernel interfaces takes longer than
 most commands do.
@@ -25,8 +25,8 @@ from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..errors import ConfigurationError, ProxyError
 from ..packaging.identity import identity
-from . import completion
-from .result import FAILED, USAGE, CommandResult
+from . import completion, drain_options
+from .result import FAILED, USAGE, CommandResult, Refused, UsageError
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"
@@ -39,10 +39,6 @@ class Streams(NamedTuple):
 
     output: TextIO
     errors: TextIO
-
-
-class UsageError(Exception):
-    """The command line is invalid; the message is for the user."""
 
 
 class _HelpAsked(Exception):
@@ -139,6 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--cache", default=DEFAULT_CACHE, metavar="FILE", help="cache file of the cluster state")
     run.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket for status and explain")
     _add_token_option(run)
+    drain_options.add_file(run)
     run.add_argument("--log-format", default="", choices=["", "text", "json"], metavar="FORMAT", help="text or json")
     run.add_argument("--verbose", "-v", action="store_true", help="log more")
     converge = command("converge", "converge this node to the cluster once")
@@ -208,6 +205,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_source_options(explain)
     explain.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
     _add_output_option(explain)
+    drain_options.add(command("drain", "make load balancers leave this node, and wait until its connections end"))
     cleanup = command("cleanup", "remove everything that any mode programmed on this node")
     cleanup.add_argument("--check", action="store_true", help="change nothing; exit with 3 if anything is left")
     _add_node_options(cleanup)
@@ -248,6 +246,10 @@ def _command(name: str) -> Callable[[argparse.Namespace], CommandResult]:
         from .confirm_command import confirm_change
 
         return confirm_change
+    if name == "drain":
+        from .drain_command import drain
+
+        return drain
     if name == "rollback":
         from .rollback_command import roll_back
 
@@ -276,6 +278,9 @@ def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None
     except UsageError as error:
         streams.errors.write(f"kubenode-proxy: {error}\n")
         return USAGE
+    except Refused as error:
+        streams.errors.write(f"kubenode-proxy: {error}\n")
+        return error.code
     except ProxyError as error:
         streams.errors.write(f"kubenode-proxy: {error}\n")
         return FAILED
@@ -307,6 +312,8 @@ def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, st
         return 0
     if arguments.command == "explain":
         _check_explain(arguments)
+    if arguments.command == "drain":
+        drain_options.check(arguments)
     outcome = _command(arguments.command)(arguments)
     if arguments.output == "json":
         streams.output.write(json.dumps(outcome.document, indent=2, default=str) + "\n")

@@ -7,10 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
 
+from ..errors import ProxyError
+
 if TYPE_CHECKING:
     from ..convergence.request import TableChange
 
-OK, FAILED, USAGE, DIFFERENT, NOT_RUNNING = 0, 1, 2, 3, 4
+OK, FAILED, USAGE, DIFFERENT, NOT_RUNNING, LEFT = 0, 1, 2, 3, 4, 5
+
+
+class UsageError(Exception):
+    """The command line is invalid; the message is for the user."""
+
+
+class Refused(ProxyError):
+    """A command refuses to do anything, and the exit code is the reason for programs."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class CommandResult(NamedTuple):

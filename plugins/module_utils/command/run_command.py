@@ -29,6 +29,7 @@ def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
         cache=arguments.cache,
         control=arguments.control,
         token=arguments.token,
+        drain_file=arguments.drain_file,
         ignore_findings=tuple(arguments.ignore),
         max_loss_percent=arguments.max_loss_percent,
         hold_loss=arguments.hold_loss,

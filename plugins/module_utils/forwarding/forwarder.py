@@ -71,6 +71,16 @@ def _chunks(items: Iterable[Item]) -> Iterator[List[Item]]:
     return iter(lambda: list(itertools.islice(rest, _CHUNK)), [])
 
 
+class Client(NamedTuple):
+    """An open connection or session: protocol (TCP, UDP), the client's address and port, and the listener's."""
+
+    protocol: str
+    source: str
+    source_port: int
+    address: str
+    port: int
+
+
 class Opened(NamedTuple):
     """A connection or session: the client, its endpoint, the source that the endpoint sees, and its state."""
 
@@ -212,6 +222,16 @@ class Forwarder:
             "unbound": [f"{key}: {reason}" for key, reason in list(unbound.items())[:_SHOWN]],
             "unboundCount": len(unbound),
         }
+
+    def clients(self) -> List[Client]:
+        """Return the open connections and sessions. Raises KernelError if the loop does not answer."""
+        return self._loop.call(
+            lambda: [
+                Client(key.protocol.upper(), *source, key.address, key.port)
+                for key, server in self._servers.items()
+                for source in server.clients()
+            ]
+        )
 
     def stop(self) -> None:
         """Stop listening, wait up to ``drain_seconds`` for open connections, reset the others and end :meth:`run`."""

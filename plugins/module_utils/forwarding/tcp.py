@@ -9,11 +9,12 @@ writable.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
 import socket
-from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Set
+from typing import Callable, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
@@ -338,6 +339,12 @@ class TcpServer:
         """Accept the clients that are connected, and stop listening; open connections continue."""
         self.accept(_BACKLOG)
         self._socket.close()
+
+    def clients(self) -> Iterator[Tuple[str, int]]:
+        """Yield address and port of the client of each connection."""
+        for connection in self.connections:
+            with contextlib.suppress(OSError):  # reset meanwhile
+                yield connection.client, connection.client_end.sock.getpeername()[1]
 
     def abort(self) -> None:
         """Reset all connections."""

@@ -21,6 +21,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils import regular_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.credentials import TokenFile
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain.record import read_record
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import pending
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger, state_directory
@@ -84,6 +85,7 @@ OPENED: Dict[str, Opened] = {
     "outcomes": Opened("history/outcomes.json", lambda top: history(top).outcomes()),
     "token": Opened("agent/token", lambda top: token_of_another_user(top / "agent/token")),
     "cache": Opened("agent/cluster.json.gz", lambda top: read_cache(str(top / "agent/cluster.json.gz"))),
+    "drain": Opened("agent/drain.json", lambda top: read_record(str(top / "agent/drain.json"), os.getuid())),
     "metrics, read": Opened("schedule/m.prom", lambda top: scheduled_run.last_success(str(top / "schedule/m.prom"))),
     "metrics, written": Opened("schedule/m.prom", write_metrics),
 }

@@ -5,7 +5,8 @@
 
 This module has the state and the bodies of the answers; the sockets are in ``http.server``. Semantics, header and body
 formats are those of kube-proxy 1.36 (KEP-3836 for the node's eligibility): a family is unhealthy if a change has been
-pending for longer than the timeout; an idle agent is healthy. In addition, an agent with a stuck thread is unhealthy.
+pending for longer than the timeout; an idle agent is healthy. In addition, an agent with a stuck thread is unhealthy;
+and a drained node is not eligible, as in kube-proxy one that the autoscaler is about to delete.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class ProxyHealth:
 
     def __init__(self, timeout: float, clock: Callable[[], float] = time.time) -> None:
         self.timeout = timeout
+        #: Returns whether load balancers shall leave this node; the agent replaces it.
+        self.drained: Callable[[], bool] = bool
         self._clock = clock
         self._lock = threading.Lock()
         self._updated: Dict[str, float] = {}
@@ -90,7 +93,7 @@ class ProxyHealth:
             now = self._clock()
             families = self._families(now)
             updated = dict(self._updated)
-            eligible = self._node_eligible
+            eligible = self._node_eligible and not self.drained()
             healthy = not self._stuck and all(families.values())
         good = healthy and (eligible or not with_eligibility)
         last = now if good else max(updated.values(), default=None)
@@ -107,13 +110,18 @@ class ProxyHealth:
         return Answer(200 if good else 503, JSON_HEADERS, text)
 
 
-def service_health_answer(service: NamespacedName, local_endpoints: int, proxy_healthy: bool) -> Answer:
-    """Return the answer of a Service's health check node port, on any path, with KEP-1860's endpoint weight header."""
+def service_health_answer(
+    service: NamespacedName, local_endpoints: int, proxy_healthy: bool, drained: bool = False
+) -> Answer:
+    """Return the answer of a Service's health check node port, on any path, with KEP-1860's endpoint weight header.
+
+    A drain changes the status only: the endpoints exist, and the proxy is healthy.
+    """
     body = {
         "service": {"namespace": service.namespace, "name": service.name},
         "localEndpoints": local_endpoints,
         "serviceProxyHealthy": proxy_healthy,
     }
     headers = (*JSON_HEADERS, ("X-Load-Balancing-Endpoint-Weight", str(local_endpoints)))
-    good = local_endpoints > 0 and proxy_healthy
+    good = local_endpoints > 0 and proxy_healthy and not drained
     return Answer(200 if good else 503, headers, json.dumps(body, indent="\t").encode())

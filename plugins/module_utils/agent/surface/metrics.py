@@ -355,6 +355,9 @@ class Metrics:
         self.table_entries = self._gauge(
             "kubenode_proxy_table_entries", "Entries desired per resource table", ("kind", "ip_family")
         )
+        self.drained = self._gauge(
+            "kubenode_proxy_drained", "1 while the node is drained: health checks fail and traffic is served"
+        )
         self.api_connected = self._gauge(
             "kubenode_proxy_api_connected", "1 while all watches of the API server are open"
         )

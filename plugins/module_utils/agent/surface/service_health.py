@@ -93,7 +93,8 @@ class ServiceHealthPorts:
     def _respond(self, port: int, _request: HttpRequest) -> Answer:
         # Called by the server's thread: both mappings are replaced as a whole, never changed.
         service = self._service_of.get(port, NamespacedName("", ""))
-        return service_health_answer(service, self._counts.get(service, 0), self._health.healthy)
+        count = self._counts.get(service, 0)
+        return service_health_answer(service, count, self._health.healthy, self._health.drained())
 
     def close(self) -> None:
         """Close every port."""

@@ -9,6 +9,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ...addresses import canonical_address
+from ...convergence.drain.external import serving_document
 from ...convergence.explanation.connection import Subject, connection_document
 from ...convergence.explanation.ends import parse_end
 from ...convergence.explanation.explain import ExplainedFamily, explain, explained_families, explanation_document
@@ -19,8 +20,10 @@ from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
 from ...errors import ProxyError
 from ...packaging.identity import identity
+from ...timestamps import timestamp
 from ..api.servers import ApiServers
 from ..checks.checks import Checks
+from ..drain import Drain
 from ..forwarding import Forwarding
 from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
@@ -47,6 +50,7 @@ class AgentState(NamedTuple):
     policy: PolicySync
     servers: ApiServers
     handles: KernelHandles
+    drain: Drain
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
@@ -96,6 +100,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "conflicts": [str(conflict) for conflict in view.state.conflicts],
         "families": families,
         "forwarding": state.forwarding.status(),
+        "drain": state.drain.status(),
         "networkPolicy": {**state.policy.status(), **state.policy.coverage()},
     }
 
@@ -108,6 +113,12 @@ def _ignored(proxiers: Optional[Proxiers]) -> List[str]:
 
 def status_text(state: AgentState) -> str:
     """Return the agent's state in one line, for the service manager."""
+    drain = state.drain.status()
+    prefix = f"drained until {timestamp(drain['until'])}; " if drain["drained"] else ""
+    return prefix + _served_text(state)
+
+
+def _served_text(state: AgentState) -> str:
     proxiers, syncer = state.sync.proxiers, state.sync.syncer
     if proxiers is None:
         return "waiting for the API server"
@@ -131,8 +142,9 @@ def status_text(state: AgentState) -> str:
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
-    ``question``: ``command`` is status, explain or listeners; explain has a ``destination`` and possibly the
+    ``question``: ``command`` is status, explain, listeners or drain; explain has a ``destination`` and possibly the
     address of a ``client``, or the ends ``from`` and ``to`` of a connection; ``kernel`` False: do not read the kernel.
+    drain may ask to ``read`` the file of the drain, and for what is needed to count external ``connections``.
     """
     command = question.get("command")
     if command == "status":
@@ -141,7 +153,33 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
         return _explanation(state, question)
     if command == LISTENERS:
         return {"listeners": listeners_document(state.forwarding.table())}
+    if command == "drain":
+        return _drain(state, question)
     return {"error": f"unknown command {command!r}"}
+
+
+def _drain(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+    if question.get("read"):
+        state.drain.read()
+    proxiers = state.sync.proxiers
+    document: Dict[str, Any] = {
+        **state.drain.status(),
+        "node": state.node,
+        "serves": proxiers is None or proxiers.mode.serves,
+    }
+    if question.get("connections") and proxiers is not None and state.view is state.source.view:
+        node = proxiers.view.node
+        document["serving"] = serving_document(
+            state.view.state.services.values(),
+            [family.settings for family in proxiers.families],
+            node.pod_cidrs if node is not None else (),
+            proxiers.mode.tracks_connections,
+        )
+        try:
+            document["forwarded"] = [list(client) for client in state.forwarding.clients()]
+        except ProxyError as error:
+            return {"error": str(error)}
+    return document
 
 
 def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:

@@ -159,6 +159,8 @@ def _agent_reasons(node: Node, about: About) -> List[Reason]:
         found.append(Reason(AGENT, "", "runs another engine than is installed: restart kubenode-proxy.service"))
     if agent.mode and node.mode and agent.mode != node.mode:
         found.append(Reason(AGENT, "", f"runs in mode {agent.mode}, but the node was compared with mode {node.mode}"))
+    if agent.drained_until:
+        found.append(Reason(WARNED, "", "is drained: load balancers leave it"))
     if agent.last_sync_age is None:
         found.append(Reason(STALE, "", "has not synced yet"))
     elif agent.last_sync_age > about.stale_after:

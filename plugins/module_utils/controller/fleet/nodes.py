@@ -40,6 +40,7 @@ class Agent(NamedTuple):
 
     ``running``: it answered. ``trouble``: why it did not, or its last error. ``version``: of the engine that runs.
     ``disconnected``: the kinds of objects whose watch is not open, with the reason. ``lost_seconds``: for how long.
+    ``drained_until``: when the drain of the node ends, empty without one.
     """
 
     running: bool
@@ -53,6 +54,7 @@ class Agent(NamedTuple):
     from_cache: bool
     disconnected: Dict[str, str]
     lost_seconds: Dict[str, float]
+    drained_until: str = ""
 
 
 class TableDrift(NamedTuple):
@@ -202,6 +204,7 @@ def _agent(value: Any) -> Optional[Agent]:
             for kind, seconds in ((kind, _seconds(value)) for kind, value in sorted(lost.items(), key=str))
             if seconds and watches.get(kind) not in (None, "watching")
         },
+        drained_until=text(item.get("drained_until")),
     )
 
 

@@ -85,7 +85,9 @@ def _agent_words(agent: Optional[Agent], engine: str) -> str:
     started = ", started from the state on disk" if agent.from_cache else ""
     lost = max(agent.lost_seconds.values(), default=0.0)
     alone = f", disconnected from the API server for {duration(lost)}" if lost else ""
-    return f"{'healthy' if agent.healthy else 'not healthy'}{alone}, {plural(agent.syncs, 'sync', 'syncs')}{started}"
+    drained = f", drained until {agent.drained_until}" if agent.drained_until else ""
+    syncs = plural(agent.syncs, "sync", "syncs")
+    return f"{'healthy' if agent.healthy else 'not healthy'}{alone}{drained}, {syncs}{started}"
 
 
 def _last_sync(agent: Optional[Agent]) -> str:

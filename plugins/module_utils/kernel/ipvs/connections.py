@@ -15,9 +15,10 @@ from __future__ import annotations
 import socket
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-from ...addresses import IPV4, unpacked
+from ...addresses import IPV4, packed, unpacked
 from ...errors import KernelError
 from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
+from ..client_flow import ClientFlow, Wanted
 
 # The connections of the calling thread's network namespace.
 PROC_CONNECTIONS = "/proc/thread-self/net/ip_vs_conn"
@@ -111,3 +112,33 @@ def used_connections(family: str) -> Dict[RealServerKey, int]:
         return {}
     except OSError as error:
         raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
+
+
+def client_connections(family: str, wanted: Wanted) -> List[ClientFlow]:
+    """Return the connections of a family to virtual servers that are wanted; none without IPVS. Raises KernelError."""
+    try:
+        with open(PROC_CONNECTIONS, encoding="ascii") as lines:
+            return [flow for flow in parse_clients(lines, family) if wanted(flow.protocol, flow.destination)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
+
+
+def parse_clients(lines: Iterable[str], family: str) -> Iterator[ClientFlow]:
+    """Yield the clients' connections from the lines of the file. Raises KernelError if a line cannot be parsed."""
+    address = _reader(family)
+    for line in lines:
+        words = line.split()
+        if not words or words[0] not in _PROTOCOLS or (":" in words[3]) == (family == IPV4):
+            continue
+        try:
+            source, destination = (
+                (packed(address(words[place])) or b"") + int(words[place + 1], 16).to_bytes(2, "big")
+                for place in (1, 3)
+            )
+            # A client's affinity has no port.
+            if int(words[2], 16):
+                yield ClientFlow(words[0], source, destination, words[7] not in _OVER)
+        except (ValueError, IndexError, OSError, OverflowError) as error:
+            raise KernelError(f"{PROC_CONNECTIONS}: cannot parse line: {line.strip()!r}") from error

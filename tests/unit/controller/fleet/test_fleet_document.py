@@ -195,6 +195,13 @@ def test_agents_in_trouble(changes, words):
     assert kinds(report)["agent"] == [(words, ("a",))]
 
 
+def test_a_drained_node_is_named():
+    report = report_of(good("a", agent={"drained_until": "2026-11-23T04:20:35Z"}), good("b"))
+    assert report.states == ("warned", "ok")
+    assert kinds(report)["warned"] == [("is drained: load balancers leave it", ("a",))]
+    assert "healthy, drained until 2026-11-23T04:20:35Z" in page(report)
+
+
 def test_the_length_of_an_api_outage_is_on_the_node_and_not_in_its_reason():
     """Nodes that lose the API server one after the other remain one exception."""
     lost = {"services": "connection refused", "nodes": "watching"}

@@ -1,0 +1,106 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The drain of this node as the agent serves it: health checks fail, so that load balancers leave, and traffic passes.
+
+The agent reads the file of root's command at its start and when the command asks it to; it never writes it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, Optional
+
+from ..convergence.drain.record import DrainError, DrainRecord, read_record
+from ..timestamps import timestamp
+from .api.events import NORMAL, Post
+from .surface.log import Log
+from .timers import Timers
+
+_ACTION = "Drain"
+
+
+class Drain:
+    """The drain that the file at ``path`` keeps, if any.
+
+    ``changed`` is called when a drain begins or ends. ``owner``: the user to whom the file must belong. ``now``
+    returns the time in seconds since the epoch. :attr:`active` may be read in any thread.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        timers: Timers,
+        log: Log,
+        post: Post,
+        *,
+        changed: Optional[Callable[[], None]] = None,
+        owner: int = 0,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._log = log
+        self._post = post
+        self.changed = changed or (lambda: None)
+        self._owner = owner
+        self._now = now
+        self._clock = timers.clock
+        self._record: Optional[DrainRecord] = None
+        # When the drain ends, by the timers' clock, which no change of the time of day affects.
+        self._deadline: Optional[float] = None
+        self._problem = ""
+        self._end_timer = timers.add("end the drain", self._expire)
+
+    @property
+    def active(self) -> bool:
+        """Whether the node is drained now."""
+        deadline = self._deadline
+        return deadline is not None and self._clock() < deadline
+
+    def read(self) -> None:
+        """Read the file, and begin, change or end the drain accordingly. A file that cannot be trusted ends it."""
+        before, problem = self._record, self._problem
+        record: Optional[DrainRecord] = None
+        self._problem = ""
+        try:
+            record = read_record(self._path, self._owner)
+        except DrainError as error:
+            self._problem = str(error)
+            if self._problem != problem:
+                self._log.warning("the file of the drain is ignored", error=error)
+        seconds = record.remaining(self._now()) if record is not None else 0.0
+        if record is None or not seconds:
+            if record is not None and before is None:
+                self._log.info("the drain has expired", until=timestamp(record.until))
+            self._end("it was stopped" if not self._problem else "its file is ignored")
+            return
+        self._record, self._deadline = record, self._clock() + seconds
+        self._end_timer.restart(seconds)
+        if before != record:
+            until = timestamp(record.until)
+            text = "drained: health checks fail and traffic is served" if before is None else "the drain was changed"
+            self._log.info(text, since=timestamp(record.since), until=until)
+            self._post(None, NORMAL, "DrainStarted", _ACTION, f"drained until {until}")
+            self.changed()
+
+    def _expire(self) -> None:
+        self._end("it has expired")
+
+    def _end(self, reason: str) -> None:
+        record, self._record, self._deadline = self._record, None, None
+        # The timer has no other way to stop; what it runs does nothing without a drain.
+        if record is not None:
+            self._log.info("the drain has ended: health checks succeed again", reason=reason)
+            self._post(None, NORMAL, "DrainEnded", _ACTION, f"the drain has ended: {reason}")
+            self.changed()
+
+    def status(self) -> Dict[str, Any]:
+        """Return the drain as plain JSON values; times are in seconds since the epoch, 0 without a drain."""
+        record = self._record if self.active else None
+        return {
+            "drained": record is not None,
+            "since": round(record.since, 3) if record is not None else 0,
+            "until": round(record.until, 3) if record is not None else 0,
+            "remainingSeconds": round(record.remaining(self._now()), 1) if record is not None else 0,
+            "problem": self._problem,
+        }

@@ -1,0 +1,268 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``drain``: make load balancers leave this node while it serves, and wait until no external connection is left.
+
+Root writes the file that keeps the drain, and the agent, which answers the health checks, reads it. Without an agent
+nothing answers them, so a drain is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections import Counter
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from ..convergence.drain.external import Serving, describe, external_connections, parse_serving
+from ..convergence.drain.record import (
+    MOST_SECONDS,
+    DrainError,
+    DrainRecord,
+    read_record,
+    remove_record,
+    write_record,
+)
+from ..convergence.runtime.agent_client import Answer, NoAgent, ask_agent
+from ..errors import KernelError, ProxyError
+from ..timestamps import timestamp
+from .drain_lines import drain_line
+from .result import LEFT, NOT_RUNNING, OK, CommandResult, Refused
+
+#: How many connections that are left the result names.
+_NAMED = 20
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 5.0
+#: Reading large tables takes at most this part of the time.
+_PAUSE_FACTOR = 10.0
+
+
+class Waited(NamedTuple):
+    """The outcome of waiting: the connections in use, whether new ones still began, and the seconds it took."""
+
+    used: Set[Tuple[str, bytes, bytes]]
+    arriving: bool
+    seconds: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no connection is left and none has begun for long enough."""
+        return not self.used and not self.arriving
+
+
+def drain(arguments: argparse.Namespace) -> CommandResult:
+    """Start, show or stop the drain of this node (``drain``)."""
+    return {"start": _start, "status": _status, "stop": _stop}[arguments.action](arguments)
+
+
+def _require_root(what: str) -> None:
+    if os.geteuid():
+        raise ProxyError(f"drain {what}: only root can do this")
+
+
+def _ask(arguments: argparse.Namespace, **question: Any) -> Answer:
+    """Ask the agent about its drain. Raises NoAgent, ProxyError."""
+    try:
+        answer = ask_agent(arguments.control, {"command": "drain", **question})
+    except NoAgent:
+        raise
+    except ProxyError as error:
+        if "unknown command" in str(error):
+            raise ProxyError("the agent that runs is of an earlier version, without drains: restart it") from error
+        raise
+    if not isinstance(answer.get("drained"), bool):
+        raise ProxyError("the agent's answer about its drain is not valid")
+    return answer
+
+
+def _start(arguments: argparse.Namespace) -> CommandResult:
+    _require_root("start")
+    try:
+        before = _ask(arguments)
+        if not before.get("serves"):
+            raise Refused(NOT_RUNNING, "not drained: the agent serves no Services, so it answers no health checks")
+        record, saved = _write(arguments)
+        _activate(arguments, saved)
+    except NoAgent as error:
+        raise Refused(NOT_RUNNING, f"not drained: only a running agent answers health checks ({error})") from error
+    until = timestamp(record.until)
+    document = {"drained": True, "since": timestamp(record.since), "until": until, "outcome": "started"}
+    first = f"drained until {until}: health checks fail, and connections are served"
+    if not arguments.wait:
+        return CommandResult(OK, [first], document)
+    waited = _wait(arguments)
+    document.update(_waited_document(waited))
+    return CommandResult(OK if waited.is_empty else LEFT, [first, *_waited_lines(waited)], document)
+
+
+def _write(arguments: argparse.Namespace) -> Tuple[DrainRecord, Optional[DrainRecord]]:
+    """Write the file; return the drain and the one that it replaces. Raises DrainError."""
+    now = time.time()
+    saved: Optional[DrainRecord] = None
+    try:
+        saved = read_record(arguments.drain_file)
+    except DrainError:
+        # What is no drain of root's is replaced, whatever it is.
+        remove_record(arguments.drain_file)
+    until = now + arguments.seconds
+    continues = saved is not None and saved.remaining(now) and until - saved.since <= MOST_SECONDS
+    record = DrainRecord(saved.since if saved is not None and continues else now, until)
+    write_record(arguments.drain_file, record)
+    return record, saved
+
+
+def _activate(arguments: argparse.Namespace, saved: Optional[DrainRecord]) -> None:
+    """Have the agent read the file; put the one before back if it does not. Raises NoAgent, ProxyError."""
+    try:
+        answer = _ask(arguments, read=True)
+        if not answer["drained"]:
+            problem = answer.get("problem") or f"it does not read {arguments.drain_file}"
+            raise ProxyError(f"not drained: the agent does not see the drain: {problem}")
+    except ProxyError:
+        if saved is None:
+            remove_record(arguments.drain_file)
+        else:
+            write_record(arguments.drain_file, saved)
+        raise
+
+
+def _wait(arguments: argparse.Namespace) -> Waited:
+    """Wait until no connection is left and none has begun for a while, or until the deadline. Raises ProxyError."""
+    began = latest = time.monotonic()
+    serving: Optional[Serving] = None
+    known: Optional[Set[Tuple[str, bytes, bytes]]] = None
+    used: Set[Tuple[str, bytes, bytes]] = set()
+    while True:
+        looked = time.monotonic()
+        forwarded: Any = ()
+        try:
+            answer = _ask(arguments, connections=True)
+            if not answer["drained"]:
+                raise ProxyError("the drain has ended while its connections were waited for")
+            if "serving" in answer:
+                serving, forwarded = parse_serving(answer["serving"]), answer.get("forwarded", ())
+        except NoAgent:
+            # It is being restarted. What the kernel forwards continues.
+            pass
+        if serving is not None:
+            found = external_connections(serving, forwarded)
+            if known is not None and found.known - known:
+                latest = looked
+            known, used = found.known, found.used
+        now = time.monotonic()
+        waited = Waited(used, looked - latest < arguments.quiet, round(now - began, 1))
+        if serving is not None and waited.is_empty:
+            return waited
+        left = began + arguments.deadline - now
+        if left <= 0:
+            if serving is None:
+                raise ProxyError("the connections cannot be counted: the agent does not know the cluster yet")
+            return waited
+        time.sleep(min(left, max(_PAUSE_SECONDS, min(_PAUSE_FACTOR * (now - looked), _LONGEST_PAUSE_SECONDS))))
+
+
+def _waited_document(waited: Waited) -> Dict[str, Any]:
+    return {
+        "outcome": "empty" if waited.is_empty else "deadline",
+        "waitedSeconds": waited.seconds,
+        "arriving": waited.arriving,
+        **_count_document(waited.used),
+    }
+
+
+def _count_document(used: Set[Tuple[str, bytes, bytes]]) -> Dict[str, Any]:
+    return {
+        "connections": len(used),
+        "byProtocol": dict(sorted(Counter(protocol for protocol, _source, _destination in used).items())),
+        "left": [describe(connection) for connection in sorted(used)[:_NAMED]],
+    }
+
+
+def _count_text(used: Set[Tuple[str, bytes, bytes]]) -> str:
+    if not used:
+        return "no external connection"
+    document = _count_document(used)
+    protocols = ", ".join(f"{count} {protocol}" for protocol, count in document["byProtocol"].items())
+    return f"{len(used)} external connection{'s' if len(used) > 1 else ''} ({protocols})"
+
+
+def _waited_lines(waited: Waited) -> List[str]:
+    if waited.is_empty:
+        return [f"no external connection is left after {waited.seconds:.0f} s"]
+    lines = [f"the deadline has passed after {waited.seconds:.0f} s with {_count_text(waited.used)} in use"]
+    if waited.used:
+        lines[0] += ", which are cut if the node stops serving now"
+    if waited.arriving:
+        lines.append("new connections still arrive: not every load balancer has left this node")
+    return [*lines, *_left_lines(waited.used)]
+
+
+def _left_lines(used: Set[Tuple[str, bytes, bytes]]) -> List[str]:
+    named = [describe(connection) for connection in sorted(used)[:_NAMED]]
+    lines = [f"  {item['protocol']} {item['client']} -> {item['destination']}" for item in named]
+    return lines + ([f"  and {len(used) - _NAMED} more"] if len(used) > _NAMED else [])
+
+
+def _stop(arguments: argparse.Namespace) -> CommandResult:
+    _require_root("stop")
+    removed = remove_record(arguments.drain_file)
+    warnings: Tuple[str, ...] = ()
+    try:
+        if _ask(arguments, read=True)["drained"]:
+            raise ProxyError(f"still drained: the agent does not read {arguments.drain_file}")
+    except NoAgent as error:
+        warnings = (f"no health check is answered: {error}",)
+    line = "the drain is stopped: health checks succeed again" if removed else "the node was not drained"
+    if warnings and removed:
+        line = "the drain is stopped"
+    return CommandResult(OK, [line], {"drained": False, "stopped": removed}, warnings)
+
+
+def _status(arguments: argparse.Namespace) -> CommandResult:
+    try:
+        answer = _ask(arguments, connections=True)
+    except NoAgent as error:
+        return _status_without_agent(arguments, str(error))
+    document: Dict[str, Any] = {"agent": "running", **_drain_document(answer)}
+    lines = [drain_line(answer)]
+    try:
+        found = external_connections(parse_serving(answer["serving"]), answer.get("forwarded", ()))
+    except (KernelError, LookupError):
+        # Not root, or the cluster is not known yet.
+        document["connections"] = None
+    else:
+        document.update(_count_document(found.used))
+        lines += [f"in use: {_count_text(found.used)}", *_left_lines(found.used)]
+    return CommandResult(OK, lines, document)
+
+
+def _drain_document(answer: Answer) -> Dict[str, Any]:
+    times = {name: timestamp(float(answer[name])) if answer["drained"] else "" for name in ("since", "until")}
+    seconds = answer["remainingSeconds"]
+    return {"drained": answer["drained"], **times, "remainingSeconds": seconds, "problem": answer["problem"]}
+
+
+def _status_without_agent(arguments: argparse.Namespace, error: str) -> CommandResult:
+    """Return what the next agent will do."""
+    record, problem = None, ""
+    try:
+        record = read_record(arguments.drain_file)
+    except DrainError as reason:
+        problem = str(reason)
+    seconds = record.remaining(time.time()) if record is not None else 0.0
+    lines = [f"no agent is running: {error}"]
+    if record is not None and seconds:
+        lines.append(f"the next agent starts drained, until {timestamp(record.until)}")
+    if problem:
+        lines.append(f"ignored: {problem}")
+    times = record if record is not None and seconds else None
+    document = {
+        "agent": "not running",
+        "drained": times is not None,
+        "since": timestamp(times.since) if times is not None else "",
+        "until": timestamp(times.until) if times is not None else "",
+        "remainingSeconds": round(seconds, 1),
+        "problem": problem,
+        "connections": None,
+    }
+    return CommandResult(NOT_RUNNING, lines, document)

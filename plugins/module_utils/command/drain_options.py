@@ -1,0 +1,75 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The options of ``drain``."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..convergence.drain.record import DEFAULT_FILE, DEFAULT_SECONDS, MOST_SECONDS
+from ..convergence.runtime.state_directory import DEFAULT_CONTROL
+from .result import UsageError
+
+DEADLINE_SECONDS, QUIET_SECONDS = 300.0, 30.0
+
+
+def _duration(text: str) -> float:
+    # Imported only where it is needed: the agent's configuration is no part of the other commands.
+    from ..configuration.duration import parse_duration
+
+    seconds = float(text) if text.isascii() and text.isdecimal() and len(text) < 10 else parse_duration(text)
+    if seconds is None or seconds < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 5m or 2h")
+    return seconds
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the file of the drain."""
+    text = "the file by which root keeps the node drained"
+    parser.add_argument("--drain-file", default=DEFAULT_FILE, metavar="FILE", help=text)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add = parser.add_argument
+    add("action", choices=["start", "status", "stop"], metavar="start|status|stop", help="what to do")
+    _add_duration(parser, "--for", "when the drain ends by itself", DEFAULT_SECONDS, dest="seconds")
+    add("--wait", action="store_true", help="wait until no external connection is left")
+    _add_duration(parser, "--deadline", "how long to wait; then exit with 5", DEADLINE_SECONDS)
+    _add_duration(parser, "--quiet", "how long no new connection must begin", QUIET_SECONDS)
+    add("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
+    add_file(parser)
+    add("--output", "-o", default="text", choices=["text", "json"], help="output format")
+    add("--json", dest="output", action="store_const", const="json", help="the same as --output json")
+
+
+def _add_duration(parser: argparse.ArgumentParser, name: str, text: str, default: float, dest: str = "") -> None:
+    text = f"{text} (default: {_text(default)})"
+    dest = dest or name.strip("-")
+    parser.add_argument(name, dest=dest, type=_duration, default=None, metavar="DURATION", help=text)
+
+
+def _text(seconds: float) -> str:
+    """Return a whole number of the largest unit that fits."""
+    size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "m"), (1, "s")) if not seconds % size)
+    return f"{seconds / size:g}{unit}"
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for options that do not fit the action or each other, and fill in the defaults."""
+    if arguments.action != "start":
+        for name, value in (("--for", arguments.seconds), ("--wait", arguments.wait or None)):
+            if value is not None:
+                raise UsageError(f"drain {arguments.action}: {name} belongs to drain start")
+    if not arguments.wait and (arguments.deadline, arguments.quiet) != (None, None):
+        raise UsageError("drain: --deadline and --quiet need drain start --wait")
+    arguments.seconds = DEFAULT_SECONDS if arguments.seconds is None else arguments.seconds
+    arguments.deadline = DEADLINE_SECONDS if arguments.deadline is None else arguments.deadline
+    arguments.quiet = QUIET_SECONDS if arguments.quiet is None else arguments.quiet
+    if not 1 <= arguments.seconds <= MOST_SECONDS:
+        raise UsageError(f"drain: --for is between 1s and {_text(MOST_SECONDS)}")
+    if arguments.wait and arguments.deadline > arguments.seconds:
+        raise UsageError("drain: --deadline is longer than --for, so the drain would end first")
+    if arguments.wait and arguments.quiet > arguments.deadline:
+        raise UsageError("drain: --quiet is longer than --deadline, so the wait could not succeed")

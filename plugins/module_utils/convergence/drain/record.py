@@ -1,0 +1,110 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The file that keeps the drain of a node over restarts of the agent and reboots.
+
+Only root writes it, in a directory of root's; the agent, which may be another user, only reads it. A file that is not
+root's, that others can write, or that is no regular file of its own is not a drain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import stat
+from typing import Any, NamedTuple, Optional
+
+from ...errors import ProxyError
+from ...regular_files import open_regular, parse_json, read_descriptor
+from ...whole_files import write_whole
+from ..runtime.state_directory import prepare_state_directory
+
+DEFAULT_FILE = "/var/lib/kubenode-proxy/drain.json"
+#: How long a drain lasts, in seconds, unless it is ended before: by default, and at most.
+DEFAULT_SECONDS, MOST_SECONDS = 2 * 3600.0, 7 * 86400.0
+
+_MOST_BYTES = 4096
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class DrainError(ProxyError):
+    """The file of a drain cannot be read, written or trusted."""
+
+
+class DrainRecord(NamedTuple):
+    """A drain: when it began and when it ends, in seconds since the epoch."""
+
+    since: float
+    until: float
+
+    def remaining(self, now: float) -> float:
+        """Return the seconds that are left; 0 if the drain has ended.
+
+        A clock that was set back prolongs no drain beyond its whole length.
+        """
+        return max(0.0, min(self.until - now, self.until - self.since))
+
+
+def read_record(path: str, owner: int = 0) -> Optional[DrainRecord]:
+    """Return the drain that the file holds, ended or not; None without a file. Raises DrainError.
+
+    ``owner``: the user to whom the file must belong.
+    """
+    try:
+        descriptor = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DrainError(f"{path}: {error.strerror}") from error
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != owner or found.st_mode & _OTHERS_WRITE:
+            mode = stat.S_IMODE(found.st_mode)
+            raise DrainError(f"{path}: belongs to user {found.st_uid} with mode {mode:04o}; only root may write it")
+        return _parse(parse_json(read_descriptor(descriptor, _MOST_BYTES, path)))
+    except OSError as error:
+        raise DrainError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DrainError(f"{path}: is damaged: {error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _parse(document: Any) -> DrainRecord:
+    """Return a drain from the file's JSON value. Raises ValueError."""
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    record = DrainRecord(_seconds(document, "since"), _seconds(document, "until"))
+    if not 0 < record.until - record.since <= MOST_SECONDS:
+        raise ValueError(f"a drain lasts at most {MOST_SECONDS:g} seconds")
+    return record
+
+
+def _seconds(document: Any, name: str) -> float:
+    value = document.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is not a time")
+    return float(value)
+
+
+def write_record(path: str, record: DrainRecord) -> None:
+    """Write the file, readable by all users, in a directory that only root can write. Raises DrainError."""
+    content = json.dumps(record._asdict()).encode() + b"\n"
+    try:
+        prepare_state_directory(os.path.dirname(path) or ".")
+        write_whole(path, content, 0o644)
+    except OSError as error:
+        raise DrainError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def remove_record(path: str) -> bool:
+    """Remove the file, whatever it is; return whether there was one. Raises DrainError."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+            return True
+    except OSError as error:
+        raise DrainError(f"{path}: cannot be removed: {error.strerror}") from error
+    return False

@@ -1,0 +1,52 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The connections of clients to chosen destinations, and which of them are in use, from connection tracking.
+
+Large tables are expected: of most entries only the destination is read.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import FrozenSet, Iterator, List, Mapping, Tuple
+
+from ..client_flow import ClientFlow, Wanted
+from ..netlink.attributes import parse_attributes
+from .messages import CTA_TUPLE_ORIG, NFGENMSG, PROTOCOLS, RawEntry, parse_tuple
+from .socket import ConntrackSocket, collected
+
+# linux/netfilter/nfnetlink_conntrack.h: CTA_PROTOINFO, in it CTA_PROTOINFO_TCP or _SCTP, in that the state.
+_CTA_PROTOINFO, _STATE = 4, 1
+_INFO = {"TCP": 1, "SCTP": 3}
+# linux/netfilter/nf_conntrack_tcp.h: TIME_WAIT and CLOSE; nf_conntrack_sctp.h: CLOSED.
+_OVER: Mapping[str, FrozenSet[int]] = {"TCP": frozenset((7, 8)), "SCTP": frozenset((1,))}
+
+
+def client_flows(family: str, wanted: Wanted) -> List[ClientFlow]:
+    """Return the connections of a family to destinations that are wanted. Raises KernelError."""
+    found: List[ClientFlow] = []
+    with ConntrackSocket() as sock:
+        for protocol in PROTOCOLS:
+            found += collected(functools.partial(_flows, sock, family, protocol, wanted))
+    return found
+
+
+def _flows(sock: ConntrackSocket, family: str, protocol: str, wanted: Wanted) -> Iterator[ClientFlow]:
+    for entry in sock.entries(family, protocol):
+        if wanted(protocol, entry.destination):
+            source, used = _details(entry, protocol)
+            yield ClientFlow(protocol, source, entry.destination, used)
+
+
+def _details(entry: RawEntry, protocol: str) -> Tuple[bytes, bool]:
+    """Return the source of an entry, and whether its connection is in use."""
+    parts = parse_attributes(entry.view, entry.start + NFGENMSG.size, entry.end)
+    original = parse_tuple(parts[CTA_TUPLE_ORIG], 0, len(parts[CTA_TUPLE_ORIG]))
+    source = original[1] if original is not None else b""
+    if protocol not in _INFO or _CTA_PROTOINFO not in parts:
+        return source, True
+    details = parse_attributes(parts[_CTA_PROTOINFO], 0, len(parts[_CTA_PROTOINFO]))
+    info = details.get(_INFO[protocol])
+    state = parse_attributes(info, 0, len(info)).get(_STATE) if info is not None else None
+    return source, state is None or bytes(state)[0] not in _OVER[protocol]
