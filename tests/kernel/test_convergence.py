@@ -8,30 +8,30 @@ Rules of other programs exist in every table that a mode writes to, and must be 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import re
-import subprocess
 import threading
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import converge as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
-from ansible_collections.kubenode.proxy.plugins.module_utils.regular_files import open_regular
-from tests.kernel.external_rules import has_nftables, parameters, variants
-from tests.lab import manifests
+from tests.kernel.convergence_node import (
+    UML,
+    add_external_rules,
+    everything,
+    refuse_writes,
+    remove,
+    request,
+    rules,
+    run,
+)
 
-UML = pytest.mark.uml
 # Each mode, and the iptables variant that the rules of other programs make the node use.
 MODES = [
     ("iptables", "legacy"),
@@ -40,115 +40,6 @@ MODES = [
     pytest.param("iptables", "legacy", marks=(UML, pytest.mark.full), id="iptables-uml"),
     pytest.param("ipvs", "legacy", marks=UML, id="ipvs-uml"),
 ]
-FOREIGN_CHAINS = (
-    ("nat", ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")),
-    ("filter", ("INPUT", "FORWARD", "OUTPUT")),
-    ("mangle", ("PREROUTING", "OUTPUT")),
-)
-EXTERNAL_TABLE = "table inet external { chain kept { type filter hook input priority 10; tcp dport 9 counter drop; }; }"
-
-
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def has_ipvs() -> bool:
-    return os.path.exists("/proc/net/ip_vs")
-
-
-def service(name: str, number: int, kind: str = "ClusterIP", protocol: str = "TCP", **spec: Any) -> Dict[str, Any]:
-    port = manifests.port(80, name="main", protocol=protocol)
-    if kind != "ClusterIP":
-        port["nodePort"] = 30000 + number
-    addresses = (f"10.96.0.{number}", f"fd00:96::{number}")
-    return manifests.service(name, addresses, [port], namespace="shop", type=kind, **spec)
-
-
-def endpoint_slices(name: str, number: int, count: int, protocol: str = "TCP") -> List[Dict[str, Any]]:
-    return [
-        manifests.endpoint_slice(
-            name,
-            [manifests.endpoint(f"{prefix}{last}", f"node-{last % 2}") for last in range(1, count + 1)],
-            [manifests.port(8080, name="main", protocol=protocol)],
-            name=f"{name}-{family}",
-            namespace="shop",
-        )
-        for family, prefix in (("ipv4", f"10.244.{number}."), ("ipv6", f"fd00:244:{number}::"))
-    ]
-
-
-def cluster() -> ClusterState:
-    """Return the state of a cluster with every kind of Service, in both families."""
-    affinity = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
-    balanced = service(
-        "balanced", 4, "LoadBalancer", loadBalancerSourceRanges=["192.0.2.0/24"], externalTrafficPolicy="Local"
-    )
-    balanced["spec"]["healthCheckNodePort"] = 31004
-    balanced["status"] = {"loadBalancer": {"ingress": [{"ip": "203.0.113.4"}, {"ip": "2001:db8::4"}]}}
-    objects = [
-        service("plain", 1),
-        service("sticky", 2, externalIPs=["198.51.100.2"], **affinity),
-        service("node", 3, "NodePort", "UDP"),
-        balanced,
-        service("deserted", 5),
-        *endpoint_slices("plain", 1, 3),
-        *endpoint_slices("sticky", 2, 2),
-        *endpoint_slices("node", 3, 2, "UDP"),
-        *endpoint_slices("balanced", 4, 2),
-        {"kind": "Node", "metadata": {"name": "node-1"}, "status": {"addresses": []}},
-    ]
-    state = ClusterState.from_objects(objects)
-    assert state.refusals == ()
-    return state
-
-
-def request(mode: str, directory: Path, **more: Any) -> Request:
-    configuration = load({"mode": mode, "nodePortAddresses": ["primary"]}).configuration
-    values = {"cluster": cluster(), "node_name": "node-1", "state_directory": str(directory / "state"), **more}
-    return Request(configuration=configuration, whole_cluster=False, **values)
-
-
-def remove(directory: Path) -> Report:
-    return converge(Request(ClusterState(), load({}).configuration, state="absent", state_directory=str(directory)))
-
-
-def add_external_rules(preferred: str) -> None:
-    """Add rules of other programs to every table and variant; the one with most of them is the variant in use."""
-    for program in ("iptables", "ip6tables"):
-        for variant in variants():
-            for table, chains in FOREIGN_CHAINS:
-                for chain in chains:
-                    words = ["-p", "tcp", "--dport", "9", "-m", "comment", "--comment", f'of "others" in {chain}']
-                    run(f"{program}-{variant}", "-t", table, "-A", chain, *words)
-        run(f"{program}-{preferred}", "-t", "filter", "-N", "OTHERS")
-        run(f"{program}-{preferred}", "-t", "filter", "-A", "OTHERS", "-j", "ACCEPT")
-    if has_nftables():
-        run("nft", EXTERNAL_TABLE)
-    if has_ipvs():
-        run("ipvsadm", "-A", "-f", "7", "-s", "rr")
-        run("ipset", "create", "EXTERNAL", "hash:ip")
-        run("ipset", "add", "EXTERNAL", "192.0.2.99")
-
-
-def rules() -> List[str]:
-    """Return everything in this network namespace that a mode may write to, as the usual tools print it."""
-    commands = [[f"{program}-{variant}-save"] for program in ("iptables", "ip6tables") for variant in variants()]
-    if has_nftables():
-        commands.append(["nft", "list", "ruleset"])
-    if has_ipvs():
-        commands += [["ipvsadm", "-Sn"], ["ipset", "save"]]
-    commands.append(["ip", "-o", "address"])
-    lines = [line for command in commands for line in run(*command).splitlines()]
-    # Comments contain the time, and a recreated device or set has another number.
-    return [re.sub(r"^\d+: | initval \w+", "", line) for line in lines if not line.startswith("#")]
-
-
-def everything(directory: Path) -> Tuple[List[Any], ...]:
-    """Return everything that a check must not change: rules, kernel parameters, modules, files."""
-    values = parameters(re.compile("count|expect"), re.compile("conntrack|vs|conf/(all|lo)"))
-    modules = os.listdir("/sys/module")
-    files = [str(path) for top in (directory, Path("/run")) for path in sorted(top.glob("**/kubenode*"))]
-    return rules(), sorted(values.items()), sorted(modules), files, sorted(map(str, directory.rglob("*")))
 
 
 @pytest.mark.parametrize(("mode", "variant"), MODES)
@@ -219,17 +110,6 @@ def test_a_held_lock_is_named_and_nothing_is_changed(tmp_path):
         converge(request("nftables", tmp_path, lock_timeout=0.2))
     assert f"held by process {os.getpid()}: another convergence of this node is running" in str(caught.value)
     assert rules() == before
-
-
-def refuse_writes(patch: pytest.MonkeyPatch) -> None:
-    """Let the ledger lie on a full disk."""
-
-    def opened(path: str, flags: int = os.O_RDONLY) -> int:
-        if flags & os.O_WRONLY:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return open_regular(path, flags)
-
-    patch.setattr(ledger, "open_regular", opened)
 
 
 def test_a_ledger_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge, inspect
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
-from tests.kernel.test_convergence import UML, refuse_writes
+from tests.kernel.convergence_node import UML, refuse_writes
 from tests.lab import manifests
 
 NODE = {

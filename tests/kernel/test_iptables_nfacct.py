@@ -34,8 +34,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from tests.kernel.convergence_node import add_external_rules, request
 from tests.kernel.test_built_in import without_lists
-from tests.kernel.test_convergence import add_external_rules, request
 from tests.unit.iptables.routes import by_key, endpoint, route
 
 MATCHES = Path("/proc/net/ip_tables_matches")

@@ -23,7 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.conformance.wirelab.cases import load_case
-from tests.kernel.test_convergence import cluster, remove, rules, run
+from tests.kernel.convergence_node import cluster, remove, rules, run
 from tests.lab import recorded, system
 
 CASE = load_case(str(Path(__file__).resolve().parents[2] / "tests" / "conformance" / "cases" / "nodeport-cluster"))

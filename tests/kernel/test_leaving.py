@@ -24,13 +24,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel import external_rules
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service
+from tests.kernel.convergence_node import cluster, has_ipvs, remove
 from tests.kernel.external_rules import run, variants
-from tests.kernel.test_convergence import cluster, has_ipvs, remove
 from tests.lab import recorded
 
 UML = pytest.mark.uml
 ROOT = Path(__file__).resolve().parents[2]
-FOREIGN_SERVER = "198.51.100.77"
+EXTERNAL_SERVER = "198.51.100.77"
 MODES = [
     ("iptables", "legacy"),
     ("iptables", "nft"),
@@ -97,8 +97,8 @@ def add_other_programs(variant: str, kubelet: str = external_rules.KUBELET) -> N
     external_rules.add(variant, *filter(None, rules))
     if has_ipvs():
         run("ipvsadm", "-A", "-f", "7", "-s", "rr")
-        run("ipvsadm", "-A", "-t", f"{FOREIGN_SERVER}:443", "-s", "wlc")
-        run("ipvsadm", "-a", "-t", f"{FOREIGN_SERVER}:443", "-r", "192.0.2.9:6443", "-m")
+        run("ipvsadm", "-A", "-t", f"{EXTERNAL_SERVER}:443", "-s", "wlc")
+        run("ipvsadm", "-a", "-t", f"{EXTERNAL_SERVER}:443", "-r", "192.0.2.9:6443", "-m")
         run("ipset", "create", "cali40masq-ipam-pools", "hash:net")
         run("ipset", "add", "cali40masq-ipam-pools", "10.244.0.0/16")
 
@@ -108,7 +108,7 @@ def request(mode: str, directory: Path, variant: str) -> Request:
     document = {
         "mode": mode,
         "nodePortAddresses": ["primary"],
-        "ipvs": {"excludeCIDRs": [f"{FOREIGN_SERVER}/32"], "strictARP": True, "tcpTimeout": "900s"},
+        "ipvs": {"excludeCIDRs": [f"{EXTERNAL_SERVER}/32"], "strictARP": True, "tcpTimeout": "900s"},
     }
     return Request(
         cluster=cluster(),

@@ -127,7 +127,7 @@ def test_small_transactions_result_in_the_same_table(resource: NftablesResource)
         converge(cut, {})
 
 
-FOREIGN_HANDS = [
+EXTERNAL_CHANGES = [
     "delete element {f} kube-proxy cluster-ips {{ {cluster_ip} }}",
     "add element {f} kube-proxy cluster-ips {{ {other} }}",
     "flush set {f} kube-proxy hairpin-connections",
@@ -150,7 +150,7 @@ FOREIGN_HANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", FOREIGN_HANDS)
+@pytest.mark.parametrize("command", EXTERNAL_CHANGES)
 def test_manual_changes_are_detected_and_repaired(resource: NftablesResource, command: str) -> None:
     family = resource.family
     desired = sample(family)["table objects"]

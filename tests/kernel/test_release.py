@@ -22,7 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.own_names import is_own
 from tests.conformance.wirelab.cases import Case, load_case
-from tests.kernel.test_convergence import request
+from tests.kernel.convergence_node import request
 from tests.kernel.test_migration_adopt import CASES, convergence, make_node, run
 from tests.kernel.test_migration_playbook import CASE, Cluster, Node
 from tests.lab import recorded

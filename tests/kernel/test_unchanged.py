@@ -34,7 +34,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.gen
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import proxy_spec, source_spec
 from ansible_collections.kubenode.proxy.plugins.modules import service_proxy
-from tests.kernel.test_convergence import endpoint_slices, service
+from tests.kernel.convergence_node import endpoint_slices, service
 from tests.lab import system
 
 NODE = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node-1"}, "status": {"addresses": []}}
