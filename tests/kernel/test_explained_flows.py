@@ -16,15 +16,25 @@ from typing import Any, Dict, Iterator, List, Sequence, Set
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from tests.kernel.agent_node import AgentNode, cluster_ip, node_object, wait_for
+from tests.kernel.convergence_node import remove, request
+from tests.kernel.explained import explain_everything
 from tests.kernel.packet_network import CLIENT, NAMES, Network, network
 from tests.kernel.userspace_node import Backend, endpoints_of, node_in_mode, service_of, userspace_node
 from tests.lab import manifests
 from tests.lab.system import ip_batch
 
 __all__ = ["network"]  # a fixture
+#: Modes, and words about a variant of iptables or the behaviour.
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
+VARIANTS = (
+    *MODES,
+    pytest.param("nftables corrected", marks=pytest.mark.full),
+    pytest.param("iptables nft corrected", marks=pytest.mark.full),
+    pytest.param("ipvs corrected", marks=pytest.mark.uml),
+)
 IP, SIX, SOLE, NONE, STICKY, DNS = "172.30.0.7", "fd00:30::7", "172.30.0.8", "172.30.0.9", "172.30.0.10", "172.30.0.11"
 VIP, NODE_PORT, DNS_PORT, CLIENT_PORT = "1.2.3.7", 30080, 5353, 5555
 FOUR = NAMES["IPv4"]
@@ -59,7 +69,9 @@ def slice_of(node: AgentNode, name: str, family: str, endpoints: str, ports: Any
 
 @pytest.fixture(params=MODES)
 def node(request: pytest.FixtureRequest, tmp_path: Path, network: Network) -> Iterator[AgentNode]:
-    made = node_in_mode(tmp_path, request.param)
+    mode, *words = request.param.split()
+    made = AgentNode(tmp_path, mode, "nft") if "nft" in words else node_in_mode(tmp_path, mode)
+    made.node_configuration["behaviour"] = "corrected" if "corrected" in words else "kube-proxy"
     made.write_configuration(clusterCIDR="10.0.0.0/8,fd00:10::/64")
     addresses = [{"type": "InternalIP", "address": NAMES[family]["N"]} for family in ("IPv4", "IPv6")]
     made.store.put(node_object(status={"addresses": addresses}))
@@ -120,6 +132,7 @@ def ask(network: Network, sender: str, port: int, target: str, target_port: int)
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.parametrize("node", VARIANTS, indirect=True)
 def test_flows_do_what_is_explained(node: AgentNode, network: Network) -> None:
     node.start()
     flows = [
@@ -215,6 +228,20 @@ def test_differences_are_shown(node: AgentNode, network: Network) -> None:
     assert lines_with(flow, "not desired: ", FOUR["R"])
     modelled = without_agent(node, FOUR["P"], f"{DNS}:{DNS_PORT}/udp", "--no-kernel")
     assert modelled.returncode == 0 and f"reaches {FOUR['L']}:{DNS_PORT}: it is the only one" in modelled.stdout
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_address_of_both_families_is_compared(mode: str, tmp_path: Path) -> None:
+    wanted = request(mode, tmp_path)
+    converge(wanted)
+    found = explain_everything(wanted)
+    assert {name: flow["differences"] for name, flow in found.items() if flow["differences"]} == {}
+    assert {flow["family"] for flow in found.values()} == {"IPv4", "IPv6"}
+    assert all(flow["kernel"] for flow in found.values())
+    assert {flow["verdict"] for flow in found.values()} >= {"forwarded", "refused"}
+    remove(tmp_path / "state")
+    gone = explain_everything(wanted)
+    assert all(flow["differences"] for flow in gone.values())
 
 
 def tables() -> List[str]:

@@ -24,6 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.convergence_node import cluster, remove, rules, run
+from tests.kernel.explained import explain_everything
 from tests.lab import recorded, system
 
 CASE = load_case(str(Path(__file__).resolve().parents[2] / "tests" / "conformance" / "cases" / "nodeport-cluster"))
@@ -131,6 +132,19 @@ def test_external_changes_are_found_and_repaired(tmp_path):
         assert [change.table for change in found.changes] == [f"IPv{6 if 'ip6' in damage else 4} IPVS table objects"]
         program(tmp_path, "ipvs", "nftables")
         assert sorted(run("nft", "list", "ruleset").split()) == sorted(before.split())
+    remove(tmp_path / "state")
+
+
+def test_flows_are_explained_with_what_each_glue_holds(tmp_path):
+    for glue, name in (("iptables", "add KUBE-"), ("nftables", "kubenode-ipvs")):
+        program(tmp_path, "ipvs", glue)
+        found = explain_everything(request(tmp_path, "ipvs", glue)).values()
+        assert [flow["differences"] for flow in found if flow["differences"]] == []
+        assert all(any(name in row["line"] for row in flow["kernel"]) for flow in found)
+    run("nft", "flush", "set", "ip", "kubenode-ipvs", "cluster-ip-frontends")
+    flows = explain_everything(request(tmp_path, "ipvs", "nftables")).values()
+    (plain,) = [flow for flow in flows if (flow["service"], flow["family"]) == ("shop/plain", "IPv4")]
+    assert any("missing in the kernel: element ip kubenode-ipvs" in line for line in plain["differences"])
     remove(tmp_path / "state")
 
 

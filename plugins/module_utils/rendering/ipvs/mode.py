@@ -136,8 +136,9 @@ class IpvsRendering(Rendering[IpvsContext]):
         found += [address_line(key) for key in tables.get(ADDRESSES, {}) if key == place.address]
         servers = tables.get(VIRTUAL_SERVERS, {})
         found += [virtual_server_line(server, servers[server])] if server in servers else []
-        real_servers = tables.get(REAL_SERVERS, {}).items()
-        return found + [real_server_line(key, value) for key, value in sorted(real_servers) if key.server == server]
+        real_servers = tables.get(REAL_SERVERS, {})
+        own = sorted(key for key in real_servers if key.server == server)
+        return found + [real_server_line(key, real_servers[key]) for key in own]
 
     def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
         """See the base class; chains are derived, and there are few."""
