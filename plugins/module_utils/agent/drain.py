@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The drain of this node as the agent serves it: health checks fail, so that load balancers leave, and traffic passes.
+"""The drain of this node in the agent: health checks fail, so that load balancers leave, while traffic is served.
 
-The agent reads the file of root's command at its start and when the command asks it to; it never writes it.
+The agent reads the file of root's command at its start and when the command requests it; it never writes it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Drain:
 
     def _end(self, reason: str) -> None:
         record, self._record, self._deadline = self._record, None, None
-        # The timer has no other way to stop; what it runs does nothing without a drain.
+        # The timer cannot be stopped; its action does nothing without a drain.
         if record is not None:
             self._log.info("the drain has ended: health checks succeed again", reason=reason)
             self._post(None, NORMAL, "DrainEnded", _ACTION, f"the drain has ended: {reason}")

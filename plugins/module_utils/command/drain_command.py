@@ -4,7 +4,7 @@
 """``drain``: make load balancers leave this node while it serves, and wait until no external connection is left.
 
 Root writes the file that keeps the drain, and the agent, which answers the health checks, reads it. Without an agent
-nothing answers them, so a drain is refused.
+nothing answers health checks, so a drain is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..timestamps import timestamp
 from .drain_lines import drain_line
 from .result import LEFT, NOT_RUNNING, OK, CommandResult, Refused
 
-#: How many connections that are left the result names.
+#: The maximum number of remaining connections that the result names.
 _NAMED = 20
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 5.0
 #: Reading large tables takes at most this part of the time.
@@ -102,7 +102,7 @@ def _write(arguments: argparse.Namespace) -> Tuple[DrainRecord, Optional[DrainRe
     try:
         saved = read_record(arguments.drain_file)
     except DrainError:
-        # What is no drain of root's is replaced, whatever it is.
+        # Anything that is not a drain of root's is replaced.
         remove_record(arguments.drain_file)
     until = now + arguments.seconds
     continues = saved is not None and saved.remaining(now) and until - saved.since <= MOST_SECONDS
@@ -112,7 +112,7 @@ def _write(arguments: argparse.Namespace) -> Tuple[DrainRecord, Optional[DrainRe
 
 
 def _activate(arguments: argparse.Namespace, saved: Optional[DrainRecord]) -> None:
-    """Have the agent read the file; put the one before back if it does not. Raises NoAgent, ProxyError."""
+    """Have the agent read the file; restore the previous one if it does not. Raises NoAgent, ProxyError."""
     try:
         answer = _ask(arguments, read=True)
         if not answer["drained"]:
@@ -142,7 +142,7 @@ def _wait(arguments: argparse.Namespace) -> Waited:
             if "serving" in answer:
                 serving, forwarded = parse_serving(answer["serving"]), answer.get("forwarded", ())
         except NoAgent:
-            # It is being restarted. What the kernel forwards continues.
+            # It is being restarted. Connections through the kernel continue.
             pass
         if serving is not None:
             found = external_connections(serving, forwarded)
@@ -243,7 +243,7 @@ def _drain_document(answer: Answer) -> Dict[str, Any]:
 
 
 def _status_without_agent(arguments: argparse.Namespace, error: str) -> CommandResult:
-    """Return what the next agent will do."""
+    """Return the drain with which the next agent will start."""
     record, problem = None, ""
     try:
         record = read_record(arguments.drain_file)

@@ -15,7 +15,7 @@ DEADLINE_SECONDS, QUIET_SECONDS = 300.0, 30.0
 
 
 def _duration(text: str) -> float:
-    # Imported only where it is needed: the agent's configuration is no part of the other commands.
+    # Imported only where it is needed: other commands do not need the agent's configuration.
     from ..configuration.duration import parse_duration
 
     seconds = float(text) if text.isascii() and text.isdecimal() and len(text) < 10 else parse_duration(text)

@@ -12,7 +12,7 @@ from .connection_lines import wrapped
 
 
 def follow_flows(document: Dict[str, Any], seconds: float) -> None:
-    """Follow the first flow of an explanation, and add what was seen to the document, as ``traced``."""
+    """Follow the first flow of an explanation, and add the packets seen to the document, as ``traced``."""
     from ..kernel.nftables.tracing import Tracer
     from ..rendering.decision import Arrival, Client
 
@@ -28,7 +28,7 @@ def follow_flows(document: Dict[str, Any], seconds: float) -> None:
 
 
 def traced_lines(document: Dict[str, Any], seconds: float) -> List[str]:
-    """Return what was seen as text."""
+    """Return the packets seen as text."""
     if "traced" not in document:
         return []
     lines = [f"  followed for at most {seconds:g} s:"]

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The drain of a node: the file that keeps it, and the external connections that it waits for."""
+"""The drain of a node: its file, and the external connections for whose end it waits."""

@@ -4,7 +4,7 @@
 """The external connections of a node: those from outside the cluster that use its node ports or external addresses.
 
 The agent knows the addresses, and the connections that it forwards itself; the command that waits for the end of the
-others reads them from the kernel, so that the agent does not have to read large tables.
+others reads them from the kernel, so that the agent need not read large tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CIDR = "cidr"
 
 
 class Serving(NamedTuple):
-    """What makes a connection external: see :func:`serving_document`. Addresses and ports are in network order."""
+    """The criteria of external connections: see :func:`serving_document`. Addresses and ports are in network order."""
 
     places: Set[Tuple[str, bytes]]
     node_ports: Set[Tuple[str, bytes]]
@@ -56,7 +56,7 @@ class Connections(NamedTuple):
 def serving_document(
     services: Iterable[Service], settings: Sequence[DataplaneSettings], pods: Sequence[str], tracked: bool
 ) -> Dict[str, Any]:
-    """Return as plain JSON values what :func:`parse_serving` reads.
+    """Return the criteria as plain JSON values, for :func:`parse_serving`.
 
     ``pods``: ranges of this node's pods. ``tracked``: whether connections pass connection tracking.
     """
@@ -80,7 +80,7 @@ def serving_document(
 
 
 def parse_serving(document: Any) -> Serving:
-    """Return what makes a connection external from an answer of the agent. Raises ProxyError if it is not valid."""
+    """Return the criteria in an answer of the agent. Raises ProxyError if it is not valid."""
     try:
         networks = [parse_network(str(text)) for text in document["inside"]]
         return Serving(

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The file that keeps the drain of a node over restarts of the agent and reboots.
 
-Only root writes it, in a directory of root's; the agent, which may be another user, only reads it. A file that is not
-root's, that others can write, or that is no regular file of its own is not a drain.
+Only root writes it, in a directory of root's; the agent, which may be another user, only reads it. A file that does not
+belong to root, that others can write, or that is not a regular file without other names, is not a drain.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DrainRecord(NamedTuple):
     def remaining(self, now: float) -> float:
         """Return the seconds that are left; 0 if the drain has ended.
 
-        A clock that was set back prolongs no drain beyond its whole length.
+        Setting the clock back prolongs no drain beyond its whole length.
         """
         return max(0.0, min(self.until - now, self.until - self.since))
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Follow the packets of one flow through the rules of nf_tables, by the kernel's own tracing.
 
-A table of its own marks the packets for tracing (``meta nftrace set 1``). Its flag ``owner`` binds it to the socket
-that created it: the kernel deletes it when the socket is closed, also if the process is killed. Source:
+A separate table marks the packets for tracing (``meta nftrace set 1``). Its flag ``owner`` binds it to the socket that
+created it: the kernel deletes it when the socket is closed, even if the process is killed. Source:
 linux/netfilter/nf_tables.h (enum nft_trace_attributes).
 """
 
@@ -126,7 +126,7 @@ class Tracer:
         self.close()
 
     def follow(self, seconds: float) -> List[Hit]:
-        """Return what decided about the packets of the next seconds, at most MOST_PACKETS. Raises KernelError."""
+        """Return the decisions about the packets of the next seconds, at most MOST_PACKETS. Raises KernelError."""
         found: List[Hit] = []
         numbers: Dict[int, int] = {}
         end = time.monotonic() + seconds
