@@ -39,8 +39,8 @@ USERSPACE := affinity affinity-endpoint-changes clusterip-basic clusterip-multip
 	lb-local lb-vip no-endpoints-every-address nodeport-addresses nodeport-no-endpoints open-connection-terminating service-deleted \
 	terminating-cluster udp-endpoint-replaced udp-nodeport-replaced zone-hints-and-policies
 IPVS_TWINS := affinity hairpin lb-source-ranges nodeport-local
-# Cases on Debian's own kernels in QEMU, where each takes half a minute: those in IPVS mode with iptables-nft, and those
-# in all modes on Debian 13.
+# Cases on Debian's own kernels in QEMU, where each takes half a minute: those in IPVS mode with iptables-nft and ipsets, with
+# FULL all of them; then those in all modes on Debian 13.
 DEBIAN_IPVS := affinity clusterip-basic external-ips-local foreign-rules hairpin ipvs-sh lb-source-ranges \
 	no-endpoints-every-address nodeport-addresses nodeport-local udp-endpoint-replaced
 DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nodeport-local udp-endpoint-replaced
@@ -224,7 +224,7 @@ guests: setup-lab
 
 # Each guest has one processor; in IPVS mode it runs one case at a time, as above.
 debian: guests
-	LAB_IPVS_GLUE=iptables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
+	LAB_IPVS_GLUE=iptables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_IPVS)) --jobs 1
 	LAB_IPVS_GLUE=nftables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_GLUE)) --jobs 1
 ifneq ($(FULL),)
 	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs --jobs 1
