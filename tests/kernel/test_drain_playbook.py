@@ -15,6 +15,7 @@ from typing import Iterator, Tuple
 
 import pytest
 
+from tests.kernel.agent_node import NODE
 from tests.kernel.drain_lab import NODES, DrainLab, drain_lab
 from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.namespaces import ansible_environment
@@ -27,6 +28,7 @@ TASKS = """\
 - name: Fail on request
   ansible.builtin.command: test ! -e {{ test_scratch }}/fail
 """
+SNAPSHOT = ("/api/v1/services", "/api/v1/nodes", "/apis/discovery.k8s.io/v1/endpointslices")
 # The command with the paths of the test: an agent's socket, and the file of the drain.
 COMMAND = """\
 #!/bin/sh
@@ -52,15 +54,25 @@ class Drainer:
                 COMMAND.format(root=ROOT, scratch=own, namespace=node.namespace, python=shlex.quote(sys.executable))
             )
             command.chmod(0o755)
-            hosts[f"node{number}"] = {"test_command": str(command)}
+            interpreter = scratch / f"python-{number}"
+            interpreter.write_text(f'#!/bin/sh\nexec nsenter --net={node.namespace} {sys.executable} "$@"\n')
+            interpreter.chmod(0o755)
+            snapshot = scratch / f"cluster-{number}.json"
+            items = [item for path in SNAPSHOT for item in node.agent.store.list(path)[0]]
+            snapshot.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+            hosts[f"node{number}"] = {
+                "test_command": str(command),
+                "ansible_python_interpreter": str(interpreter),
+                "service_proxy_configuration": node.agent.configuration,
+                "service_proxy_snapshot": str(snapshot),
+                "service_proxy_node_name": NODE,
+            }
         variables = {
             "ansible_connection": "local",
             "ansible_become": False,
-            "ansible_python_interpreter": sys.executable,
             "test_scratch": str(scratch),
             "drain_deadline": "60s",
             "drain_quiet": "1s",
-            "drain_verify": False,
         }
         (scratch / "inventory.json").write_text(json.dumps({"k8s_cluster": {"hosts": hosts, "vars": variables}}))
         (scratch / "tasks.yml").write_text(TASKS)
@@ -109,6 +121,7 @@ def test_hosts_are_drained_one_after_the_other_and_stay_drained_after_a_failure(
     code, output = drainer.run("-e", "drain_tasks=tasks.yml")
     assert code == 0, output
     assert "node1: 0 external connections are left after" in output
+    assert output.count("in accordance with the cluster's state") == 2, output
     assert drainer.recorded(1) and drainer.recorded(2)
     assert drainer.healthy(1) and drainer.healthy(2)
 
