@@ -72,7 +72,8 @@ class Drain:
         if record is None or not seconds:
             if record is not None and before is None:
                 self._log.info("the drain has expired", until=timestamp(record.until))
-            self._end("it was stopped" if not self._problem else "its file is ignored")
+            reason = "its file is ignored" if self._problem else "it was stopped"
+            self._end("it has expired" if record is not None else reason)
             return
         self._record, self._deadline = record, self._clock() + seconds
         self._end_timer.restart(seconds)
@@ -96,11 +97,11 @@ class Drain:
 
     def status(self) -> Dict[str, Any]:
         """Return the drain as plain JSON values; times are in seconds since the epoch, 0 without a drain."""
-        record = self._record if self.active else None
+        record, deadline = (self._record, self._deadline) if self.active else (None, None)
         return {
             "drained": record is not None,
             "since": round(record.since, 3) if record is not None else 0,
             "until": round(record.until, 3) if record is not None else 0,
-            "remainingSeconds": round(record.remaining(self._now()), 1) if record is not None else 0,
+            "remainingSeconds": round(max(0.0, deadline - self._clock()), 1) if deadline is not None else 0,
             "problem": self._problem,
         }

@@ -122,6 +122,14 @@ def test_an_expired_drain_is_none_at_the_start(agent):
     assert not agent.drain.active and "the drain has expired" in agent.log and agent.events == []
 
 
+def test_a_drain_that_is_shortened_to_the_past_has_expired(agent):
+    agent.write()
+    agent.drain.read()
+    agent.write({**GOOD, "until": NOW - 1})
+    agent.drain.read()
+    assert not agent.drain.active and 'reason="it has expired"' in agent.log
+
+
 def test_a_clock_that_is_set_back_prolongs_no_drain(agent):
     agent.write()
     agent.now -= 10 * 86400
