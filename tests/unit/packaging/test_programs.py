@@ -28,8 +28,9 @@ ALWAYS = """
 # First words passed to functions of the same names that are not programs of this machine: nodes, commands of the agent,
 # playbooks, parameters of a function; and programs of the virtual environment or of some machines.
 OTHERS = """
-    address ansible-builder ansible-test antsibull-docs cleanup converge diff drain explain lab-iptables lab-ipvs link
-    net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack pyenv python rollback status systemctl verify
+    address ansible-builder ansible-test antsibull-docs cleanup converge diff drain explain kubenode.proxy.explain
+    lab-iptables lab-ipvs link net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack pyenv python rollback
+    status systemctl verify
 """
 SHELL = """
     ! [ [[ { } ( ) . : break cd continue do done elif else esac eval exec exit export fi if local read return set shift
