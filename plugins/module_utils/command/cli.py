@@ -330,7 +330,7 @@ def _check_explain(arguments: argparse.Namespace) -> None:
     source, connection = arguments.source, arguments.destination is not None
     if connection == (arguments.target is not None) or (connection and source is None):
         raise UsageError("explain: give either a Service, or both --from and --to")
-    if arguments.target is not None and source is not None and not source.address:
+    if arguments.target is not None and source is not None and (source.port or not source.address):
         raise UsageError("explain: with a Service, --from is the address of a client")
     for option, given in (
         ("--why-not", arguments.why_not),

@@ -35,6 +35,7 @@ from tests.unit.agent.node_command import ENDPOINTS, SERVICE, run
         (("converge", "--mode", "fast"), 2, "invalid choice"),
         (("explain",), 2, "give either a Service, or both --from and --to"),
         (("explain", "shop/web", "--from", "shop/db"), 2, "with a Service, --from is the address of a client"),
+        (("explain", "shop/web", "--from", "10.0.0.1:5"), 2, "with a Service, --from is the address of a client"),
         (("explain", "--from", "shop/web"), 2, "give either a Service, or both --from and --to"),
         (("explain", "shop/web", "--from", "shop/web", "--to", "shop/db:80"), 2, "give either a Service"),
         (("explain", "shop/web", "--why-not"), 2, "--why-not needs --from and --to"),

@@ -139,6 +139,9 @@ def test_policy_local_depends_on_the_client(
 ) -> None:
     found = flow(mode, source, f"{VIP}:80", settings=SETTINGS._replace(behaviour=behaviour))
     assert (chosen(found), found["masqueraded"]) == (endpoints, masqueraded)
+    reasons = {item["endpoint"]: item["reason"] for item in found["endpoints"]}
+    assert reasons[LOCAL] == ("ready" if REMOTE in endpoints else "ready, on this node")
+    assert (reasons[REMOTE] == "ready") == (REMOTE in endpoints)
     assert found["endpoint"] == (endpoints[0] if len(endpoints) == 1 else "")
 
 

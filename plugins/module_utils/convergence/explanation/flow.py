@@ -112,7 +112,7 @@ def decide(state: ClusterState, family: ExplainedFamily, client: Client, destina
     chosen = () if rendering.refusal(port) else rendering.endpoints_for(port, external, client, settings)
     sources = _sources(port, frontend)
     verdict, reason = _verdict(rendering, port, settings, chosen, (client, frontend, sources))
-    candidates = tuple(_candidates(port, chosen, context, rendering, external and not client.is_inside))
+    candidates = tuple(_candidates(port, chosen, context, rendering, external))
     certain, certain_by = "", ""
     if verdict == FORWARDED:
         certain, certain_by = _certain(rendering, port, chosen, client, settings)
@@ -201,10 +201,11 @@ def _candidates(
     chosen: Sequence[Endpoint],
     context: FamilyContext,
     rendering: Rendering[Any],
-    from_outside: bool,
+    external: bool,
 ) -> List[Candidate]:
     topology = topology_of(port, context.node)
-    local_only = port.external_local if from_outside else port.internal_local
+    # Where policy Local lets the inside of the node reach all endpoints, it is no reason for any of them.
+    local_only = (port.external_local if external else port.internal_local) and tuple(chosen) != port.cluster
     shares = rendering.shares_of(port, chosen, context.settings) if chosen else ()
     total = sum(shares)
     share_of = {endpoint.text: share / total for endpoint, share in zip(chosen, shares)} if total else {}
