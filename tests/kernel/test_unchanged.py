@@ -29,6 +29,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchang
     surroundings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import loaded_modules
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import resource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.generation import Generation
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
@@ -105,10 +106,14 @@ class Node:
         return {**result, "warnings": module.warnings}
 
     def settle(self, **more: Any) -> Dict[str, Any]:
-        """Run twice; the second run has to end early. Return its result."""
-        results = [self.run(**more) for _run in range(2)]
-        assert not results[-1]["observed"] and not results[-1]["changed"], results
-        return results[-1]
+        """Run until a run ends early, and return its result: the second, or the third if the first loads modules."""
+        before = set(loaded_modules())
+        self.run(**more)
+        if set(loaded_modules()) != before:
+            self.run(**more)
+        result = self.run(**more)
+        assert not result["observed"] and not result["changed"], result
+        return result
 
     def must_observe(self, what: str, **more: Any) -> Dict[str, Any]:
         """Check that the next run is complete."""
