@@ -81,13 +81,13 @@ class Forwarding(ListenerAccess):
         place = address_and_port(key.address, key.port)
         return [
             LiveConnection(
-                "agent",
-                address_and_port(*item.source),
-                place,
-                address_and_port(*item.endpoint),
-                address_and_port(*item.seen_as),
-                item.state,
-                -1,
+                by="agent",
+                source=address_and_port(*item.source),
+                destination=place,
+                endpoint=address_and_port(*item.endpoint),
+                seen_as=address_and_port(*item.seen_as),
+                state=item.state,
+                seconds=-1,
             )
             for item in self._forwarder.opened(key, (client.address, client.port))
         ]

@@ -257,5 +257,12 @@ def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:
 
         kernel = None if arguments.no_kernel else Kernel(handles, stages)
         known = settings.enabled or node.cluster.policy.pods or not node.mode.serves
-        subject = Subject(node.cluster, node.families, node.mode, node.view.name, kernel, policies if known else None)
+        subject = Subject(
+            state=node.cluster,
+            families=node.families,
+            mode=node.mode,
+            node=node.view.name,
+            kernel=kernel,
+            policies=policies if known else None,
+        )
         return connection_document(subject, arguments.source, arguments.destination)

@@ -54,13 +54,13 @@ def tracked(flow: Flow) -> List[LiveConnection]:
     )
     return [
         LiveConnection(
-            "conntrack",
-            address_and_port(*item.source),
-            address_and_port(*item.destination),
-            address_and_port(*item.reply_source),
-            address_and_port(*item.reply_destination),
-            item.state,
-            item.seconds,
+            by="conntrack",
+            source=address_and_port(*item.source),
+            destination=address_and_port(*item.destination),
+            endpoint=address_and_port(*item.reply_source),
+            seen_as=address_and_port(*item.reply_destination),
+            state=item.state,
+            seconds=item.seconds,
         )
         for item in found
     ]

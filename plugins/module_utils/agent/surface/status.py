@@ -202,7 +202,14 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
         kernel = None
         if question.get("kernel", True):
             kernel = Kernel(state.handles, lambda family: stages[family.context.family])
-        subject = Subject(state.view.state, families, proxiers.mode, state.node, kernel, policies)
+        subject = Subject(
+            state=state.view.state,
+            families=families,
+            mode=proxiers.mode,
+            node=state.node,
+            kernel=kernel,
+            policies=policies,
+        )
         return connection_document(subject, source, destination)
     except ProxyError as error:
         return {"error": str(error)}

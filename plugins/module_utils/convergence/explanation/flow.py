@@ -117,16 +117,16 @@ def decide(state: ClusterState, family: ExplainedFamily, client: Client, destina
     if verdict == FORWARDED:
         certain, certain_by = _certain(rendering, port, chosen, client, settings)
     return Decision(
-        verdict,
-        reason,
-        frontend,
-        port,
-        rendering.manner(port, settings) if len(chosen) > 1 else "",
-        rendering.masquerade(port, external, client, settings),
-        candidates,
-        sources,
-        certain,
-        certain_by,
+        verdict=verdict,
+        reason=reason,
+        frontend=frontend,
+        port=port,
+        manner=rendering.manner(port, settings) if len(chosen) > 1 else "",
+        masquerade=rendering.masquerade(port, external, client, settings),
+        candidates=candidates,
+        sources=sources,
+        certain=certain,
+        certain_by=certain_by,
     )
 
 

@@ -82,9 +82,16 @@ class IpvsMode(Mode):
         server = ipvs.VirtualServerKey(arrival.protocol, arrival.address, arrival.port)
         for item in open_connections(flow.family, server):
             if item.client[0] == client.address and client.port in (0, item.client[1]) and not item.is_affinity:
-                source, real = address_and_port(*item.client), item.real_server
-                place = address_and_port(arrival.address, arrival.port), address_and_port(real.ip, real.port)
-                found.append(LiveConnection("ipvs", source, *place, "", item.state, item.seconds))
+                live = LiveConnection(
+                    by="ipvs",
+                    source=address_and_port(*item.client),
+                    destination=address_and_port(arrival.address, arrival.port),
+                    endpoint=address_and_port(item.real_server.ip, item.real_server.port),
+                    seen_as="",
+                    state=item.state,
+                    seconds=item.seconds,
+                )
+                found.append(live)
         return found
 
     def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:

@@ -116,7 +116,14 @@ def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optiona
         return None
     source, destination, replier, client = map(_place, (*original[1:], *reply[1:]))
     seconds = int.from_bytes(found.get(_CTA_TIMEOUT, b""), "big")
-    return TrackedFlow(source, destination, replier, client, _state(found, protocol), seconds)
+    return TrackedFlow(
+        source=source,
+        destination=destination,
+        reply_source=replier,
+        reply_destination=client,
+        state=_state(found, protocol),
+        seconds=seconds,
+    )
 
 
 def _state(found: Mapping[int, memoryview], protocol: str) -> str:
