@@ -71,7 +71,7 @@ class Parts:
         self.api = ApiAccess(
             self._kubeconfig,
             options.token,
-            leave=lambda url: self.source.leave(url),
+            leave=self._leave,
             metrics=self.metrics,
             log=log,
         )
@@ -187,6 +187,10 @@ class Parts:
             handles=self.handles,
             drain=self.drain,
         )
+
+    def _leave(self, url: str) -> None:
+        """End the watches at an API server that no longer answers. The source is made after the API it reads."""
+        self.source.leave(url)
 
     def _kubeconfig(self) -> str:
         return self.options.kubeconfig or self.configuration.client_connection.kubeconfig

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Dict, Iterator, List, Mapping
 
 from ..decision import Arrival
@@ -57,8 +58,9 @@ def objects_for(family: str, table: Mapping[Key, Value], place: Arrival, table_n
         value = table[key]
         found.update(dict.fromkeys(describe_slots(family, key, value) or describe(family, key, value, table_name)))
         chains.update(dict.fromkeys(_targets(value)))
-    queue = list(chains)
-    for name in queue:
+    queue = collections.deque(chains)
+    while queue:
+        name = queue.popleft()
         chain = table.get(ObjectKey("chain", name))
         if not isinstance(chain, ChainValue):
             continue
