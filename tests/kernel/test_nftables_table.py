@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import select
 import subprocess
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
@@ -25,6 +26,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     ChainValue,
     ElementKey,
     ObjectKey,
+    SetValue,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import restore_text, table_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
@@ -59,6 +61,13 @@ def normal(text: str) -> Dict[str, List[str]]:
 
 def sample(family: str) -> Dict[str, Dict[Any, Any]]:
     return RENDERING.desired_tables(sample_routes(family), sample_settings(family))
+
+
+def slab_mib() -> float:
+    """Return the kernel's memory that it cannot reclaim, in MiB."""
+    found = re.search(r"^SUnreclaim:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) / 1024
 
 
 @pytest.fixture(params=FAMILIES)
@@ -112,6 +121,20 @@ def test_a_table_that_nft_loaded_is_no_drift(resource: NftablesResource, changes
     assert not difference(resource.observe(), desired["table objects"])
     converge(resource, {})
     converge(resource, desired["table objects"])
+
+
+def test_sets_of_clients_cost_little_memory_and_are_no_drift_without_a_rule(
+    resource: NftablesResource,
+) -> None:
+    """A cluster has one for each endpoint of a Service with affinity; a size would allocate 2 MiB for each."""
+    objects = sample(resource.family)["table objects"]
+    key, clients = next((key, value) for key, value in objects.items() if isinstance(value, SetValue) and value.dynamic)
+    desired = {key: value for key, value in objects.items() if isinstance(key, ObjectKey) and key.kind == "table"}
+    desired.update((ObjectKey("set", f"{key.name}-{number}"), clients) for number in range(300))
+    before = slab_mib()
+    converge(resource, desired)
+    assert slab_mib() - before < 100
+    converge(resource, {})
 
 
 def test_small_transactions_result_in_the_same_table(resource: NftablesResource) -> None:

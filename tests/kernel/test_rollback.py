@@ -200,7 +200,7 @@ def test_the_timers_program_rolls_back_on_its_own(node, tmp_path, change) -> Non
 def test_a_change_to_be_confirmed_is_refused_without_systemd_before_any_change(node) -> None:
     node.load("iptables", "nft")
     before = dump()
-    with pytest.raises(PreflightError, match=r"confirm_timeout: .*; set it to 0 to converge without confirmation"):
+    with pytest.raises(PreflightError, match=r"confirm_timeout: .*; set it to 0 to need no confirmation"):
         node.converge("nftables", confirm_timeout=60.0)
     assert differences(before, dump()) == ""
     assert not Path(node.history).exists()

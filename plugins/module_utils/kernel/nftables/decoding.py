@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 from ...rendering.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
 from ...rendering.nftables.objects import (
     DATA_TYPE_NAMES,
+    DEFAULT_DYNAMIC_SIZE,
     HOOKS,
     SET_EVAL,
     SET_MAP,
@@ -160,7 +161,8 @@ def parse_set(found: Dict[int, memoryview]) -> SetValue:
         data = (VERDICT,) if number == messages.DATA_TYPE_VERDICT else type_names(number)
     dynamic = bool(flags & SET_EVAL)
     description = found.get(NFTA_SET_DESC, memoryview(b""))
-    size = u32(parse_attributes(description, 0, len(description)), NFTA_SET_DESC_SIZE) if dynamic else 0
+    # A dynamic set has its default size only once a rule uses it.
+    size = u32(parse_attributes(description, 0, len(description)), NFTA_SET_DESC_SIZE) or DEFAULT_DYNAMIC_SIZE
     timeout = int.from_bytes(found.get(NFTA_SET_TIMEOUT, b""), "big")
     if flags & SET_TIMEOUT and timeout:
         flags &= ~SET_TIMEOUT
@@ -170,7 +172,7 @@ def parse_set(found: Dict[int, memoryview]) -> SetValue:
         data=data,
         dynamic=dynamic,
         timeout=timeout,
-        size=size,
+        size=size if dynamic else 0,
         flags=flags & ~(SET_MAP | SET_EVAL),
         counted=NFTA_SET_EXPR in found or NFTA_SET_EXPRESSIONS in found,
     )

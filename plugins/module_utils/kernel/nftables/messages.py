@@ -16,6 +16,7 @@ from ...rendering.nftables.expressions import SCHEMA
 from ...rendering.nftables.objects import (
     CLASSID,
     DATA_TYPES,
+    DEFAULT_DYNAMIC_SIZE,
     HOOKS,
     INDEX,
     SERVICES_TABLE,
@@ -259,7 +260,8 @@ class Encoder:
                 _u32(NFTA_SET_DATA_TYPE, type_number(value.data)),
                 _u32(NFTA_SET_DATA_LEN, key_length(value.data)),
             ]
-        if value.size:
+        # The kernel allocates the hash table of a set with a size at once, 2 MiB for this one, and lets others grow.
+        if value.size and value.size != DEFAULT_DYNAMIC_SIZE:
             parts.append(nested(NFTA_SET_DESC, _u32(NFTA_SET_DESC_SIZE, value.size)))
         if value.flags & SET_CONCAT:
             fields = [nested(NFTA_LIST_ELEM, _u32(NFTA_SET_FIELD_LEN, FIELD_BYTES[part])) for part in value.key]

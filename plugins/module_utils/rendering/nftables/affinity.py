@@ -23,11 +23,18 @@ from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing
 from . import expressions as x
-from .objects import ADDRESS_TYPES, PROTOCOL_NUMBERS, RESOURCE, ChainValue, ObjectKey, Rule, SetValue
+from .objects import (
+    ADDRESS_TYPES,
+    DEFAULT_DYNAMIC_SIZE,
+    PROTOCOL_NUMBERS,
+    RESOURCE,
+    ChainValue,
+    ObjectKey,
+    Rule,
+    SetValue,
+)
 
 _LONGEST_NAME = 240
-#: The most clients recorded for one endpoint; the nft program's default for a dynamic set.
-CLIENTS_PER_ENDPOINT = 65535
 
 
 def hashed_name(text: str) -> str:
@@ -83,7 +90,7 @@ class AffinityChains:
             (ADDRESS_TYPES[family],),
             dynamic=True,
             timeout=info.affinity_seconds * 1000,
-            size=CLIENTS_PER_ENDPOINT,
+            size=DEFAULT_DYNAMIC_SIZE,
         )
         protocol = bytes([PROTOCOL_NUMBERS[info.protocol]])
         for endpoint, name in self._names.items():

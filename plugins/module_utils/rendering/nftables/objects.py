@@ -84,6 +84,11 @@ class ElementKey(NamedTuple):
 Key = Union[ObjectKey, ElementKey]
 
 
+#: The most elements of a dynamic set for which no size was given; the kernel sets it when a rule uses the set
+#: (``nft_dynset_init``).
+DEFAULT_DYNAMIC_SIZE = 65535
+
+
 class SetValue(NamedTuple):
     """A set, or a map if ``data`` is not None: type names of the parts of its key and of its data.
 
