@@ -13,12 +13,9 @@ from typing import FrozenSet, Iterator, List, Mapping, Tuple
 
 from ..client_flow import ClientFlow, Wanted
 from ..netlink.attributes import parse_attributes
-from .messages import CTA_TUPLE_ORIG, NFGENMSG, PROTOCOLS, RawEntry, parse_tuple
+from .messages import CTA_TUPLE_ORIG, NFGENMSG, PROTOCOLS, RawEntry, parse_tuple, state_number
 from .socket import ConntrackSocket, collected
 
-# linux/netfilter/nfnetlink_conntrack.h: CTA_PROTOINFO, in it CTA_PROTOINFO_TCP or _SCTP, in that the state.
-_CTA_PROTOINFO, _STATE = 4, 1
-_INFO = {"TCP": 1, "SCTP": 3}
 # linux/netfilter/nf_conntrack_tcp.h: TIME_WAIT and CLOSE; nf_conntrack_sctp.h: CLOSED.
 _OVER: Mapping[str, FrozenSet[int]] = {"TCP": frozenset((7, 8)), "SCTP": frozenset((1,))}
 
@@ -44,9 +41,5 @@ def _details(entry: RawEntry, protocol: str) -> Tuple[bytes, bool]:
     parts = parse_attributes(entry.view, entry.start + NFGENMSG.size, entry.end)
     original = parse_tuple(parts[CTA_TUPLE_ORIG], 0, len(parts[CTA_TUPLE_ORIG]))
     source = original[1] if original is not None else b""
-    if protocol not in _INFO or _CTA_PROTOINFO not in parts:
-        return source, True
-    details = parse_attributes(parts[_CTA_PROTOINFO], 0, len(parts[_CTA_PROTOINFO]))
-    info = details.get(_INFO[protocol])
-    state = parse_attributes(info, 0, len(info)).get(_STATE) if info is not None else None
-    return source, state is None or bytes(state)[0] not in _OVER[protocol]
+    state = state_number(parts, protocol)
+    return source, state is None or state not in _OVER[protocol]

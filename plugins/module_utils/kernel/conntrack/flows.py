@@ -18,15 +18,15 @@ from .messages import (
     CTA_TUPLE_IP,
     CTA_TUPLE_ORIG,
     CTA_TUPLE_PROTO,
-    CTA_TUPLE_REPLY,
     FILTER_IP_SRC,
     FILTER_PROTO_NUM,
     FILTER_PROTO_SRC_PORT,
     NFGENMSG,
     PROTOCOLS,
-    parse_tuple,
+    parse_tuples,
     place,
     selection,
+    state_number,
 )
 from .socket import ConntrackSocket, collected
 
@@ -34,37 +34,31 @@ Place = Tuple[str, int]
 
 _CTA_IP_V4_DST, _CTA_IP_V6_DST, _CTA_PROTO_DST_PORT = 2, 4, 3
 _FILTER_IP_DST, _FILTER_PROTO_DST_PORT = 1 << 1, 1 << 5
-_CTA_STATUS, _CTA_PROTOINFO, _CTA_TIMEOUT = 3, 4, 7
-# The attribute of CTA_PROTOINFO that has the state, as its own attribute 1, and the names of states.
-_STATES: Mapping[str, Tuple[int, Tuple[str, ...]]] = {
+_CTA_STATUS, _CTA_TIMEOUT = 3, 7
+# The names of the states of a protocol, by number.
+_STATES: Mapping[str, Tuple[str, ...]] = {
     "TCP": (
-        1,
-        (
-            "none",
-            "syn-sent",
-            "syn-recv",
-            "established",
-            "fin-wait",
-            "close-wait",
-            "last-ack",
-            "time-wait",
-            "close",
-            "syn-sent2",
-        ),
+        "none",
+        "syn-sent",
+        "syn-recv",
+        "established",
+        "fin-wait",
+        "close-wait",
+        "last-ack",
+        "time-wait",
+        "close",
+        "syn-sent2",
     ),
     "SCTP": (
-        3,
-        (
-            "none",
-            "closed",
-            "cookie-wait",
-            "cookie-echoed",
-            "established",
-            "shutdown-sent",
-            "shutdown-recd",
-            "shutdown-ack-sent",
-            "heartbeat-sent",
-        ),
+        "none",
+        "closed",
+        "cookie-wait",
+        "cookie-echoed",
+        "established",
+        "shutdown-sent",
+        "shutdown-recd",
+        "shutdown-ack-sent",
+        "heartbeat-sent",
     ),
 }
 _SEEN_REPLY, _ASSURED = 1 << 1, 1 << 2
@@ -108,12 +102,10 @@ def _selection(family: str, protocol: str, source: Place, destination: Place) ->
 def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optional[TrackedFlow]:
     """Parse a message of ctnetlink, from ``struct nfgenmsg`` on; None for an entry of another protocol."""
     found = parse_attributes(view, start + NFGENMSG.size, end)
-    if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
+    tuples = parse_tuples(found)
+    if tuples is None or tuples[0][0] != PROTOCOLS[protocol]:
         return None
-    original = parse_tuple(found[CTA_TUPLE_ORIG], 0, len(found[CTA_TUPLE_ORIG]))
-    reply = parse_tuple(found[CTA_TUPLE_REPLY], 0, len(found[CTA_TUPLE_REPLY]))
-    if original is None or reply is None or original[0] != PROTOCOLS[protocol]:
-        return None
+    original, reply = tuples
     source, destination, replier, client = map(_place, (*original[1:], *reply[1:]))
     seconds = int.from_bytes(found.get(_CTA_TIMEOUT, b""), "big")
     return TrackedFlow(
@@ -129,12 +121,9 @@ def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optiona
 def _state(found: Mapping[int, memoryview], protocol: str) -> str:
     status = int.from_bytes(found.get(_CTA_STATUS, b""), "big")
     state = "replied" if status & _SEEN_REPLY else "unreplied"
-    kind, names = _STATES.get(protocol, (0, ()))
-    if _CTA_PROTOINFO in found and kind:
-        info = parse_attributes(found[_CTA_PROTOINFO], 0, len(found[_CTA_PROTOINFO])).get(kind)
-        number = None if info is None else parse_attributes(info, 0, len(info)).get(1)
-        if number is not None and number[0] < len(names):
-            state = names[number[0]]
+    number, names = state_number(found, protocol), _STATES.get(protocol, ())
+    if number is not None and number < len(names):
+        state = names[number]
     return f"{state}, assured" if status & _ASSURED else state
 
 

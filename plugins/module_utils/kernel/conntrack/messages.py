@@ -18,6 +18,9 @@ from ..netlink.attributes import attribute, each_attribute, nested, parse_attrib
 
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x0101, 0x0102
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE, CTA_FILTER = 1, 2, 12, 18, 25
+# In CTA_PROTOINFO: CTA_PROTOINFO_TCP or _SCTP, and in that the state.
+_CTA_PROTOINFO, _STATE = 4, 1
+_INFO = {"TCP": 1, "SCTP": 3}
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_V4_SRC, CTA_IP_V6_SRC = 1, 3
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT = 1, 2
@@ -33,6 +36,9 @@ _TUPLE_V4 = struct.Struct("=HH4x2xH4s2xH4s4x2xHB3x2xH2s2x2xH2s2x")
 _TUPLE_V6 = struct.Struct("=HH4x2xH16s2xH16s4x2xHB3x2xH2s2x2xH2s2x")
 _TYPES_V4, _TYPES_V6 = (1, 2, 1, 2, 3), (3, 4, 1, 2, 3)
 _TYPE_MASK = 0x3FFF
+
+#: Protocol, source and destination place.
+ParsedTuple = Tuple[int, bytes, bytes]
 
 
 class RawEntry(NamedTuple):
@@ -63,7 +69,7 @@ def selection(tuple_kind: int, parts: bytes, flags_kind: int, flags: int) -> byt
     return nested(tuple_kind, parts) + nested(CTA_FILTER, attribute(flags_kind, struct.pack("=I", flags)))
 
 
-def parse_tuple(view: memoryview, start: int, end: int) -> Optional[Tuple[int, bytes, bytes]]:
+def parse_tuple(view: memoryview, start: int, end: int) -> Optional[ParsedTuple]:
     """Return protocol, source and destination place from attributes in any order; None without addresses and ports."""
     parts = parse_attributes(view, start, end)
     if CTA_TUPLE_IP not in parts or CTA_TUPLE_PROTO not in parts:
@@ -73,6 +79,24 @@ def parse_tuple(view: memoryview, start: int, end: int) -> Optional[Tuple[int, b
     if len(addresses) != 2 or not {1, 2, 3} <= set(proto):
         return None
     return proto[1][0], addresses[0] + bytes(proto[2]), addresses[1] + bytes(proto[3])
+
+
+def parse_tuples(found: Mapping[int, memoryview]) -> Optional[Tuple[ParsedTuple, ParsedTuple]]:
+    """Return what :func:`parse_tuple` does for both directions of an entry; None without one of them."""
+    if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
+        return None
+    original = parse_tuple(found[CTA_TUPLE_ORIG], 0, len(found[CTA_TUPLE_ORIG]))
+    reply = parse_tuple(found[CTA_TUPLE_REPLY], 0, len(found[CTA_TUPLE_REPLY]))
+    return None if original is None or reply is None else (original, reply)
+
+
+def state_number(found: Mapping[int, memoryview], protocol: str) -> Optional[int]:
+    """Return the number of the state of an entry's protocol; None for one without states, or where it is missing."""
+    if protocol not in _INFO or _CTA_PROTOINFO not in found:
+        return None
+    info = parse_attributes(found[_CTA_PROTOINFO], 0, len(found[_CTA_PROTOINFO])).get(_INFO[protocol])
+    state = None if info is None else parse_attributes(info, 0, len(info)).get(_STATE)
+    return None if state is None else state[0]
 
 
 def _pairs(view: memoryview) -> List[Tuple[int, bytes]]:
@@ -103,12 +127,10 @@ def read_entry(view: memoryview, start: int, end: int, ipv6: bool, wanted: str =
 def _read_slowly(view: memoryview, start: int, end: int, number: int) -> Optional[RawEntry]:
     """Parse a message whose attributes come in an unexpected order."""
     found = parse_attributes(view, start + NFGENMSG.size, end)
-    if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
+    tuples = parse_tuples(found)
+    if tuples is None or tuples[0][0] != number:
         return None
-    original = parse_tuple(found[CTA_TUPLE_ORIG], 0, len(found[CTA_TUPLE_ORIG]))
-    reply = parse_tuple(found[CTA_TUPLE_REPLY], 0, len(found[CTA_TUPLE_REPLY]))
-    if original is None or reply is None or original[0] != number:
-        return None
+    original, reply = tuples
     return RawEntry(original[2], reply[1], view, start, end)
 
 

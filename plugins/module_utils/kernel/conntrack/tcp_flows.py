@@ -27,7 +27,6 @@ from .messages import (
     CTA_PROTO_NUM,
     CTA_PROTO_SRC_PORT,
     CTA_TUPLE_IP,
-    CTA_TUPLE_ORIG,
     CTA_TUPLE_PROTO,
     CTA_TUPLE_REPLY,
     FILTER_IP_SRC,
@@ -35,7 +34,7 @@ from .messages import (
     FILTER_PROTO_SRC_PORT,
     NFGENMSG,
     identity_of,
-    parse_tuple,
+    parse_tuples,
     place,
     selection,
 )
@@ -100,13 +99,11 @@ def _flows(sock: ConntrackSocket, family: str, endpoint: bytes) -> Iterator[_Flo
     fields = FILTER_IP_SRC | FILTER_PROTO_NUM | FILTER_PROTO_SRC_PORT
     for view, _kind, start, end in sock.dump(family, selection(CTA_TUPLE_REPLY, reply, CTA_FILTER_REPLY_FLAGS, fields)):
         parts = parse_attributes(view, start + NFGENMSG.size, end)
-        if CTA_TUPLE_ORIG not in parts or CTA_TUPLE_REPLY not in parts:
-            continue
+        tuples = parse_tuples(parts)
         # A kernel that does not know the filter returns all entries.
-        source = parse_tuple(parts[CTA_TUPLE_REPLY], 0, len(parts[CTA_TUPLE_REPLY]))
-        original = parse_tuple(parts[CTA_TUPLE_ORIG], 0, len(parts[CTA_TUPLE_ORIG]))
-        if source is not None and original is not None and source[:2] == (_TCP, endpoint):
-            yield _Flow(original[1], original[2], identity_of(parts))
+        if tuples is not None and tuples[1][:2] == (_TCP, endpoint):
+            _protocol, source, destination = tuples[0]
+            yield _Flow(source, destination, identity_of(parts))
 
 
 def _destroy(family: str, flows: List[_Flow]) -> Tuple[int, str]:
