@@ -50,6 +50,25 @@ def _reader(family: str) -> Callable[[str], str]:
     return lambda text: unpacked(socket.inet_pton(socket.AF_INET6, text))
 
 
+def _lines() -> Iterator[str]:
+    """Yield the lines of the file; none without IPVS. Raises KernelError."""
+    try:
+        with open(PROC_CONNECTIONS, encoding="ascii") as lines:
+            yield from lines
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
+
+
+def _rows(lines: Iterable[str], family: str) -> Iterator[Tuple[str, List[str]]]:
+    """Yield the lines about connections of a family, each with its words."""
+    for line in lines:
+        words = line.split()
+        if words and words[0] in _PROTOCOLS and (":" in words[3]) != (family == IPV4):
+            yield line, words
+
+
 def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, int]:
     """Return how many connections in use each real server of a family has, from the lines of the file.
 
@@ -58,10 +77,7 @@ def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, 
     """
     found: Dict[RealServerKey, int] = {}
     address = _reader(family)
-    for line in lines:
-        words = line.split()
-        if not words or words[0] not in _PROTOCOLS or (":" in words[3]) == (family == IPV4):
-            continue
+    for line, words in _rows(lines, family):
         try:
             if words[7] in _OVER:
                 continue
@@ -75,9 +91,8 @@ def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, 
 
 def _listed(lines: Iterable[str], family: str, server: VirtualServerKey) -> Iterator[IpvsConnection]:
     address = _reader(family)
-    for line in lines:
-        words = line.split()
-        if not words or words[0].lower() != server.protocol or (":" in words[3]) == (family == IPV4):
+    for line, words in _rows(lines, family):
+        if words[0].lower() != server.protocol:
             continue
         try:
             if (address(words[3]), int(words[4], 16)) == (server.address, server.port):
@@ -94,44 +109,23 @@ def connections_of(lines: Iterable[str], family: str, server: VirtualServerKey) 
 
 def open_connections(family: str, server: VirtualServerKey) -> List[IpvsConnection]:
     """Return the connections of a virtual server, and the affinity of its clients. Raises KernelError."""
-    try:
-        with open(PROC_CONNECTIONS, encoding="ascii") as lines:
-            return connections_of(lines, family, server)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
+    return connections_of(_lines(), family, server)
 
 
 def used_connections(family: str) -> Dict[RealServerKey, int]:
     """Return how many connections in use each real server of a family has. Raises KernelError."""
-    try:
-        with open(PROC_CONNECTIONS, encoding="ascii") as lines:
-            return parse_connections(lines, family)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
+    return parse_connections(_lines(), family)
 
 
 def client_connections(family: str, wanted: Wanted) -> List[ClientFlow]:
     """Return the connections of a family to virtual servers that are wanted; none without IPVS. Raises KernelError."""
-    try:
-        with open(PROC_CONNECTIONS, encoding="ascii") as lines:
-            return [flow for flow in parse_clients(lines, family) if wanted(flow.protocol, flow.destination)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
+    return [flow for flow in parse_clients(_lines(), family) if wanted(flow.protocol, flow.destination)]
 
 
 def parse_clients(lines: Iterable[str], family: str) -> Iterator[ClientFlow]:
     """Yield the clients' connections from the lines of the file. Raises KernelError if a line cannot be parsed."""
     address = _reader(family)
-    for line in lines:
-        words = line.split()
-        if not words or words[0] not in _PROTOCOLS or (":" in words[3]) == (family == IPV4):
-            continue
+    for line, words in _rows(lines, family):
         try:
             source, destination = (
                 (packed(address(words[place])) or b"") + int(words[place + 1], 16).to_bytes(2, "big")
