@@ -52,7 +52,7 @@ def declared(*names: str) -> set[str]:
     [
         # Code that needs the package kubernetes documents that; its absence is an error that names it.
         ("plugins", ["meta/ee-requirements.txt", "requirements-demo.txt", "roles/agent/files/libraries.txt"]),
-        ("tests", ["requirements-dev.txt"]),
+        ("tests", ["requirements-dev.txt", "requirements-benchmarks.txt"]),
         ("molecule", ["requirements-dev.txt"]),
     ],
 )
