@@ -30,7 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers
     RealServersResource,
     VirtualServersResource,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.outcomes import Outcome
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.outcomes import Outcome
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,

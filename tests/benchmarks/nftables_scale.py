@@ -33,6 +33,7 @@ from tests.lab import system
 # isort: split
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NO_POLICY, ServicePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.outcomes import Outcome
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import NETLINK_NETFILTER
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import (
@@ -42,7 +43,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.mes
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.outcomes import Outcome
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.keys import address_key, transport_key
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING

@@ -12,9 +12,12 @@ from typing import Dict, Iterator, Set
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.links import AddressesResource, DummyDeviceResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import NETLINK_ROUTE
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.links import (
+    AddressesResource,
+    DummyDeviceResource,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import DEVICE
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Stage, apply_plan, plan
 

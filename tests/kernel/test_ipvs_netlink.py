@@ -21,6 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attr
     text_attribute,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.generic import generic_family
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.outcomes import NetlinkRefusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import (
     NETLINK_GENERIC,
     NETLINK_ROUTE,
@@ -29,7 +30,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.prot
     Message,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.outcomes import NetlinkRefusal
 
 RTM_NEWADDR, RTM_GETADDR, RTM_GETLINK = 20, 22, 18
 NEW = NLM_F_CREATE | NLM_F_EXCL

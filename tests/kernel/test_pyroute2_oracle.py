@@ -16,18 +16,18 @@ from pyroute2.conntrack import Conntrack, NFCTAttrTuple
 from pyroute2.netlink import NETLINK_NETFILTER, NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST
 from pyroute2.netlink.nfnetlink import nftsocket
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import links
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.address_monitor import (
-    AddressEvent,
-    AddressMonitor,
-    LinkRemoved,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import identity
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import interface_addresses
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.listing import nft_chains, nft_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink import links
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.address_monitor import (
+    AddressEvent,
+    AddressMonitor,
+    LinkRemoved,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 from tests.unit.nftables.samples import sample_routes, sample_settings

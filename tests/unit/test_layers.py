@@ -28,6 +28,15 @@ ORDER = (
     ("agent", "module_support", "controller", "generic"),
     ("command",),
 )
+# Of the kernel's subsystems, each folder may import itself and the folders named, and no other file of ``kernel/``.
+SUBSYSTEMS: Dict[str, Tuple[str, ...]] = {
+    "kernel.netlink": (),
+    "kernel.rtnetlink": ("kernel.netlink",),
+    "kernel.ipset": ("kernel.netlink",),
+    "kernel.nftables": ("kernel.netlink",),
+    "kernel.nftables.raw": ("kernel.netlink", "kernel.nftables"),
+    "kernel.nftables.traffic": ("kernel.netlink", "kernel.nftables"),
+}
 # Code shared by the modules: the only part of the shared code that may name Ansible's own module class.
 ADAPTER = "module_support"
 RANK: Dict[str, int] = {name: rank for rank, names in enumerate(ORDER) for name in names}
@@ -172,3 +181,13 @@ def test_history_uses_convergence_and_not_the_other_way_round() -> None:
         for other in others
         if other.startswith("convergence.history")
     ]
+
+
+def test_subsystems_of_the_kernel_import_those_below_them_only() -> None:
+    imported: Dict[str, Set[str]] = {folder: set() for folder in SUBSYSTEMS}
+    for name, others in import_graph().items():
+        folder = name.rpartition(".")[0]
+        if folder in SUBSYSTEMS:
+            imported[folder] |= {other.rpartition(".")[0] for other in others if other.startswith("kernel")}
+    assert all(imported.values()), "a folder has no file that imports another one"
+    assert not {folder: bad for folder, found in imported.items() if (bad := found - {folder, *SUBSYSTEMS[folder]})}

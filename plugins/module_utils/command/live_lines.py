@@ -13,7 +13,7 @@ from .connection_lines import wrapped
 
 def follow_flows(document: Dict[str, Any], seconds: float) -> None:
     """Follow the first flow of an explanation, and add the packets seen to the document, as ``traced``."""
-    from ..kernel.nftables.tracing import Tracer
+    from ..kernel.nftables.traffic.tracing import Tracer
     from ..rendering.decision import Arrival, Client
 
     for flow in document.get("flows", ())[:1]:

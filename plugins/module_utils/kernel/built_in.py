@@ -25,9 +25,9 @@ from .ipset.sets import IpsetSocket
 from .ipvs.messages import NEW_SERVICE, ServiceEncoder
 from .ipvs.servers import IpvsSocket
 from .netlink.attributes import attribute, text_attribute
+from .netlink.outcomes import NetlinkRefusal
 from .netlink.protocol import NETLINK_NETFILTER
 from .netlink.socket import NetlinkSocket
-from .outcomes import NetlinkRefusal
 
 _SCHEDULER_PREFIX = "ip_vs_"
 _SET_TYPES: Mapping[str, str] = {

@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.polls import PollWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.outline import ServersContent
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.request_tap import changes_filter
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.request_tap import changes_filter
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import legacy_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import LegacyTables, LockWatch
 

@@ -28,7 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.live import LiveConnection, Remembered
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.routes import Way
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.routes import Way
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,

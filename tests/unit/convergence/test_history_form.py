@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import directory, form, store
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw_reading import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw.reading import (
     RawChain,
     RawSet,
     StatefulKey,

@@ -20,7 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.att
     NFTA_DATA_VALUE,
     NFTA_SET_ELEM_KEY,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw_reading import RawChain, RawSet
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw.reading import RawChain, RawSet
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import CHAIN, SavedChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.nftables_layout import (

@@ -21,12 +21,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.me
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.stale import delete_stale
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute, nested
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import DumpInterrupted
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.outcomes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.outcomes import (
     MessageError,
     NetlinkRefusal,
     Outcome,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import DumpInterrupted
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.flows import Frontend
 
 CLIENT, SERVICE, POD = "192.0.2.1", "10.96.0.10", "10.244.1.5"

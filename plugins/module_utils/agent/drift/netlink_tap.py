@@ -10,8 +10,8 @@ from typing import Dict, Optional, Sequence
 
 from ...convergence.handles import KernelHandles
 from ...errors import KernelError
-from ...kernel.links import MONITORING_DEVICE, MONITORING_KIND, MonitoringDeviceResource
-from ...kernel.request_tap import RequestTap
+from ...kernel.netlink.request_tap import RequestTap
+from ...kernel.rtnetlink.links import MONITORING_DEVICE, MONITORING_KIND, MonitoringDeviceResource
 from ...resources import Change, Stage, apply_plan, plan
 from .notifications import Watch, suspect
 

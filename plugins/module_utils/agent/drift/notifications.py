@@ -9,9 +9,9 @@ import socket
 from typing import Dict, Iterable, Sequence
 
 from ...addresses import is_link_local
-from ...kernel.address_monitor import AddressEvent, AddressMonitor, LinkRemoved
 from ...kernel.nftables.monitor import ChainMonitor, NftMonitor, TableMonitor
 from ...kernel.nftables.resource import NftablesResource
+from ...kernel.rtnetlink.address_monitor import AddressEvent, AddressMonitor, LinkRemoved
 from ...kernel.xtables.chains import ChainsResource
 from ...resources import Kind
 from ..sync.proxier import Proxier

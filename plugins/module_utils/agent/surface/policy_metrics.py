@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
 
 from ...cluster.model import NamespacedName
 from ...errors import KernelError
-from ...kernel.nftables.denied import denied_packets
+from ...kernel.nftables.traffic.denied import denied_packets
 from ...networkpolicy.matching.owners import Address
 
 # Without it the agent does not start, with an error message: see ``metrics``.

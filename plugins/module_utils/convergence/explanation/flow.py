@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import parse_network
 from ...cluster.state import ClusterState
-from ...kernel.routes import Way
+from ...kernel.rtnetlink.routes import Way
 from ...rendering.decision import Arrival, Client, Masquerade
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from ...addresses import address_and_port, family_of
 from ...cluster.state import ClusterState
 from ...errors import KernelError, PreflightError
-from ...kernel.routes import way_to
+from ...kernel.rtnetlink.routes import way_to
 from ...rendering.decision import Client
 from ...resources import Stage
 from ...serviceports.info import ServicePortInfo

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ...addresses import FAMILIES, canonical_address
 from ...errors import HistoryError
-from ...kernel.nftables.raw_reading import RawChain, RawKey, RawSet, RawTable, RawValue, StatefulKey
+from ...kernel.nftables.raw.reading import RawChain, RawKey, RawSet, RawTable, RawValue, StatefulKey
 from ...kernel.sysctl_profile import KEYS
 from ...kernel.xtables.saved import BUILTIN, CHAIN, SavedChainKey
 from ...regular_files import gunzip, parse_json

@@ -13,8 +13,8 @@ import re
 from typing import Any, Dict, FrozenSet, Mapping, Set
 
 from ...addresses import FAMILIES
-from ...kernel.nftables.raw import key_and_data
-from ...kernel.nftables.raw_reading import RawSet
+from ...kernel.nftables.raw.reading import RawSet
+from ...kernel.nftables.raw.resource import key_and_data
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.nftables_layout import NODE_PORTS
 from ...rendering.nftables.objects import ElementKey, ObjectKey

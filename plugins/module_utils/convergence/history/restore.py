@@ -19,11 +19,11 @@ from ...errors import HistoryError, KernelError, ProxyError
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.connections import used_connections
 from ...kernel.ipvs.servers import TimeoutsResource
-from ...kernel.links import AddressesResource, DummyDeviceResource
 from ...kernel.module_profile import modules_for
 from ...kernel.modules import ModulesResource
-from ...kernel.nftables.raw import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
-from ...kernel.nftables.raw_reading import RawSet
+from ...kernel.nftables.raw.reading import RawSet
+from ...kernel.nftables.raw.resource import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
+from ...kernel.rtnetlink.links import AddressesResource, DummyDeviceResource
 from ...kernel.sysctls import SysctlsResource, read_value, unchangeable
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.empty_tables import EmptyTablesResource

@@ -14,9 +14,9 @@ from ...addresses import FAMILIES, Network, family_of
 from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
-from ...kernel.links import AddressesResource, DummyDeviceResource
-from ...kernel.nftables.raw import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
-from ...kernel.nftables.raw_reading import RawTable
+from ...kernel.nftables.raw.reading import RawTable
+from ...kernel.nftables.raw.resource import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
+from ...kernel.rtnetlink.links import AddressesResource, DummyDeviceResource
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.saved import CHAIN, SavedChainKey, SavedChainsResource
@@ -54,7 +54,7 @@ class ChainsState(NamedTuple):
 class NodeState(NamedTuple):
     """The observed entries by kind. Both families share one mapping if their keys are distinct.
 
-    ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw), empty if it did not exist;
+    ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw.reading), empty if it did not exist;
     ``ipvs_tables``: the table beside IPVS in the same form.
     ``network_policy``: the table of network policies in the same form; None if an older version saved the state.
     ``devices``: the dummy device and its kind, if it existed. ``addresses``: those on it. ``timeouts``: of IPVS, in

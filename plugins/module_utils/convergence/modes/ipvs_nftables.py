@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import List, Sequence, Tuple
 
 from ...errors import ProxyError
-from ...kernel.links import AddressesResource
 from ...kernel.nftables.probe import refused_part
 from ...kernel.nftables.resource import TransactionRefused
+from ...kernel.rtnetlink.links import AddressesResource
 from ...preflight.check import ModeNeeds
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.mode import OVER_NFTABLES

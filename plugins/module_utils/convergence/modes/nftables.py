@@ -11,8 +11,8 @@ from ...configuration.model import KubeProxyConfiguration
 from ...errors import KernelError, ProxyError
 from ...kernel.netlink.protocol import NETLINK_NETFILTER
 from ...kernel.netlink.socket import NetlinkSocket
-from ...kernel.nftables.clients import remembered_seconds
 from ...kernel.nftables.probe import refused_part
+from ...kernel.nftables.traffic.clients import remembered_seconds
 from ...preflight.check import ModeNeeds
 from ...rendering.nftables.affinity import clients_set
 from ...rendering.nftables.mode import RENDERING

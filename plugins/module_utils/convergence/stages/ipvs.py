@@ -15,7 +15,7 @@ from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, ca
 from ...addresses import FAMILIES
 from ...kernel.ipvs.connections import used_connections
 from ...kernel.ipvs.servers import RealServersResource, TimeoutsResource, VirtualServersResource
-from ...kernel.links import AddressesResource
+from ...kernel.rtnetlink.links import AddressesResource
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.nftables_layout import SETTLING
 from ...resources import Change, NotThereYet, ObservedOnce, Resource, Stage

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union, cast
 
 from ...addresses import FAMILIES
-from ...kernel.links import DummyDeviceResource, MonitoringDeviceResource
+from ...kernel.rtnetlink.links import DummyDeviceResource, MonitoringDeviceResource
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.sets import known_definitions
 from ...resources import Kind, NotThereYet, ObservedOnce, Resource, Stage

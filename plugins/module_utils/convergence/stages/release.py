@@ -10,7 +10,7 @@ from typing import List, cast
 
 from ...addresses import FAMILIES
 from ...errors import KernelError
-from ...kernel.nftables.unused import UnusedResource
+from ...kernel.nftables.raw.unused import UnusedResource
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.ipvs.chains import LOAD_BALANCER_CHAIN

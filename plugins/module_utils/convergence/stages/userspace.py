@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import List
 
 from ...addresses import FAMILIES
-from ...kernel.links import AddressDeviceResource, AddressesResource
+from ...kernel.rtnetlink.links import AddressDeviceResource, AddressesResource
 from ...rendering.userspace.model import DEVICE
 from ...resources import Stage
 from ..handles import KernelHandles

@@ -11,9 +11,9 @@ from ...addresses import IPV6
 from ...errors import KernelError
 from ...progress import Progress, unheeded
 from ..netlink.attributes import attribute, nested
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_interrupted, is_missing, is_not_understood
 from ..netlink.protocol import NETLINK_NETFILTER, Message, Slice
 from ..netlink.socket import DumpInterrupted, NetlinkSocket
-from ..outcomes import MessageError, NetlinkRefusal, is_interrupted, is_missing, is_not_understood
 from .messages import (
     CTA_FILTER_ORIG_FLAGS,
     CTA_PROTO_NUM,

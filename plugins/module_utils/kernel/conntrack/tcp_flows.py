@@ -17,9 +17,9 @@ from typing import Collection, Iterator, List, NamedTuple, Tuple
 
 from ...addresses import IPV6
 from ..netlink.attributes import attribute, nested, parse_attributes
+from ..netlink.outcomes import is_missing
 from ..netlink.protocol import Message
 from ..netlink.socket import NetlinkSocket
-from ..outcomes import is_missing
 from .messages import (
     CTA_FILTER_REPLY_FLAGS,
     CTA_IP_V4_SRC,

@@ -25,8 +25,8 @@ from ..netlink.attributes import (
     parse_attributes,
     text_attribute,
 )
+from ..netlink.outcomes import MessageError, errno_text
 from ..netlink.protocol import NLM_F_CREATE, Message
-from ..outcomes import MessageError, errno_text
 
 _SUBSYSTEM = 6 << 8
 PROTOCOL, CREATE, DESTROY, SWAP, LIST, ADD, DELETE, TYPE = (

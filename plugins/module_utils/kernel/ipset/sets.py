@@ -17,9 +17,9 @@ from ...rendering.ipvs.model import SetDefinition, SetElementKey
 from ...rendering.ipvs.sets import BITMAP_PORT
 from ...rendering.ipvs.text import set_line
 from ...resources import Change, Kind, Resource
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_forbidden, is_missing
 from ..netlink.protocol import NETLINK_NETFILTER, Slice
 from ..netlink.socket import NetlinkSocket
-from ..outcomes import MessageError, NetlinkRefusal, is_existing, is_forbidden, is_missing
 from . import messages
 
 _TEMPORARY = "KUBENODE-SWAP"

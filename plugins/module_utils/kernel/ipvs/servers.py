@@ -20,9 +20,9 @@ from ...rendering.ipvs.text import real_server_line, virtual_server_line
 from ...resources import Change, Kind, Resource
 from ..facts import PROC_IPVS
 from ..netlink.generic import generic_family
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_missing
 from ..netlink.protocol import NETLINK_GENERIC
 from ..netlink.socket import NetlinkSocket
-from ..outcomes import MessageError, NetlinkRefusal, is_existing, is_missing
 from . import messages
 
 

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Netlink: sockets, attributes, and a listener for notifications."""
+"""Netlink itself: sockets, attributes, answers and errors, notifications, and a tap for the requests of others."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 
 from ...errors import KernelError
-from ..outcomes import NetlinkRefusal, is_missing
 from .attributes import parse_attributes, text_attribute
+from .outcomes import NetlinkRefusal, is_missing
 from .socket import NetlinkSocket
 
 _CTRL_CMD_GETFAMILY = 3

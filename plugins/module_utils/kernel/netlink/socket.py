@@ -32,7 +32,7 @@ from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Uni
 
 from ...errors import KernelError
 from ...progress import Progress, unheeded
-from ..outcomes import MessageError, NetlinkRefusal, Outcome, Reply, extended_text
+from .outcomes import MessageError, NetlinkRefusal, Outcome, Reply, extended_text
 from .protocol import (
     HEADER,
     NETLINK_CAP_ACK,

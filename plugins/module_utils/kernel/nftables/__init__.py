@@ -1,3 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
+"""nf_tables: the resource of a table, and the messages of its netlink subsystem; no program is needed on the node."""

@@ -9,8 +9,8 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from ...errors import KernelError
 from ..netlink.attributes import attribute_text, parse_attributes
+from ..netlink.outcomes import NetlinkRefusal
 from ..netlink.socket import NetlinkSocket
-from ..outcomes import NetlinkRefusal
 from .attributes import (
     NFTA_CHAIN_HOOK,
     NFTA_CHAIN_NAME,

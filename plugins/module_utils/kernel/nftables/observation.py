@@ -24,9 +24,9 @@ from ...rendering.nftables.objects import (
     list_value,
 )
 from ..netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
+from ..netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
 from ..netlink.protocol import Slice
 from ..netlink.socket import NetlinkSocket
-from ..outcomes import NetlinkRefusal, is_missing, is_unsupported
 from . import messages
 from .attributes import (
     NFTA_CHAIN_NAME,

@@ -19,9 +19,9 @@ from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
+from ..netlink.outcomes import NetlinkRefusal, is_forbidden, is_not_understood
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket, is_supported
-from ..outcomes import NetlinkRefusal, is_forbidden, is_not_understood
 from .messages import BATCH_BEGIN, Encoder
 from .transactions import Labelled, Planner
 

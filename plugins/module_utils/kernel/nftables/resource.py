@@ -20,9 +20,9 @@ from ...rendering.nftables.objects import (
 )
 from ...resources import Change, Kind, Resource, difference
 from ..netlink.attributes import parse_attributes
+from ..netlink.outcomes import MessageError, Reply, is_busy, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
-from ..outcomes import MessageError, Reply, is_busy, is_transient
 from . import messages
 from .attributes import NFTA_GEN_ID
 from .messages import BATCH_BEGIN, BATCH_END, Encoder

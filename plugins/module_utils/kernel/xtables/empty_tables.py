@@ -14,12 +14,12 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 from ...errors import KernelError
 from ...resources import Change, Kind, Resource
 from ..netlink.attributes import text_attribute as text
+from ..netlink.outcomes import is_busy, is_missing
 from ..netlink.protocol import NETLINK_NETFILTER, Message
 from ..netlink.socket import NetlinkSocket
 from ..nftables.attributes import NFTA_CHAIN_NAME, NFTA_TABLE_NAME
 from ..nftables.listing import ACCEPT, nft_chains, nft_tables
 from ..nftables.messages import BATCH_BEGIN, BATCH_END, DELETE_CHAIN, DELETE_TABLE, family_header
-from ..outcomes import is_busy, is_missing
 from .chains import ChainsResource
 
 #: NLM_F_NONREC: refuse to delete an object that still holds others.

@@ -15,9 +15,9 @@ from typing import Dict, Iterable, Tuple
 from ..facts import kernel_release
 from ..modules import asking_loads, available_modules, present_modules
 from ..netlink.attributes import attribute_text, parse_attributes, text_attribute
+from ..netlink.outcomes import NetlinkRefusal, is_busy, is_existing
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE
 from ..netlink.socket import NetlinkSocket
-from ..outcomes import NetlinkRefusal, is_busy, is_existing
 
 _NEW, _GET = 7 << 8 | 0, 7 << 8 | 1
 _NAME, _PACKETS = 1, 2

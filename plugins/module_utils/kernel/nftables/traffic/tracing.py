@@ -15,20 +15,20 @@ import select
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
 
-from ...addresses import packed
-from ...errors import KernelError
-from ...rendering.decision import Arrival, Client
-from ...rendering.nftables import expressions as x
-from ...rendering.nftables.objects import PROTOCOL_NUMBERS, BaseHook, Expression, Rule, TableIdentity
-from ...rendering.nftables.rule_text import rule_text
-from ...rendering.nftables.text import table_family
-from ..netlink.attributes import attribute, attribute_text, each_attribute, parse_attributes, text_attribute
-from ..netlink.listener import NetlinkListener
-from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Message
-from ..netlink.socket import NetlinkSocket
-from ..outcomes import NetlinkRefusal
-from . import messages
-from .attributes import (
+from ....addresses import packed
+from ....errors import KernelError
+from ....rendering.decision import Arrival, Client
+from ....rendering.nftables import expressions as x
+from ....rendering.nftables.objects import PROTOCOL_NUMBERS, BaseHook, Expression, Rule, TableIdentity
+from ....rendering.nftables.rule_text import rule_text
+from ....rendering.nftables.text import table_family
+from ...netlink.attributes import attribute, attribute_text, each_attribute, parse_attributes, text_attribute
+from ...netlink.listener import NetlinkListener
+from ...netlink.outcomes import NetlinkRefusal
+from ...netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Message
+from ...netlink.socket import NetlinkSocket
+from .. import messages
+from ..attributes import (
     NFTA_DATA_VERDICT,
     NFTA_RULE_EXPRESSIONS,
     NFTA_RULE_TABLE,
@@ -38,7 +38,7 @@ from .attributes import (
     NFTA_VERDICT_CHAIN,
     NFTA_VERDICT_CODE,
 )
-from .decoding import parse_expression, rule_comment
+from ..decoding import parse_expression, rule_comment
 
 _NFNLGRP_NFTRACE = 9
 _TRACE = messages.SUBSYSTEM | 17

@@ -13,8 +13,8 @@ import os
 import struct
 from typing import List, NamedTuple
 
-from ..errors import KernelError
-from .netlink.attributes import attribute_text, parse_attributes
+from ...errors import KernelError
+from .attributes import attribute_text, parse_attributes
 
 _NLM_F_CAPPED = 0x100
 _NLM_F_ACK_TLVS = 0x200

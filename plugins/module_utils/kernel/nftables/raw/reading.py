@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from typing import Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ...errors import KernelError
-from ...rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, ObjectKey
-from ..netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
-from ..netlink.socket import NetlinkSocket
-from ..outcomes import NetlinkRefusal, is_missing, is_unsupported
-from . import messages
-from .attributes import (
+from ....errors import KernelError
+from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, ObjectKey
+from ...netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
+from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
+from ...netlink.socket import NetlinkSocket
+from .. import messages
+from ..attributes import (
     NFT_OBJECT_COUNTER,
     NFT_OBJECT_QUOTA,
     NFTA_CHAIN_HOOK,
@@ -86,7 +86,7 @@ from .attributes import (
     NFTA_TABLE_NAME,
     NFTA_TABLE_USERDATA,
 )
-from .decoding import added_up
+from ..decoding import added_up
 
 _GET_OBJECT = messages.SUBSYSTEM | 19
 _HEAD = 4

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Optional
 
-from ...addresses import packed
-from ...rendering.nftables.objects import TABLE_NAME
-from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
-from ..netlink.socket import NetlinkSocket
-from ..outcomes import NetlinkRefusal, is_missing
-from . import messages
-from .attributes import (
+from ....addresses import packed
+from ....rendering.nftables.objects import TABLE_NAME
+from ...netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
+from ...netlink.outcomes import NetlinkRefusal, is_missing
+from ...netlink.socket import NetlinkSocket
+from .. import messages
+from ..attributes import (
     NFTA_DATA_VALUE,
     NFTA_LIST_ELEM,
     NFTA_SET_ELEM_EXPIRATION,

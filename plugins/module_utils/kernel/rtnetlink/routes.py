@@ -10,11 +10,11 @@ import socket
 import struct
 from typing import NamedTuple
 
-from ..addresses import IPV6, address_bits, family_of, packed
-from ..errors import KernelError
-from .netlink.attributes import attribute, parse_attributes
-from .netlink.socket import NetlinkSocket
-from .outcomes import NetlinkRefusal
+from ...addresses import IPV6, address_bits, family_of, packed
+from ...errors import KernelError
+from ..netlink.attributes import attribute, parse_attributes
+from ..netlink.outcomes import NetlinkRefusal
+from ..netlink.socket import NetlinkSocket
 
 _RTM_GETROUTE = 26
 # struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags.

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from typing import Callable, Iterator, List, Optional, Set
 
-from ...errors import KernelError
-from ...rendering.nftables.layout import FRONTENDS
-from ...rendering.nftables.objects import TABLE_NAME, ObjectKey
-from ...rendering.nftables.own_names import is_own
-from ...resources import Change, Kind, Resource
-from ..netlink.attributes import parse_attributes
-from .attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_SET, NFTA_SET_ELEM_DATA
-from .decoding import parse_data, parse_expression
-from .raw import RawTableResource, rule_expressions
-from .raw_reading import RawChain, RawKey, RawSet, RawTable, RawValue
-from .resource import NftablesResource
+from ....errors import KernelError
+from ....rendering.nftables.layout import FRONTENDS
+from ....rendering.nftables.objects import TABLE_NAME, ObjectKey
+from ....rendering.nftables.own_names import is_own
+from ....resources import Change, Kind, Resource
+from ...netlink.attributes import parse_attributes
+from ..attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_SET, NFTA_SET_ELEM_DATA
+from ..decoding import parse_data, parse_expression
+from ..resource import NftablesResource
+from .reading import RawChain, RawKey, RawSet, RawTable, RawValue
+from .resource import RawTableResource, rule_expressions
 
 _FRONTENDS = ObjectKey("set", FRONTENDS)
 #: The attributes by which an expression names a set.

@@ -5,7 +5,7 @@
 
 Its objects are kept as uninterpreted netlink attributes: only volatile ones (handles, use counts, counters, expiring
 elements) are omitted. So a table that kube-proxy itself created is restored with everything that this project would
-never create: comments, intervals, anonymous sets. Keys and values: see ``raw_reading``.
+never create: comments, intervals, anonymous sets. Keys and values: see ``reading``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from typing import Any, Iterator, List, Tuple
 
-from ...errors import KernelError
-from ...rendering.ipvs.nftables_layout import IPVS_TABLE
-from ...rendering.networkpolicy.sets import TABLE as POLICY_TABLE
-from ...rendering.networkpolicy.text import element_text
-from ...rendering.nftables.objects import (
+from ....errors import KernelError
+from ....rendering.ipvs.nftables_layout import IPVS_TABLE
+from ....rendering.networkpolicy.sets import TABLE as POLICY_TABLE
+from ....rendering.networkpolicy.text import element_text
+from ....rendering.nftables.objects import (
     SERVICES_TABLE,
     SET_CONCAT,
     ChainValue,
@@ -26,14 +26,14 @@ from ...rendering.nftables.objects import (
     Rule,
     TableIdentity,
 )
-from ...rendering.nftables.text import chain_lines, element_texts, table_family
-from ...resources import Change, Kind, Resource
-from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
-from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message
-from ..netlink.socket import NetlinkSocket
-from ..outcomes import is_transient
-from . import messages
-from .attributes import (
+from ....rendering.nftables.text import chain_lines, element_texts, table_family
+from ....resources import Change, Kind, Resource
+from ...netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
+from ...netlink.outcomes import is_transient
+from ...netlink.protocol import NETLINK_NETFILTER, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message
+from ...netlink.socket import NetlinkSocket
+from .. import messages
+from ..attributes import (
     NFTA_LIST_ELEM,
     NFTA_RULE_EXPRESSIONS,
     NFTA_SET_ELEM_DATA,
@@ -43,8 +43,8 @@ from .attributes import (
     NFTA_SET_ID,
     NFTA_TABLE_NAME,
 )
-from .decoding import parse_data, parse_expression, parse_hook, ranges
-from .raw_reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
+from ..decoding import parse_data, parse_expression, parse_hook, ranges
+from .reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
 
 _NEW_OBJECT = messages.SUBSYSTEM | 18
 _ELEMENTS_BYTES = 60_000

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, Tuple
 
-from ...addresses import FAMILIES
-from ...networkpolicy.matching.owners import Address
-from ...rendering.networkpolicy import sets
-from ..netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
-from ..netlink.protocol import NETLINK_NETFILTER
-from ..netlink.socket import NetlinkSocket
-from ..outcomes import NetlinkRefusal, is_missing, is_unsupported
-from . import messages
-from .attributes import (
+from ....addresses import FAMILIES
+from ....networkpolicy.matching.owners import Address
+from ....rendering.networkpolicy import sets
+from ...netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
+from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
+from ...netlink.protocol import NETLINK_NETFILTER
+from ...netlink.socket import NetlinkSocket
+from .. import messages
+from ..attributes import (
     NFTA_COUNTER_PACKETS,
     NFTA_EXPR_DATA,
     NFTA_EXPR_NAME,
@@ -26,7 +26,7 @@ from .attributes import (
     NFTA_SET_ELEM_LIST_SET,
     NFTA_TABLE_NAME,
 )
-from .decoding import parse_data
+from ..decoding import parse_data
 
 _HEAD = 4
 

@@ -9,10 +9,10 @@ import socket
 import struct
 from typing import Dict, Iterator, NamedTuple, Union
 
-from ..addresses import IPV4, IPV6, unpacked
-from .netlink.attributes import attribute_text, parse_attributes
-from .netlink.listener import NetlinkListener
-from .netlink.protocol import NETLINK_ROUTE
+from ...addresses import IPV4, IPV6, unpacked
+from ..netlink.attributes import attribute_text, parse_attributes
+from ..netlink.listener import NetlinkListener
+from ..netlink.protocol import NETLINK_ROUTE
 
 RTM_DELLINK, RTM_NEWADDR, RTM_DELADDR = 17, 20, 21
 RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR = 1, 5, 9

@@ -13,15 +13,15 @@ import socket
 import struct
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
-from ..addresses import IPV6, address_bits, is_link_local, packed, unpacked
-from ..errors import KernelError
-from ..rendering.ipvs.model import DEVICE
-from ..rendering.ipvs.text import address_line
-from ..resources import Change, Kind, Resource
-from .netlink.attributes import attribute, attribute_text, nested, parse_attributes, text_attribute
-from .netlink.protocol import NLM_F_CREATE, NLM_F_EXCL, Message
-from .netlink.socket import NetlinkSocket
-from .outcomes import MessageError, NetlinkRefusal, is_existing, is_missing, is_unsupported
+from ...addresses import IPV6, address_bits, is_link_local, packed, unpacked
+from ...errors import KernelError
+from ...rendering.ipvs.model import DEVICE
+from ...rendering.ipvs.text import address_line
+from ...resources import Change, Kind, Resource
+from ..netlink.attributes import attribute, attribute_text, nested, parse_attributes, text_attribute
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_missing, is_unsupported
+from ..netlink.protocol import NLM_F_CREATE, NLM_F_EXCL, Message
+from ..netlink.socket import NetlinkSocket
 
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
 _RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
