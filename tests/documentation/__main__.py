@@ -24,7 +24,8 @@ SECTIONS = {"Preview": 24, "The same again": 9, "Who answers, through lab-ipvs":
 
 def generated(root: Path = ROOT) -> Dict[Path, str]:
     """Return the expected content of every generated file, by its path from the top."""
-    files = {Path("docs") / name: text for name, text in module_reference.pages(collection.modules(root)).items()}
+    reference = module_reference.pages(collection.modules(root), collection.inventories(root))
+    files = {Path("docs") / name: text for name, text in reference.items()}
     files[Path("docs/variables.md")] = variables.page(collection.roles(root), root)
     files[settings.PAGE] = settings.page((root / settings.PAGE).read_text(encoding="utf-8"))
     recording = (root / RECORDING).read_text(encoding="utf-8")

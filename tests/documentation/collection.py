@@ -50,6 +50,11 @@ def module_names(root: Path = ROOT) -> List[str]:
     return sorted(path.stem for path in (root / "plugins" / "modules").glob("*.py"))
 
 
+def inventory_names(root: Path = ROOT) -> List[str]:
+    """Return the names of the inventory plugins, without the collection's name."""
+    return sorted(path.stem for path in (root / "plugins" / "inventory").glob("*.py"))
+
+
 def playbook_names(root: Path = ROOT) -> List[str]:
     """Return the names of the playbooks, without the collection's name."""
     return sorted(path.stem for path in (root / "playbooks").glob("*.yml"))
@@ -72,14 +77,23 @@ def _collections_path(root: Path) -> Path:
 
 def modules(root: Path = ROOT) -> Dict[str, Dict[str, Any]]:
     """Return ansible-doc's output for each module (keys doc, examples, return), with shared fragments."""
-    names = [f"{NAME}.{name}" for name in module_names(root)]
+    return _documented("module", module_names(root), root)
+
+
+def inventories(root: Path = ROOT) -> Dict[str, Dict[str, Any]]:
+    """Return ansible-doc's output for each inventory plugin, with shared fragments."""
+    return _documented("inventory", inventory_names(root), root)
+
+
+def _documented(kind: str, own_names: List[str], root: Path) -> Dict[str, Dict[str, Any]]:
+    names = [f"{NAME}.{name}" for name in own_names]
     environment = {
         **os.environ,
         "ANSIBLE_COLLECTIONS_PATH": str(_collections_path(root)),
         "ANSIBLE_HOME": str(root / ".cache" / "ansible"),
         "ANSIBLE_DEPRECATION_WARNINGS": "0",
     }
-    argv = [sys.executable, "-m", "ansible.cli.doc", "--json", "-t", "module", *names]
+    argv = [sys.executable, "-m", "ansible.cli.doc", "--json", "-t", kind, *names]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"ansible-doc ended with status {done.returncode}: {done.stderr.strip()}")

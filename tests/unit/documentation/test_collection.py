@@ -128,6 +128,13 @@ def test_playbooks_are_in_the_readme():
     assert [name for name in collection.playbook_names() if f"kubenode.proxy.{name}" not in readme] == []
 
 
+def test_inventory_plugins_have_a_version_and_an_author_and_are_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, found in collection.inventories().items():
+        assert found["doc"]["author"] and re.fullmatch(r"\d+\.\d+\.\d+", found["doc"]["version_added"]), name
+        assert f"kubenode.proxy.{name}" in readme
+
+
 def test_modules_and_roles_are_in_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     names = [*collection.module_names(), *(role.name for role in ROLES)]

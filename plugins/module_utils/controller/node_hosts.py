@@ -1,0 +1,100 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hosts of an Ansible inventory, made from Node objects: their variables, groups and the address to connect to."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+from ..addresses import canonical_address
+from ..cluster.fields import dns_subdomain, flag, mapping, sequence, text
+
+#: The types of addresses of a Node, in the order of the documentation of Kubernetes.
+ADDRESS_TYPES = ("Hostname", "InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS")
+PREFIX = "kubernetes_node_"
+_ROLE_LABEL = "node-role.kubernetes.io/"
+_OLD_ROLE_LABEL = "kubernetes.io/role"
+_ZONE_LABEL, _REGION_LABEL = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+_INFO = ("architecture", "containerRuntimeVersion", "kernelVersion", "kubeletVersion", "operatingSystem", "osImage")
+# A name that ssh and other connection plugins receive as an argument must not be taken for an option.
+_HOST_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
+
+
+class NodeHost(NamedTuple):
+    """A host: its name, which is that of the Node, its variables, and the groups that it is in."""
+
+    name: str
+    variables: Dict[str, Any]
+    groups: List[str]
+
+    def address(self, types: Sequence[str]) -> str:
+        """Return the first address of the first type that the Node has, empty if it has none."""
+        addresses: Dict[str, List[str]] = self.variables[f"{PREFIX}addresses"]
+        return next((addresses[kind][0] for kind in types if addresses.get(kind)), "")
+
+
+def node_host(raw: Dict[str, Any]) -> NodeHost:
+    """Return the host of a raw Node. Raises Invalid for one that has no valid name or a field of the wrong type."""
+    metadata = mapping(raw.get("metadata"), "metadata")
+    name = dns_subdomain(metadata.get("name"), "metadata.name")
+    spec, status = mapping(raw.get("spec"), "spec"), mapping(raw.get("status"), "status")
+    labels = {key: text(value, "metadata.labels") for key, value in _pairs(metadata.get("labels"), "metadata.labels")}
+    info = mapping(status.get("nodeInfo"), "status.nodeInfo")
+    roles = _roles(labels)
+    ready, schedulable = _is_ready(status), not flag(spec.get("unschedulable"), "spec.unschedulable", False)
+    zone = labels.get(_ZONE_LABEL, "")
+    variables = {
+        "name": name,
+        "addresses": _addresses(status),
+        "labels": labels,
+        "roles": roles,
+        "zone": zone,
+        "region": labels.get(_REGION_LABEL, ""),
+        "ready": ready,
+        "schedulable": schedulable,
+        "taints": [_taint(item) for item in sequence(spec.get("taints"), "spec.taints")],
+        "pod_cidrs": [text(item, "spec.podCIDRs") for item in sequence(spec.get("podCIDRs"), "spec.podCIDRs")],
+        "info": {key: text(info.get(key), f"status.nodeInfo.{key}") for key in _INFO},
+    }
+    groups = ["ready" if ready else "not_ready"]
+    groups += [] if schedulable else ["unschedulable"]
+    groups += [f"role_{role}" for role in roles]
+    groups += [f"zone_{zone}"] if zone else []
+    return NodeHost(name, {f"{PREFIX}{key}": value for key, value in variables.items()}, groups)
+
+
+def _pairs(value: object, field: str) -> List[Any]:
+    return sorted(mapping(value, field).items())
+
+
+def _roles(labels: Dict[str, str]) -> List[str]:
+    found = {label[len(_ROLE_LABEL) :] for label in labels if label.startswith(_ROLE_LABEL)}
+    found.add(labels.get(_OLD_ROLE_LABEL, ""))
+    return sorted(found - {""})
+
+
+def _is_ready(status: Dict[str, Any]) -> bool:
+    for item in sequence(status.get("conditions"), "status.conditions"):
+        condition = mapping(item, "status.conditions")
+        if condition.get("type") == "Ready":
+            return bool(condition.get("status") == "True")
+    return False
+
+
+def _addresses(status: Dict[str, Any]) -> Dict[str, List[str]]:
+    """Return the valid addresses by type; kubelets report them, and a connection plugin passes them to programs."""
+    found: Dict[str, List[str]] = {}
+    for item in sequence(status.get("addresses"), "status.addresses"):
+        entry = mapping(item, "status.addresses")
+        kind, value = text(entry.get("type"), "status.addresses.type"), text(entry.get("address"), "status.addresses")
+        address = canonical_address(value) if kind.endswith("IP") else value
+        if kind in ADDRESS_TYPES and address and (kind.endswith("IP") or _HOST_NAME.fullmatch(address)):
+            found.setdefault(kind, []).append(address)
+    return found
+
+
+def _taint(item: object) -> Dict[str, str]:
+    taint = mapping(item, "spec.taints")
+    return {key: text(taint.get(key), f"spec.taints.{key}") for key in ("key", "value", "effect")}

@@ -1,0 +1,186 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The inventory plugin as ansible-inventory and a playbook use it, against the tests' API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.fields import Invalid
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.node_hosts import node_host
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.conftest import ROOT
+from tests.lab.manifests import node
+
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
+ADDRESSES = [
+    {"type": "ExternalIP", "address": "203.0.113.2"},
+    {"type": "InternalIP", "address": "192.0.2.12"},
+    {"type": "InternalIP", "address": "2001:db8::12"},
+    {"type": "Hostname", "address": "worker-2"},
+]
+WORKER = node(
+    "worker-2",
+    "",
+    "10.1.2.0/24",
+    metadata={
+        "labels": {
+            "node-role.kubernetes.io/worker": "",
+            "topology.kubernetes.io/zone": "eu-1a",
+            "topology.kubernetes.io/region": "eu",
+            "example.com/proxy-mode": "ipvs",
+        }
+    },
+    spec={
+        "podCIDRs": ["10.1.2.0/24"],
+        "unschedulable": True,
+        "taints": [{"key": "a", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}],
+    },
+    status={**READY, "addresses": ADDRESSES, "nodeInfo": {"osImage": "{{ 1 + 1 }}", "architecture": "arm64"}},
+)
+PLAIN = node("worker-1", "192.0.2.11", "10.1.1.0/24")
+CONTROL = node("cp", "192.0.2.10", "10.1.0.0/24", metadata={"labels": {"node-role.kubernetes.io/control-plane": ""}})
+
+
+def unmarked(value):
+    """Return the string in an object with which ansible-inventory prints one that is no template."""
+    return value.get("__ansible_unsafe", value)
+
+
+class Cluster:
+    """An API server with Nodes, and the commands of Ansible with a configuration of the plugin."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.store = Store()
+        self.api = ApiServer(self.store, None)
+        self.source = directory / "inventory" / "nodes.yml"
+        self.source.parent.mkdir()
+        for item in (WORKER, PLAIN, CONTROL):
+            self.store.put(item)
+
+    def run(self, program, *arguments, **options):
+        """Run a command line of Ansible with options of the plugin; return status, output and errors."""
+        self.source.write_text(yaml.safe_dump({"plugin": "kubenode.proxy.nodes", "host": self.api.url, **options}))
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("K8S_AUTH", "KUBECONFIG"))},
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+            "ANSIBLE_HOME": str(self.directory / "home"),
+            "ANSIBLE_NOCOLOR": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", f"ansible.cli.{program}", "-i", str(self.source.parent), *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=self.directory,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def inventory(self, **options):
+        status, output, errors = self.run("inventory", "--list", **options)
+        assert status == 0, errors
+        found = json.loads(output, object_hook=unmarked)
+        variables = found.pop("_meta")["hostvars"]
+        return {name: group.get("hosts", []) for name, group in found.items()}, variables
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Provide a cluster of three Nodes."""
+    found = Cluster(tmp_path)
+    yield found
+    found.api.close()
+
+
+def test_nodes_are_hosts_with_groups_and_variables(cluster):
+    groups, variables = cluster.inventory()
+    assert sorted(groups["k8s_cluster"]) == ["cp", "worker-1", "worker-2"]
+    assert (groups["ready"], sorted(groups["not_ready"])) == (["worker-2"], ["cp", "worker-1"])
+    assert groups["unschedulable"] == groups["role_worker"] == groups["zone_eu_1a"] == ["worker-2"]
+    assert groups["role_control_plane"] == ["cp"]
+    found = variables["worker-2"]
+    assert found["ansible_host"] == "192.0.2.12"
+    assert found["kubernetes_node_addresses"] == {
+        "ExternalIP": ["203.0.113.2"],
+        "Hostname": ["worker-2"],
+        "InternalIP": ["192.0.2.12", "2001:db8::12"],
+    }
+    assert (found["kubernetes_node_zone"], found["kubernetes_node_region"]) == ("eu-1a", "eu")
+    assert (found["kubernetes_node_ready"], found["kubernetes_node_schedulable"]) == (True, False)
+    assert found["kubernetes_node_taints"] == [{"key": "a", "value": "", "effect": "NoSchedule"}]
+    assert found["kubernetes_node_pod_cidrs"] == ["10.1.2.0/24"]
+
+
+def test_selector_addresses_and_constructed_groups(cluster):
+    groups, variables = cluster.inventory(
+        label_selector="!node-role.kubernetes.io/control-plane",
+        group="workers",
+        address_types=["ExternalIP"],
+        compose={"service_proxy_mode": "kubernetes_node_labels['example.com/proxy-mode'] | default('nftables')"},
+        groups={"arm": "kubernetes_node_info.architecture == 'arm64'"},
+        keyed_groups=[{"prefix": "cidr", "key": "kubernetes_node_pod_cidrs[0]"}],
+        strict=True,
+    )
+    assert (sorted(groups["workers"]), groups["arm"]) == (["worker-1", "worker-2"], ["worker-2"])
+    assert groups["cidr_10_1_1_0_24"] == ["worker-1"]
+    assert {name: found["service_proxy_mode"] for name, found in variables.items()} == {
+        "worker-1": "nftables",
+        "worker-2": "ipvs",
+    }
+    assert variables["worker-2"]["ansible_host"] == "203.0.113.2" and "ansible_host" not in variables["worker-1"]
+
+
+def test_the_cache_replaces_the_api_server_until_it_is_flushed(cluster):
+    options = {"cache": True, "cache_plugin": "ansible.builtin.jsonfile", "cache_connection": str(cluster.directory)}
+    first = cluster.inventory(**options)
+    cluster.store.delete("Node", "", "worker-1")
+    assert cluster.inventory(**options) == first
+    selected, _variables = cluster.inventory(**options, label_selector="!node-role.kubernetes.io/control-plane")
+    assert selected["k8s_cluster"] == ["worker-2"]
+    status, output, errors = cluster.run("inventory", "--graph", "--flush-cache", **options)
+    assert status == 0 and "worker-1" not in output, output + errors
+
+
+def test_a_playbook_runs_on_the_nodes_and_their_values_are_no_templates(cluster):
+    playbook = cluster.directory / "play.yml"
+    tasks = [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is {{ kubernetes_node_info.osImage }}"}}]
+    playbook.write_text(yaml.safe_dump([{"hosts": "k8s_cluster:&ready", "gather_facts": False, "tasks": tasks}]))
+    status, output, errors = cluster.run("playbook", "--check", str(playbook))
+    assert status == 0 and "worker-2 is {{ 1 + 1 }}" in output, output + errors
+
+
+def test_a_node_that_cannot_be_used_is_skipped_by_name(cluster):
+    cluster.store.put(node("worker-3", "192.0.2.13", "10.1.3.0/24", spec={"unschedulable": "yes"}))
+    status, output, errors = cluster.run("inventory", "--list")
+    assert status == 0 and "worker-3" not in json.loads(output)["_meta"]["hostvars"]
+    assert "skipped Node worker-3: spec.unschedulable" in errors.replace("\n", " ")
+
+
+def test_an_api_server_that_cannot_be_read_is_an_error(cluster):
+    cluster.api.failing["/api/v1/nodes"] = 403
+    _status, _output, errors = cluster.run("inventory", "--list")
+    assert "list nodes" in errors and "403" in errors
+
+
+@pytest.mark.parametrize(
+    "address", ["-oProxyCommand=touch /tmp/x", "worker 1", "worker-1;id", "{{ lookup('pipe', 'id') }}", ""]
+)
+def test_an_address_that_a_program_could_take_for_something_else_is_ignored(address):
+    for kind in ("Hostname", "InternalIP", "ExternalDNS"):
+        raw = node("a", "", "10.0.0.0/24", status={"addresses": [{"type": kind, "address": address}]})
+        assert node_host(raw).address(["Hostname", "InternalIP", "ExternalDNS"]) == ""
+
+
+@pytest.mark.parametrize("name", ["", "A B", "-i", "{{ x }}", None])
+def test_a_node_without_a_valid_name_is_refused(name):
+    with pytest.raises(Invalid):
+        node_host({"metadata": {"name": name}})
