@@ -30,6 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers
     RealServersResource,
     VirtualServersResource,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.encoding import encode_ready
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.outcomes import Outcome
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
@@ -77,7 +78,7 @@ def encoded(sock: IpvsSocket, servers: Servers, real_servers: RealServers) -> Li
     sends = []
     first = 1
     for chunk in sock.netlink.chunks(batch):
-        sends.append((sock.netlink.encode_ready(chunk, first), first, first + len(chunk) - 1))
+        sends.append((encode_ready(chunk, first, sock.netlink.port), first, first + len(chunk) - 1))
         first += len(chunk)
     return sends
 

@@ -11,9 +11,10 @@ from ..addresses import address_and_port
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.handles import ListenerAccess
 from ..convergence.live import Flow, LiveConnection, Remembered
-from ..forwarding.forwarder import RETRY_SECONDS, Client, Forwarder
+from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
 from ..forwarding.limits import Limits, within_files
 from ..forwarding.loop import LONGEST_WAIT_SECONDS
+from ..forwarding.opened import Client
 from ..forwarding.resource import ListenersResource
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from ..resources import Change, Resource

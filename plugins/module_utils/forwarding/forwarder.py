@@ -24,7 +24,6 @@ from typing import (
     Iterable,
     Iterator,
     List,
-    NamedTuple,
     Optional,
     Set,
     Tuple,
@@ -40,6 +39,7 @@ from .balancing import Balancer, FailedEndpoints
 from .half import BUFFER_BYTES, Means
 from .limits import MOST_PIPES, Limits, Totals
 from .loop import Loop
+from .opened import Client, Opened, opened_by
 from .sources import Sources
 from .splice import Pipes, find_splice
 
@@ -69,34 +69,6 @@ _REASONS = {
 def _chunks(items: Iterable[Item]) -> Iterator[List[Item]]:
     rest = iter(items)
     return iter(lambda: list(itertools.islice(rest, _CHUNK)), [])
-
-
-class Client(NamedTuple):
-    """An open connection or session: protocol (TCP, UDP), the client's address and port, and the listener's."""
-
-    protocol: str
-    source: str
-    source_port: int
-    address: str
-    port: int
-
-
-class Opened(NamedTuple):
-    """A connection or session: the client, its endpoint, the source that the endpoint sees, and its state."""
-
-    source: Endpoint
-    endpoint: Endpoint
-    seen_as: Endpoint
-    state: str
-
-
-def _name(read: Callable[[], Any]) -> Endpoint:
-    """Return the address and port that a socket has, or no address if it is not connected."""
-    try:
-        name = read()
-        return str(name[0]), int(name[1])
-    except OSError:
-        return "", 0
 
 
 class Forwarder:
@@ -186,7 +158,7 @@ class Forwarder:
 
     def opened(self, key: ListenerKey, client: Endpoint) -> List[Opened]:
         """Return what a client has open through a listener; port 0 is any. Raises KernelError as :meth:`apply` does."""
-        return self._loop.call(lambda: list(self._opened(key, client)))
+        return self._loop.call(lambda: list(opened_by(client, self._servers.get(key), self._connections)))
 
     def remembered(self, owner: str, client: str, seconds: int) -> Optional[Tuple[Endpoint, float]]:
         """Return the endpoint of a client by affinity, which lasts ``seconds``, and how much of that is left.
@@ -365,22 +337,6 @@ class Forwarder:
     def _evict(self, connection: tcp.Connection) -> None:
         self.totals.evicted += 1
         connection.abort()
-
-    def _opened(self, key: ListenerKey, client: Endpoint) -> Iterator[Opened]:
-        server = self._servers.get(key)
-        if isinstance(server, udp.UdpServer):
-            for address, session in server.sessions.items():
-                if address[0] == client[0] and client[1] in (0, address[1]):
-                    state = "replied" if session.answered else "unreplied"
-                    yield Opened(address[:2], session.endpoint, _name(session.sock.getsockname), state)
-            return
-        for connection in self._connections:
-            if connection.server is not server or connection.client != client[0]:
-                continue
-            source, end = _name(connection.client_end.sock.getpeername), connection.endpoint_end
-            if connection.endpoint is not None and end is not None and client[1] in (0, source[1]):
-                state = "half closed" if connection.half_closed else "open"
-                yield Opened(source, connection.endpoint, _name(end.sock.getsockname), state)
 
     def _leave(self, owner: str, endpoint: Endpoint) -> Iterator[tcp.Connection]:
         for connection in self._connections:

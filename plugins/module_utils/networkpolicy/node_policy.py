@@ -74,7 +74,7 @@ class NodePolicy:
     @property
     def too_large(self) -> Dict[PolicySide, str]:
         """Return the policies that allow nothing in a direction because of their size, with the reason."""
-        return {**self._state.too_large, **named(self._refused, self._most_rows)}
+        return {**self._state.compiler.too_large, **named(self._refused, self._most_rows)}
 
     def is_unknown(self, address: Address) -> bool:
         """Return whether an address in the pod ranges belongs to no known pod."""
@@ -92,7 +92,7 @@ class NodePolicy:
         """
         gone = changes.policies - self._objects.policies.keys()
         self._refused = frozenset(item for item in self._refused if item[0] not in gone)
-        self._state.refused = self._refused
+        self._state.compiler.refused = self._refused
         try:
             self._state.update(changes)
         except TooManyRows:

@@ -10,7 +10,7 @@ isolated, the class of each peer, and what pods of the node may exchange with pe
 from __future__ import annotations
 
 from itertools import islice
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..addresses import FAMILIES, IPV4, IPV6, Network
 from ..cluster.model import NamespacedName
@@ -19,12 +19,13 @@ from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from .budget import PolicySide
 from .family_tables import FamilyTables
 from .judge import Judge
-from .limits import MOST_PIECES, excess
-from .matching.compiled import CompiledRule, compile_rule, compile_rules, side
+from .limits import MOST_PIECES
+from .matching.compiled import CompiledRule, side
 from .matching.owners import Address, AddressOwners, counts
 from .matching.peers import Content, PodPeers
 from .pod_ranges import PodRanges
 from .rows import ISOLATED, POLICED, SELF, PolicyRows
+from .rule_compiler import RuleCompiler
 from .subjects import NETWORK_POLICY, Subject, SubjectKey
 from .values import GrantValues
 
@@ -62,10 +63,9 @@ class PolicyState:
     """The rows of one node. If TooManyRows is raised, the state is incomplete and must not be used.
 
     ``node_name``: the node whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
-    ``pod_ranges``: see :class:`.NodePolicy`. ``refused``: policies whose rules are omitted in a direction.
-    ``most_rows``: see :class:`.PolicyRows`. ``too_large``: further refused ones, with the reason (see :mod:`.limits`).
-    ``portion``: if pods of this node come or go, an update classifies at most so many other pods again, and leaves more
-    of them to :meth:`proceed`.
+    ``pod_ranges``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`. ``most_rows``: see
+    :class:`.PolicyRows`. ``portion``: if pods of this node come or go, an update classifies at most so many other pods
+    again, and leaves more of them to :meth:`proceed`.
     """
 
     def __init__(
@@ -98,9 +98,7 @@ class PolicyState:
         self._contents: Dict[NamespacedName, Content] = {}
         self._names: Dict[str, int] = {}
         self._names_changed: Set[str] = set()
-        self.too_large: Dict[PolicySide, str] = {}
-        self.refused = refused
-        self._compiled: Dict[Tuple[int, str], Tuple[object, Tuple[CompiledRule, ...]]] = {}
+        self.compiler = RuleCompiler(refused)
         # Pods still to be classified again.
         self._later: Dict[NamespacedName, None] = {}
         self._portion = portion
@@ -133,7 +131,8 @@ class PolicyState:
         self._follow_policies(changes, work)
         self._refresh(work)
         if changes.policies or changes.cluster_policies:
-            self._forget_compiled()
+            used = [policy for policies in self._policies.values() for policy in policies.values()]
+            self.compiler.keep_only([*used, *self._objects.cluster_policies.values()])
 
     def set_node_addresses(self, addresses: Iterable[Address]) -> None:
         """Apply the addresses of the node, which no pod can have. Raises TooManyRows."""
@@ -185,8 +184,7 @@ class PolicyState:
             policy = self._objects.policies.get(key)
             if policy is None:
                 policies.pop(key.name, None)
-                for direction in DIRECTIONS:
-                    self.too_large.pop((key, direction), None)
+                self.compiler.policy_removed(key)
             else:
                 policies[key.name] = policy
             namespaces.add(key.namespace)
@@ -287,7 +285,7 @@ class PolicyState:
         for direction in DIRECTIONS:
             chosen = [policy for policy in selecting if direction in policy.directions]
             if chosen:
-                rules = [rule for policy in chosen for rule in self._rules(policy, direction)]
+                rules = [rule for policy in chosen for rule in self.compiler.rules(policy, direction)]
                 yield self._subject(NETWORK_POLICY, side(direction), rules, pod)
         if self._cluster_policies:
             yield from self._cluster_subjects(pod)
@@ -297,7 +295,12 @@ class PolicyState:
         selecting = [policy for policy in ordered if self._selects(policy, pod)]
         for tier in (ADMIN, BASELINE):
             for direction in DIRECTIONS:
-                rules = [rule for policy in selecting if policy.tier == tier for rule in self._rules(policy, direction)]
+                rules = [
+                    rule
+                    for policy in selecting
+                    if policy.tier == tier
+                    for rule in self.compiler.rules(policy, direction)
+                ]
                 if rules:
                     yield self._subject(tier, side(direction), rules, pod)
 
@@ -307,38 +310,6 @@ class PolicyState:
         if namespace is None or selector is None:
             return False
         return selector.matches(namespace.labels) and policy.subject.pods.matches(pod.labels)
-
-    def _rules(self, policy: Union[NetworkPolicy, ClusterNetworkPolicy], direction: str) -> Tuple[CompiledRule, ...]:
-        """Return the compiled rules of a policy; the same policy object gives the same rules."""
-        key = (id(policy), direction)
-        found = self._compiled.get(key)
-        if found is None or found[0] is not policy:
-            if isinstance(policy, ClusterNetworkPolicy):
-                compiled = map(compile_rule, policy.rules(direction))
-                rules = tuple(rule for rule in compiled if rule.is_useful)
-            else:
-                rules = self._affordable(policy, direction, compile_rules(policy.rules(direction)))
-            found = self._compiled[key] = (policy, rules)
-        return found[1]
-
-    def _affordable(
-        self, policy: NetworkPolicy, direction: str, rules: Tuple[CompiledRule, ...]
-    ) -> Tuple[CompiledRule, ...]:
-        if (policy.key, direction) in self.refused:
-            return ()
-        reason = excess(rules)
-        if not reason:
-            self.too_large.pop((policy.key, direction), None)
-            return rules
-        self.too_large[policy.key, direction] = reason
-        return ()
-
-    def _forget_compiled(self) -> None:
-        """Drop the rules of policies that changed."""
-        current = {id(policy) for policies in self._policies.values() for policy in policies.values()}
-        current |= {id(policy) for policy in self._objects.cluster_policies.values()}
-        for key in [key for key in self._compiled if key[0] not in current]:
-            del self._compiled[key]
 
     def _subject(self, tier: str, which: str, rules: List[CompiledRule], pod: Pod) -> Subject:
         names = {name.name for rule in rules for name in rule.names} if which == "in" else set()

@@ -15,8 +15,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Confi
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import (
     canonical_rule,
     target_of,
-    tokens_of,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.rule_parsing import tokens_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     PRESENT,
     ChainKey,

@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attr
     parse_attributes,
     text_attribute,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.encoding import encode_ready
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import (
     HEADER,
     NETLINK_ROUTE,
@@ -199,7 +200,7 @@ def test_whole_messages_decode_like_their_parts(payloads):
         chunks = list(sock.chunks(ready))
         assert len(chunks) > 1 and [message for chunk in chunks for message in chunk] == ready
         for chunk in chunks:
-            data = sock.encode_ready(chunk, first=3)
+            data = encode_ready(chunk, first=3, origin=sock.port)
             parts = sock.encode([(20, 0, message[16:]) for message in chunk], first=3, single_send=True)
             assert data == parts[0][0]
         assert list(sock.chunks([])) == []

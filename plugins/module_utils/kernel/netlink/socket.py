@@ -26,19 +26,18 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from array import array
 from itertools import islice
 from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Union
 
 from ...errors import KernelError
 from ...progress import Progress, unheeded
+from .encoding import encode_ready, encode_sends
 from .outcomes import MessageError, NetlinkRefusal, Outcome, Reply, extended_text
 from .protocol import (
     HEADER,
     NETLINK_CAP_ACK,
     NETLINK_EXT_ACK,
     NETLINK_GET_STRICT_CHK,
-    NLM_F_ACK,
     NLM_F_DUMP,
     NLM_F_DUMP_INTR,
     NLM_F_REQUEST,
@@ -53,9 +52,6 @@ _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 
 _ERRNO = struct.Struct("=i")
-_NUMBER = struct.Struct("=I")
-_FLAGS = struct.Struct("=H")
-_PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
 
 _RECEIVE_BUFFER_BYTES = 8 << 20
 _SEND_BUFFER_BYTES = 2 << 20
@@ -66,6 +62,7 @@ _DATAGRAM_BYTES = 256 << 10
 _ERROR_TRUESIZE = 2048
 _RECEIVE_TIMEOUT_SECONDS = 120
 _DUMP_ATTEMPTS = 10
+_UNLIMITED = 1 << 62
 
 Self = TypeVar("Self", bound="NetlinkSocket")
 
@@ -171,39 +168,9 @@ class NetlinkSocket:
 
         ``first`` is the sequence number of the first message; the others count up from it.
         """
-        sends: List[Tuple[bytes, int, int]] = []
-        pack = HEADER.pack
-        parts: List[bytes] = []
-        append = parts.append
-        size = 0
-        sequence = started = first
-        most_bytes = (1 << 62) if single_send else self._bytes_per_send
-        most_messages = (1 << 62) if single_send else self._messages_per_send
-        last_kind = last_flags = last_length = 0
-
-        def finish() -> None:
-            if acknowledge:
-                origin = self._origin if len(parts) == 2 else 0
-                parts[-2] = pack(last_length, last_kind, last_flags | NLM_F_REQUEST | NLM_F_ACK, sequence - 1, origin)
-            sends.append((b"".join(parts), started, sequence - 1))
-            parts.clear()
-
-        for kind, flags, payload in messages:
-            length = len(payload) + 16
-            if parts and (size + length > most_bytes or sequence - started >= most_messages):
-                finish()
-                size = 0
-                started = sequence
-            append(pack(length, kind, flags | NLM_F_REQUEST, sequence, 0 if parts else self._origin))
-            if length & 3:
-                payload += _PADDING[length & 3]
-            append(payload)
-            size += (length + 3) & ~3
-            sequence += 1
-            last_kind, last_flags, last_length = kind, flags, length
-        if parts:
-            finish()
-        return sends
+        most_bytes = _UNLIMITED if single_send else self._bytes_per_send
+        most_messages = _UNLIMITED if single_send else self._messages_per_send
+        return encode_sends(messages, first, self._origin, most_bytes, most_messages, acknowledge)
 
     def transact(self, messages: Sequence[Message], single_send: bool = False, acknowledge: bool = True) -> Outcome:
         """Send messages in as few sends as the buffers allow and collect errors and answers.
@@ -220,27 +187,6 @@ class NetlinkSocket:
             self.exchange(data, first, last, outcome, acknowledge)
         return outcome
 
-    def encode_ready(self, messages: Sequence[bytes], first: int) -> bytearray:
-        """Encode whole messages as one send: header with length, type and NLM_F_REQUEST, sequence number 0, padded.
-
-        Messages of equal length are numbered in one operation.
-        """
-        data = bytearray().join(messages)
-        size = len(messages[0])
-        numbers = array("I", range(first, first + len(messages)))
-        if size * len(messages) == len(data) and len(set(map(len, messages))) == 1:
-            words = memoryview(data).cast("I")
-            words[2 :: size // 4] = memoryview(numbers)
-        else:
-            offset = 0
-            for number, message in zip(numbers, messages):
-                _NUMBER.pack_into(data, offset + 8, number)
-                offset += len(message)
-        _NUMBER.pack_into(data, 12, self._origin)
-        last = len(data) - len(messages[-1]) + 6
-        _FLAGS.pack_into(data, last, _FLAGS.unpack_from(data, last)[0] | NLM_F_ACK)
-        return data
-
     def chunks(self, messages: Iterable[bytes]) -> Iterator[List[bytes]]:
         """Yield lists of whole messages that make one send each, small enough that memory is reused."""
         iterator = iter(messages)
@@ -252,7 +198,7 @@ class NetlinkSocket:
             chunk = list(islice(iterator, 1))
 
     def transact_ready(self, messages: Iterable[bytes]) -> Outcome:
-        """Send whole messages (see :meth:`encode_ready`), which may be generated during the sends.
+        """Send whole messages (see :func:`encode_ready`), which may be generated during the sends.
 
         Use it for tens of thousands of messages of similar lengths. Raises KernelError.
         """
@@ -261,7 +207,7 @@ class NetlinkSocket:
         for chunk in self.chunks(messages):
             first = self._next_sequence(len(chunk))
             answer = Outcome([], [])
-            self.exchange(self.encode_ready(chunk, first), first, first + len(chunk) - 1, answer)
+            self.exchange(encode_ready(chunk, first, self._origin), first, first + len(chunk) - 1, answer)
             outcome.errors.extend(error._replace(position=error.position + done) for error in answer.errors)
             outcome.replies.extend(reply._replace(position=reply.position + done) for reply in answer.replies)
             done += len(chunk)

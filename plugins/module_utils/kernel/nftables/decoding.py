@@ -130,18 +130,6 @@ def _normalise_nat(values: Dict[int, Any]) -> None:
         del values[NFTA_NAT_FLAGS]
 
 
-def rule_comment(found: Dict[int, memoryview], kind: int) -> str:
-    """Return the comment in the user data of a rule, as nft writes it; empty if there is none."""
-    raw = bytes(found.get(kind, b""))
-    position = 0
-    while position + 2 <= len(raw):
-        tag, size = raw[position], raw[position + 1]
-        if tag == 0:
-            return raw[position + 2 : position + 2 + size].rstrip(b"\x00").decode(errors="replace")
-        position += 2 + size
-    return ""
-
-
 def type_names(number: int) -> Tuple[str, ...]:
     """Return the parts of a concatenated type; a part without a name here is ``type-N``."""
     names: List[str] = []

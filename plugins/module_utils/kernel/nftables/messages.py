@@ -18,7 +18,6 @@ from ...rendering.nftables.objects import (
     DATA_TYPES,
     DEFAULT_DYNAMIC_SIZE,
     HOOKS,
-    INDEX,
     SERVICES_TABLE,
     SET_CONCAT,
     SET_EVAL,
@@ -75,6 +74,7 @@ from .attributes import (
     NFTA_VERDICT_CHAIN,
     NFTA_VERDICT_CODE,
 )
+from .user_data import comment_bytes, set_user_data
 
 SUBSYSTEM = 10 << 8
 NEW_TABLE, GET_TABLE, DELETE_TABLE = SUBSYSTEM | 0, SUBSYSTEM | 1, SUBSYSTEM | 2
@@ -144,45 +144,6 @@ def expression_bytes(expression: Expression) -> bytes:
     return nested(NFTA_LIST_ELEM, text_attribute(NFTA_EXPR_NAME, expression.name), nested(NFTA_EXPR_DATA, *parts))
 
 
-def _comment_bytes(comment: str) -> bytes:
-    raw = comment.encode() + b"\x00"
-    return bytes((0, len(raw))) + raw
-
-
-def _typeof(kind: int, payload: bytes) -> bytes:
-    return bytes((kind, len(payload))) + payload
-
-
-def _typeof_u32(kind: int, value: int) -> bytes:
-    return bytes((kind, 4)) + struct.pack("=I", value)
-
-
-def _typeof_expression(part: str) -> bytes:
-    """Return the data by which the nft program (since 0.9.4) shows the type of a set's part as an expression."""
-    if part == "inet_proto":
-        return _typeof_u32(0, 9) + _typeof(1, _typeof_u32(0, 16))
-    if part == INDEX:
-        return _typeof_u32(0, 23) + _typeof(1, _typeof_u32(0, 1) + _typeof_u32(1, 0x10000) + _typeof_u32(2, 0))
-    protocol, field = {"ipv4_addr": (12, 12), "ipv6_addr": (13, 9), "inet_service": (11, 2)}[part]
-    return _typeof_u32(0, 7) + _typeof(1, _typeof_u32(0, protocol) + _typeof_u32(1, field))
-
-
-def _typeof_concatenation(parts: Tuple[str, ...]) -> bytes:
-    inner = b"".join(_typeof(position, _typeof_expression(part)) for position, part in enumerate(parts))
-    return _typeof_u32(0, 13) + _typeof(1, inner)
-
-
-def _set_user_data(value: SetValue) -> bytes:
-    """Return byte orders, and types written as expressions for parts without a type name in the nft syntax."""
-    host = value.key in ((INDEX,), (CLASSID,))
-    found = _typeof_u32(0, 1 if host else 0 if len(value.key) > 1 else 2)
-    if value.data is not None:
-        found += _typeof_u32(1, 1 if value.data == (CLASSID,) else 0)
-    if value.is_list and value.data is not None:
-        found += _typeof(3, _typeof_concatenation(value.key)) + _typeof(4, _typeof_concatenation(value.data))
-    return found
-
-
 def type_number(parts: Tuple[str, ...]) -> int:
     """Return the number of a concatenated type: six bits for each part."""
     number = 0
@@ -231,7 +192,7 @@ class Encoder:
 
     def table(self) -> Message:
         """Create the table unless it exists."""
-        user_data = attribute(NFTA_TABLE_USERDATA, _comment_bytes(self._table.comment))
+        user_data = attribute(NFTA_TABLE_USERDATA, comment_bytes(self._table.comment))
         return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(NFTA_TABLE_FLAGS, 0) + user_data)
 
     def delete_table(self) -> Message:
@@ -271,7 +232,7 @@ class Encoder:
         parts.append(_u32(NFTA_SET_ID, number))
         if value.timeout:
             parts.append(attribute(NFTA_SET_TIMEOUT, struct.pack(">Q", value.timeout)))
-        parts.append(attribute(NFTA_SET_USERDATA, _set_user_data(value)))
+        parts.append(attribute(NFTA_SET_USERDATA, set_user_data(value)))
         return (NEW_SET, NLM_F_CREATE | NLM_F_EXCL, b"".join(parts))
 
     def delete_set(self, name: str) -> Message:
@@ -297,7 +258,7 @@ class Encoder:
         expressions = nested(NFTA_RULE_EXPRESSIONS, *map(expression_bytes, rule.expressions))
         parts = [self._in_table, text_attribute(NFTA_RULE_CHAIN, chain), expressions]
         if rule.comment:
-            parts.append(attribute(NFTA_RULE_USERDATA, _comment_bytes(rule.comment)))
+            parts.append(attribute(NFTA_RULE_USERDATA, comment_bytes(rule.comment)))
         return (NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, b"".join(parts))
 
     def flush_chain(self, name: str) -> Message:

@@ -48,9 +48,9 @@ from .decoding import (
     parse_hook,
     parse_set,
     ranges,
-    rule_comment,
     u32,
 )
+from .user_data import rule_comment
 
 _HEAD = 4
 _INDEX = struct.Struct("=I")

@@ -11,9 +11,10 @@ Options unknown to this module keep their order and text, so another program's r
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from ...addresses import IPV6, address_bits, family_of, packed, parse_network, unpacked
+from .rule_parsing import Option, ParsedRule, is_well_quoted, parse_rule, protocol_name
 
 # Rules as the rendering writes them and both variants print them; tried first, as a node may have 100,000 of them.
 _CANONICAL = re.compile(
@@ -33,141 +34,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?").fullmatch
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9-]*").fullmatch
 _SAFE = re.compile(r"[^\s\"'\\]+").fullmatch
-_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'|((?:[^\s"\'\\]|\\.)+)')
-_ESCAPED = re.compile(r"\\(.)")
-_PROTOCOLS = {"6": "tcp", "17": "udp", "132": "sctp", "1": "icmp", "58": "ipv6-icmp", "icmpv6": "ipv6-icmp"}
 _PROTOCOL_NUMBERS = {"tcp": "6", "udp": "17", "sctp": "132"}
-_PORT_MATCHES = ("tcp", "udp", "sctp", "dccp", "udplite")
 _STATES = ("INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT")
 
-_BASE = {
-    "-s": "-s",
-    "--source": "-s",
-    "--src": "-s",
-    "-d": "-d",
-    "--destination": "-d",
-    "--dst": "-d",
-    "-i": "-i",
-    "--in-interface": "-i",
-    "-o": "-o",
-    "--out-interface": "-o",
-    "-p": "-p",
-    "--protocol": "-p",
-    "--proto": "-p",
-}
 _BASE_ORDER = ("-s", "-d", "-i", "-o", "-p")
-_PORT_OPTIONS = {
-    "--destination-port": "--dport",
-    "--source-port": "--sport",
-    "--dport": "--dport",
-    "--sport": "--sport",
-}
-
-
-class Option(NamedTuple):
-    """One option of a match or target: its name, whether a ``!`` precedes it, and its values."""
-
-    negated: bool
-    name: str
-    values: Tuple[str, ...]
-
-
-class ParsedRule(NamedTuple):
-    """A parsed rule. ``base`` maps -s, -d, -i, -o and -p to (negated, value).
-
-    ``matches`` and ``target`` are (name, options), the target's name empty where there is none. ``goto``: -g, not -j.
-    """
-
-    base: Dict[str, Tuple[bool, str]]
-    matches: List[Tuple[str, List[Option]]]
-    target: Tuple[str, List[Option]]
-    goto: bool = False
-
-
-def tokens_of(rule: str) -> List[str]:
-    """Split a rule into words and remove quotes."""
-    words: List[str] = []
-    for match in _TOKEN.finditer(rule):
-        double, single, bare = match.groups()
-        if single is not None:
-            words.append(single)
-        else:
-            word = double if double is not None else bare
-            words.append(_ESCAPED.sub(r"\1", word) if "\\" in word else word)
-    return words
-
-
-class _Parser:
-    def __init__(self, words: List[str]) -> None:
-        self.words = words
-        self.base: Dict[str, Tuple[bool, str]] = {}
-        self.matches: List[Tuple[str, List[Option]]] = []
-        self.target: Tuple[str, List[Option]] = ("", [])
-        self.goto = False
-        self.section: List[Option] = self.target[1]
-
-    def parse(self) -> ParsedRule:
-        position, negated = 0, False
-        while position < len(self.words):
-            word = self.words[position]
-            position += 1
-            if word == "!":
-                negated = True
-                continue
-            values: List[str] = []
-            while position < len(self.words) and not self._is_option(position):
-                values.append(self.words[position])
-                position += 1
-            if values[:1] == ["!"]:
-                negated, values = not negated, values[1:]
-            self._option(negated, word, values)
-            negated = False
-        return ParsedRule(self.base, self.matches, self.target, self.goto)
-
-    def _is_option(self, position: int) -> bool:
-        word = self.words[position]
-        if word == "!":
-            following = self.words[position + 1] if position + 1 < len(self.words) else ""
-            return following.startswith("-")
-        return word.startswith("-") and len(word) > 1 and not word[1].isdigit()
-
-    def _option(self, negated: bool, name: str, values: List[str]) -> None:
-        value = values[0] if values else ""
-        if name in ("-m", "--match"):
-            self.section = []
-            self.matches.append((value, self.section))
-        elif name in ("-j", "--jump", "-g", "--goto"):
-            self.goto = name in ("-g", "--goto")
-            self.section = []
-            self.target = (value, self.section)
-        elif name in _BASE and not (name == "-p" and "-p" in self.base):
-            self.base[_BASE[name]] = (negated, value)
-        elif name in _PORT_OPTIONS:
-            self._port_section().append(Option(negated, _PORT_OPTIONS[name], tuple(values)))
-        else:
-            self.section.append(Option(negated, name, tuple(values)))
-
-    def _port_section(self) -> List[Option]:
-        """Return the match to which --dport belongs: the one named before, or the one implied by the protocol."""
-        for name, options in reversed(self.matches):
-            if name in _PORT_MATCHES:
-                return options
-        protocol = _protocol(self.base["-p"][1]) if "-p" in self.base else ""
-        if protocol not in _PORT_MATCHES:
-            return self.section
-        implied: List[Option] = []
-        self.matches.append((protocol, implied))
-        return implied
-
-
-def parse_rule(rule: str) -> ParsedRule:
-    """Parse the text of a rule, whatever the order of its options."""
-    return _Parser(tokens_of(rule)).parse()
-
-
-def _protocol(value: str) -> str:
-    value = value.lower()
-    return _PROTOCOLS.get(value, value)
 
 
 def _address(value: str) -> str:
@@ -338,7 +208,7 @@ def _section_words(name: str, options: List[Option]) -> List[str]:
 
 def _understood(rule: str, parsed: ParsedRule) -> bool:
     """Return whether a rule consists of options with plausible names, in matches and a target that have names."""
-    if _TOKEN.sub("", rule).strip() or (parsed.target[1] and not parsed.target[0]):
+    if not is_well_quoted(rule) or (parsed.target[1] and not parsed.target[0]):
         return False
     if any(not value or value[0] in "!-" for _name, value in parsed.base.values()):
         return False
@@ -372,7 +242,7 @@ def canonical_rule(rule: str, family: str) -> str:
             if value.endswith("/0") and not negated:
                 continue
         elif name == "-p":
-            value = _protocol(value)
+            value = protocol_name(value)
             if value in ("all", "0") and not negated:
                 continue
         elif value == "+" and not negated:

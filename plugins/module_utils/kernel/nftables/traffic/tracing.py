@@ -38,7 +38,8 @@ from ..attributes import (
     NFTA_VERDICT_CHAIN,
     NFTA_VERDICT_CODE,
 )
-from ..decoding import parse_expression, rule_comment
+from ..decoding import parse_expression
+from ..user_data import rule_comment
 
 _NFNLGRP_NFTRACE = 9
 _TRACE = messages.SUBSYSTEM | 17

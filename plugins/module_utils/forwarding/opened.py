@@ -1,0 +1,58 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What clients have open: connections over TCP and sessions over UDP. To be read in the loop's thread."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Union
+
+from ..rendering.userspace.model import Endpoint
+from . import tcp, udp
+
+
+class Client(NamedTuple):
+    """An open connection or session: protocol (TCP, UDP), the client's address and port, and the listener's."""
+
+    protocol: str
+    source: str
+    source_port: int
+    address: str
+    port: int
+
+
+class Opened(NamedTuple):
+    """A connection or session: the client, its endpoint, the source that the endpoint sees, and its state."""
+
+    source: Endpoint
+    endpoint: Endpoint
+    seen_as: Endpoint
+    state: str
+
+
+def _name(read: Callable[[], Any]) -> Endpoint:
+    """Return the address and port that a socket has, or no address if it is not connected."""
+    try:
+        name = read()
+        return str(name[0]), int(name[1])
+    except OSError:
+        return "", 0
+
+
+def opened_by(
+    client: Endpoint, server: Union[tcp.TcpServer, udp.UdpServer, None], connections: Iterable[tcp.Connection]
+) -> Iterator[Opened]:
+    """Yield what a client, with port 0 for any, has open through a listener's socket. ``connections``: all over TCP."""
+    if isinstance(server, udp.UdpServer):
+        for address, session in server.sessions.items():
+            if address[0] == client[0] and client[1] in (0, address[1]):
+                state = "replied" if session.answered else "unreplied"
+                yield Opened(address[:2], session.endpoint, _name(session.sock.getsockname), state)
+        return
+    for connection in connections:
+        if connection.server is not server or connection.client != client[0]:
+            continue
+        source, end = _name(connection.client_end.sock.getpeername), connection.endpoint_end
+        if connection.endpoint is not None and end is not None and client[1] in (0, source[1]):
+            state = "half closed" if connection.half_closed else "open"
+            yield Opened(source, connection.endpoint, _name(end.sock.getsockname), state)

@@ -1,0 +1,65 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The compiled rules of policies, kept while the policies do not change, and the policies whose rules are omitted."""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Dict, Iterable, Tuple, Union
+
+from ..cluster.model import NamespacedName
+from ..cluster.policy_model import DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy
+from .budget import PolicySide
+from .limits import excess
+from .matching.compiled import CompiledRule, compile_rule, compile_rules
+
+Policy = Union[NetworkPolicy, ClusterNetworkPolicy]
+
+
+class RuleCompiler:
+    """Compiles the rules of policies; the same policy object gives the same rules.
+
+    ``refused``: NetworkPolicies whose rules are omitted in a direction. ``too_large``: further ones, with the reason
+    (see :mod:`.limits`).
+    """
+
+    def __init__(self, refused: AbstractSet[PolicySide]) -> None:
+        self.refused = refused
+        self.too_large: Dict[PolicySide, str] = {}
+        self._compiled: Dict[Tuple[int, str], Tuple[Policy, Tuple[CompiledRule, ...]]] = {}
+
+    def rules(self, policy: Policy, direction: str) -> Tuple[CompiledRule, ...]:
+        """Return the compiled rules of a policy in one direction."""
+        key = (id(policy), direction)
+        found = self._compiled.get(key)
+        if found is None or found[0] is not policy:
+            if isinstance(policy, ClusterNetworkPolicy):
+                compiled = map(compile_rule, policy.rules(direction))
+                rules = tuple(rule for rule in compiled if rule.is_useful)
+            else:
+                rules = self._affordable(policy, direction, compile_rules(policy.rules(direction)))
+            found = self._compiled[key] = (policy, rules)
+        return found[1]
+
+    def _affordable(
+        self, policy: NetworkPolicy, direction: str, rules: Tuple[CompiledRule, ...]
+    ) -> Tuple[CompiledRule, ...]:
+        if (policy.key, direction) in self.refused:
+            return ()
+        reason = excess(rules)
+        if not reason:
+            self.too_large.pop((policy.key, direction), None)
+            return rules
+        self.too_large[policy.key, direction] = reason
+        return ()
+
+    def policy_removed(self, key: NamespacedName) -> None:
+        """Drop the reason why a NetworkPolicy that no longer exists was too large."""
+        for direction in DIRECTIONS:
+            self.too_large.pop((key, direction), None)
+
+    def keep_only(self, policies: Iterable[Policy]) -> None:
+        """Drop the rules of all other policies: those of the previous objects of changed ones."""
+        current = set(map(id, policies))
+        for key in [key for key in self._compiled if key[0] not in current]:
+            del self._compiled[key]
