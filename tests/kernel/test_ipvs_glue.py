@@ -93,6 +93,15 @@ def test_auto_is_what_serves_the_node_else_nftables(tmp_path):
     remove(tmp_path / "state")
 
 
+def test_auto_prefers_iptables_where_only_a_rule_of_iptables_accepts_what_is_forwarded(tmp_path):
+    run("ip6tables-nft", "-P", "FORWARD", "DROP")
+    chosen = converge(request(tmp_path, "ipvs", check=True))
+    assert chosen.ipvs_glue == "iptables"
+    assert "glue nftables is not preferred: IPv6: the policy of chain FORWARD" in chosen.mode_reason
+    run("ip6tables-nft", "-P", "FORWARD", "ACCEPT")
+    assert converge(request(tmp_path, "ipvs", check=True)).ipvs_glue == "nftables"
+
+
 def test_the_table_is_removed_when_kube_proxy_serves_in_ipvs_mode(tmp_path):
     program(tmp_path, "ipvs", "nftables")
     served = servers()

@@ -47,6 +47,19 @@ def test_forward_policy_and_stale_chains_of_the_other_variant_are_found(variant)
     assert f"iptables-{other}-save" in found[1].remedy
 
 
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_modes_without_iptables_warn_of_a_chain_that_they_cannot_overrule(variant):
+    needs = mode_named("nftables").needs
+    before = rules()
+    assert preflight(Intention(needs, FAMILIES)) == [] and rules() == before
+    # Where both variants are installed, one that has tables is the one in use.
+    run(f"ip6tables-{variant}", "-P", "FORWARD", "DROP")
+    run(f"ip6tables-{variant}", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
+    (found,) = preflight(Intention(needs, FAMILIES))
+    assert found.name == "forward-drop" and found.severity == "warning" and "IPv6" in found.what
+    assert preflight(Intention(needs, ("IPv4",))) == []
+
+
 def test_processes_of_kube_proxy_are_found(tmp_path):
     program = tmp_path / "kube-proxy"
     program.symlink_to("/bin/sleep")

@@ -11,7 +11,7 @@ from ..errors import KernelError
 from ..kernel import facts, sysctls
 from ..kernel.module_profile import modules_for
 from ..kernel.xtables.variant import Survey, XtablesVariant, detect_variant
-from .conflicts import conflict_findings
+from .conflicts import conflict_findings, forward_findings, forward_policies
 from .features import (
     Extensions,
     capabilities,
@@ -78,6 +78,16 @@ def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], L
     return variants, findings
 
 
+def foreign_chain_findings(families: Sequence[str]) -> List[Finding]:
+    """Return a warning for each family whose iptables chain FORWARD drops packets that none of its rules accepts.
+
+    For a mode that does not use iptables: an accept in another table of nf_tables does not overrule that chain. Without
+    iptables on the node there are none.
+    """
+    variants, _missing = find_variants(families)
+    return forward_findings(forward_policies(variants))
+
+
 def preflight(intention: Intention, release: str = "") -> List[Finding]:
     """Return all findings about this intention; an empty list if the node is ready. Changes nothing.
 
@@ -112,4 +122,5 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     findings += sysctl_findings(intention.sysctls, modules)
     if needs.exclusive:
         findings += conflict_findings(variants)
+        findings += [] if needs.extensions else foreign_chain_findings(intention.families)
     return findings

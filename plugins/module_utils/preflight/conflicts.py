@@ -23,6 +23,11 @@ def forward_policy(variant: XtablesVariant) -> str:
     return words[2] if words[:2] == ["-P", "FORWARD"] and len(words) > 2 else ""
 
 
+def forward_policies(variants: Mapping[str, XtablesVariant]) -> Dict[str, str]:
+    """Return the policy of the chain FORWARD for each family, IPv4 first."""
+    return {family: forward_policy(variants[family]) for family in (IPV4, IPV6) if family in variants}
+
+
 def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
     """Return warnings for families (family to policy) whose chain FORWARD drops packets that no rule accepts."""
     findings = []
@@ -58,10 +63,9 @@ def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Findi
 
 def conflict_findings(variants: Mapping[str, XtablesVariant], root: str = "") -> List[Finding]:
     """Return all findings about other programs on this node, each with its remedy."""
-    policies: Dict[str, str] = {family: forward_policy(variant) for family, variant in variants.items()}
     return [
         *process_findings(processes(root)),
         *ufw_findings(root),
-        *forward_findings({family: policies[family] for family in (IPV4, IPV6) if family in policies}),
+        *forward_findings(forward_policies(variants)),
         *other_variant_findings(variants),
     ]

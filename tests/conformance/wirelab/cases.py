@@ -82,18 +82,21 @@ class Case:
         """
         return snapshots_of(self)
 
-    def expected(self, mode: str, behaviour: str = KUBE_PROXY) -> list[StepResult]:
+    def expected(self, mode: str, behaviour: str = KUBE_PROXY, glue: str = "") -> list[StepResult]:
         """Return the expected results of a mode: the recording, or else those written from the specification.
 
-        With corrected behaviour the corrections are applied. Raises FileNotFoundError if there is neither.
+        With corrected behaviour the corrections are applied, in ipvs mode also what differs with the glue. Raises
+        FileNotFoundError if there is neither recording nor specification.
         """
         recording = self.file(f"observed-{mode}.json")
         path = recording if os.path.exists(recording) else self.file(f"expected-{mode}.json")
         with open(path, encoding="utf-8") as file:
             steps: list[StepResult] = json.load(file)["steps"]
-        if behaviour != CORRECTED:
-            return steps
-        return corrected(steps, read_corrections(self.file(f"corrected-{mode}.json")))
+        if behaviour == CORRECTED:
+            steps = corrected(steps, read_corrections(self.file(f"corrected-{mode}.json")))
+        if mode == "ipvs" and glue:
+            steps = corrected(steps, read_corrections(self.file(f"glue-{glue}.json")))
+        return steps
 
     def zone_hint(self, number: int) -> ZoneHint:
         """Return the hint of the sentinel as of a step."""

@@ -11,7 +11,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from ...configuration.model import IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
 from ...errors import ConfigurationError, PreflightError
 from ...kernel.facts import supported_families
-from ...preflight.check import Intention, preflight
+from ...preflight.check import Intention, foreign_chain_findings, preflight
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import CONFLICTS, ERROR, judge
 from ..handles import NO_AGENT, KernelHandles
@@ -75,21 +75,29 @@ def automatic_glue(schedulers: Sequence[str], ignored: Sequence[str] = ()) -> Ch
     """Return ipvs mode with the glue that ``auto`` is on this node, and why; changes nothing.
 
     It is the glue that serves the node now, so that nothing changes by itself, else nftables if the node has all that
-    it needs, else iptables. ``schedulers``: those in use. ``ignored``: names of findings to ignore. Raises
-    PreflightError without the rights to determine it, KernelError.
+    it needs, else iptables. Where the chain FORWARD of iptables drops by default, iptables is preferred: only a rule in
+    that chain accepts Service traffic there. ``schedulers``: those in use. ``ignored``: names of findings to ignore.
+    Raises PreflightError without the rights to determine it, KernelError.
     """
     judge(rights_findings(capabilities()), ignored)
     serving = _serving_glue()
     if serving is not None:
         return ChosenMode(serving, f"glue {serving.glue}: this node is served with it")
+    families = supported_families()
+    possible: List[Mode] = []
     reasons: List[str] = []
     for preferred in map(ipvs_with, GLUES):
-        lacking = _obstacles(preferred, schedulers, ignored) or preferred.unsupported_reasons(supported_families())
-        if not lacking:
+        lacking = _obstacles(preferred, schedulers, ignored) or preferred.unsupported_reasons(families)
+        overruled = [] if lacking or preferred.needs.extensions else foreign_chain_findings(families)
+        if lacking:
+            reasons.append(f"glue {preferred.glue} is not possible: {'; '.join(lacking)}")
+        elif overruled:
+            possible.append(preferred)
+            reasons.append(f"glue {preferred.glue} is not preferred: {'; '.join(item.what for item in overruled)}")
+        else:
             chosen = f"glue {preferred.glue}: this node has all that it needs"
             return ChosenMode(preferred, "; ".join([chosen, *reasons]))
-        reasons.append(f"glue {preferred.glue} is not possible: {'; '.join(lacking)}")
-    return ChosenMode(ipvs_with(GLUES[-1]), "; ".join(reasons))
+    return ChosenMode([*possible, ipvs_with(GLUES[-1])][0], "; ".join(reasons))
 
 
 def _serving_glue() -> Optional[Mode]:
