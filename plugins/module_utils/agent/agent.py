@@ -20,6 +20,7 @@ from ..errors import KernelError, ProxyError
 from ..kernel.presence import holds_dataplane, holds_policies
 from .api.events import NORMAL, WARNING
 from .checks.prober import VerdictChange
+from .collector import begin_loading, end_loading
 from .fatal import Fatal
 from .options import AgentOptions
 from .parts import Parts
@@ -80,6 +81,7 @@ class Agent:
 
     def run(self) -> int:
         """Serve until stopped. Return 0, or 1 after a failure that requires a restart. Raises ProxyError."""
+        begin_loading()
         with contextlib.ExitStack() as stack:
             lock = ConvergenceLock(self.options.state_directory, LOCK_SECONDS, AGENT, outlasts_agent=True)
             stack.enter_context(lock)
@@ -240,6 +242,8 @@ class Agent:
         if first or not self._ready_sent:
             self._send_ready()
             self.sync.clean_up()
+        if first and not self.views.static_only:
+            end_loading()
         self._show_status()
 
     def _empty_inbox(self) -> None:
