@@ -51,6 +51,8 @@ def _number(title: str, about: str, queries: Tuple[Tuple[str, str], ...], alarm:
 
 _SYNC = "kubeproxy_sync_proxy_rules"
 _PROGRAMMING = "kubeproxy_network_programming_duration_seconds"
+_SERVICE = "namespace, service, port"
+_SERVICE_NAME = "{{namespace}}/{{service}}:{{port}}"
 REPAIRED = f"increase({selected('kubenode_proxy_drift_repaired_total')}[1h])"
 
 ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
@@ -306,6 +308,58 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                 "Share of one processor, of the ten busiest agents.",
                 ((f"topk(10, {rate('process_cpu_seconds_total')})", "{{instance}}"),),
                 unit="percentunit",
+            ),
+        ),
+    ),
+    (
+        "Traffic of Services, where traffic.metricsPorts is set",
+        (
+            Panel(
+                "New connections",
+                "Of the ten ports of Services with the most, per second and over all nodes.",
+                (
+                    (
+                        f"topk(10, sum by ({_SERVICE}) ({rate('kubenode_proxy_service_connections_total')}))",
+                        _SERVICE_NAME,
+                    ),
+                ),
+            ),
+            Panel(
+                "Bytes",
+                "Of the ten ports of Services with the most, per second and in both directions; in ipvs mode.",
+                ((f"topk(10, sum by ({_SERVICE}) ({rate('kubenode_proxy_service_bytes_total')}))", _SERVICE_NAME),),
+                unit="Bps",
+            ),
+            Panel(
+                "Packets",
+                "Of the ten ports of Services with the most, per second and in both directions; in ipvs mode.",
+                ((f"topk(10, sum by ({_SERVICE}) ({rate('kubenode_proxy_service_packets_total')}))", _SERVICE_NAME),),
+                unit="pps",
+            ),
+            Panel(
+                "Open connections",
+                "Of the ten ports of Services with the most: active and inactive, as IPVS counts them.",
+                (
+                    (
+                        f"topk(10, sum by ({_SERVICE}, state) ({selected('kubenode_proxy_service_open_connections')}))",
+                        _SERVICE_NAME + " {{state}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Connections by node",
+                "New connections to these Services per second, of the ten nodes with the most.",
+                (
+                    (
+                        f"topk(10, sum by (instance) ({rate('kubenode_proxy_service_connections_total')}))",
+                        "{{instance}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Ports without these metrics",
+                "Ports of Services that are beyond traffic.metricsPorts: the largest number on a node.",
+                ((f"max({selected('kubenode_proxy_service_ports_without_metrics')})", "ports"),),
             ),
         ),
     ),

@@ -64,9 +64,12 @@ def metrics_of(expression: str) -> Set[str]:
 def exported() -> Set[str]:
     """Return the names of all series that an agent can export, including those without traffic."""
     from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.traffic_metrics import TrafficMetrics
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import Measured
 
     names: Set[str] = set()
-    for family in Metrics().registry.collect():
+    # With any number of ports, all metrics of traffic exist.
+    for family in (*Metrics().registry.collect(), *TrafficMetrics(lambda: Measured(omitted=1)).collect()):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
         names.update(family.name + suffix for suffix in suffixes)
     return names

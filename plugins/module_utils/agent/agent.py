@@ -177,6 +177,7 @@ class Agent:
         self.parts.forwarding.configure(settings.configuration)
         proxiers = self.sync.set_up(self.parts.request())
         self.policy.configure(settings.configuration.node_proxy.network_policy, settings.node_name)
+        self.parts.traffic.configure(settings.configuration.node_proxy.traffic)
         self.parts.post(None, NORMAL, "Starting", "StartKubeProxy", "")
         deprecation = proxiers.mode.deprecation
         if deprecation is not None:

@@ -36,10 +36,12 @@ from .surface.policy_metrics import PolicyMetrics
 from .surface.ports import PortKeeper
 from .surface.status import AgentState
 from .surface.surface import Surface
+from .surface.traffic_metrics import TrafficMetrics
 from .sync.losses import LossWatch
 from .sync.node import NodeSync
 from .sync.policy import PolicySync
 from .timers import Timers
+from .traffic import Traffic
 from .views import Views
 
 
@@ -121,6 +123,8 @@ class Parts:
         self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync)
+        self.traffic = Traffic(self.sync, lambda: self.views.current, self.handles, self.timers, self.limited)
+        self.metrics.registry.register(TrafficMetrics(lambda: self.traffic.measured))
         self.metrics.forwarding = self.forwarding.status
         self.checks = Checks(
             loaded.node_proxy.health_checks,
@@ -186,6 +190,7 @@ class Parts:
             servers=self.api.servers,
             handles=self.handles,
             drain=self.drain,
+            traffic=self.traffic,
         )
 
     def _leave(self, url: str) -> None:

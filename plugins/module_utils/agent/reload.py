@@ -49,6 +49,7 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
     if after.node_name != before.node_name:
         parts.log.info("the name of this node has changed", node=after.node_name, before=before.node_name)
     parts.policy.configure(node_proxy.network_policy, after.node_name)
+    parts.traffic.configure(node_proxy.traffic)
     parts.source.follow_others(after.policies)
     parts.settings = after
     parts.api.configure(node_proxy.api_servers)

@@ -5,7 +5,7 @@
 
 Exit codes: 0 success; 1 failure, with one line on standard error; 2 invalid command line; 3 the node differs from the
 desired state (``diff``, ``converge --check``, ``rollback --check``) or no Service was found (``explain``); 4 no agent
-is running (``drain``), or it is not healthy (``status``); 5 connections were left at the deadline (``drain``).
+is running (``drain``, ``top``), or it is not healthy (``status``); 5 connections were left at the deadline (``drain``).
 
 Each command imports its modules when it runs, because importing the agent or the kernel interfaces takes longer than
 most commands do.
@@ -25,7 +25,7 @@ from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..errors import ConfigurationError, ProxyError
 from ..packaging.identity import identity
-from . import completion, drain_options
+from . import completion, drain_options, top_options
 from .result import FAILED, USAGE, CommandResult, Refused, UsageError
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
@@ -206,6 +206,7 @@ def make_parser() -> argparse.ArgumentParser:
     explain.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
     _add_output_option(explain)
     drain_options.add(command("drain", "make load balancers leave this node, and wait until its connections end"))
+    top_options.add(command("top", "show the connections, packets and bytes of each Service and endpoint"))
     cleanup = command("cleanup", "remove everything that any mode programmed on this node")
     cleanup.add_argument("--check", action="store_true", help="change nothing; exit with 3 if anything is left")
     _add_node_options(cleanup)
@@ -250,6 +251,10 @@ def _command(name: str) -> Callable[[argparse.Namespace], CommandResult]:
         from .drain_command import drain
 
         return drain
+    if name == "top":
+        from .top_command import show_traffic
+
+        return show_traffic
     if name == "rollback":
         from .rollback_command import roll_back
 
@@ -314,6 +319,12 @@ def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, st
         _check_explain(arguments)
     if arguments.command == "drain":
         drain_options.check(arguments)
+    if arguments.command == "top":
+        top_options.check(arguments)
+        if arguments.watch is not None:
+            from .top_command import watch_traffic
+
+            return watch_traffic(arguments, streams.output)
     outcome = _command(arguments.command)(arguments)
     if arguments.output == "json":
         streams.output.write(json.dumps(outcome.document, indent=2, default=str) + "\n")

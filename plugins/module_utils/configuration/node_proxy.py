@@ -25,6 +25,7 @@ from .sections import (
     outside_host,
     service_policy,
     static_services,
+    traffic,
     userspace,
 )
 from .sections.api_servers import ApiServerSettings
@@ -34,6 +35,7 @@ from .sections.network_policy import NetworkPolicySettings
 from .sections.outside_host import OutsideHost
 from .sections.service_policy import ServicePolicySettings
 from .sections.static_services import StaticServices
+from .sections.traffic import TrafficSettings
 from .sections.userspace import UserspaceSection
 
 API_VERSION = "kubenode.proxy/v1alpha1"
@@ -52,6 +54,7 @@ class NodeProxyConfiguration(NamedTuple):
     userspace: UserspaceSection = UserspaceSection()
     network_policy: NetworkPolicySettings = NetworkPolicySettings()
     ipvs_glue: str = ipvs_glue.AUTO
+    traffic: TrafficSettings = TrafficSettings()
 
 
 FIELDS: Tuple[Field, ...] = (
@@ -64,6 +67,7 @@ FIELDS: Tuple[Field, ...] = (
     *ipvs_glue.FIELDS,
     *userspace.FIELDS,
     *network_policy.FIELDS,
+    *traffic.FIELDS,
 )
 
 
@@ -84,6 +88,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         api_servers=api_servers.read(root.section("apiServers")),
         outside_host=outside_host.read(root.section("outsideHost")),
         ipvs_glue=ipvs_glue.read(root),
+        traffic=traffic.read(root.section("traffic")),
     )
     root.finish()
     return configuration

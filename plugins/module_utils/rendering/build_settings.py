@@ -105,4 +105,5 @@ def dataplane_settings(
         service_cidrs=of_family(tuple(service_cidrs), family),
         behaviour=configuration.behaviour,
         masquerade_ports=configuration.masquerade_ports,
+        count_connections=configuration.node_proxy.traffic.count_connections,
     )

@@ -41,6 +41,7 @@ class DataplaneSettings(NamedTuple):
     has. ``service_cidrs``: nftables mode.
     ``behaviour``: which of kube-proxy's defects are corrected. ``masquerade_ports``: first and last source port for
     masquerading, (0, 0) if the kernel chooses.
+    ``count_connections``: nftables mode counts the connections of each frontend and endpoint.
     ``large_cluster_endpoints``: above this number of endpoints iptables mode omits per-endpoint comments.
     """
 
@@ -64,3 +65,4 @@ class DataplaneSettings(NamedTuple):
     large_cluster_endpoints: int = 1000
     behaviour: Behaviour = KUBE_PROXY
     masquerade_ports: Tuple[int, int] = (0, 0)
+    count_connections: bool = False

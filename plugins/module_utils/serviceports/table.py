@@ -41,6 +41,13 @@ class NodeContext(NamedTuple):
     outside: OutsideHost = INSIDE
 
 
+def is_served(service: Service, context: NodeContext) -> bool:
+    """Return whether the node serves a Service: it is not left to a program, and an outside host serves it."""
+    if is_node_local(service, context.policy):
+        return False
+    return not context.outside.enabled or context.outside.serves(service)
+
+
 def service_ports_of(
     state: ClusterState, service_key: NamespacedName, context: NodeContext
 ) -> Tuple[ServicePortInfo, ...]:
@@ -54,11 +61,9 @@ def service_ports_of(
     service = state.services.get(service_key)
     if service is None or not service.ports or not cluster_ip_of(service, context.family):
         return ()
-    if is_node_local(service, context.policy):
+    if not is_served(service, context):
         return ()
     if context.outside.enabled:
-        if not context.outside.serves(service):
-            return ()
         service = _cluster_ip_only(service)
     attributes = service_attributes(
         service, context.family, context.allow_external_ips, context.behaviour, context.policy

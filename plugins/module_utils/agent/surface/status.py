@@ -30,6 +30,7 @@ from ..source.view import ClusterView
 from ..sync.node import NodeSync
 from ..sync.policy import PolicySync
 from ..sync.setup import Proxiers
+from ..traffic import Traffic
 
 
 class AgentState(NamedTuple):
@@ -51,6 +52,7 @@ class AgentState(NamedTuple):
     servers: ApiServers
     handles: KernelHandles
     drain: Drain
+    traffic: Traffic
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
@@ -142,9 +144,10 @@ def _served_text(state: AgentState) -> str:
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
-    ``question``: ``command`` is status, explain, listeners or drain; explain has a ``destination`` and possibly the
-    address of a ``client``, or the ends ``from`` and ``to`` of a connection; ``kernel`` False: do not read the kernel.
-    drain may ask to ``read`` the file of the drain, and for what is needed to count external ``connections``.
+    ``question``: ``command`` is status, explain, listeners, traffic or drain; explain has a ``destination`` and
+    possibly the address of a ``client``, or the ends ``from`` and ``to`` of a connection; ``kernel`` False: do not read
+    the kernel. drain may ask to ``read`` the file of the drain, and for what is needed to count external
+    ``connections``; traffic may have a ``namespace``, and be asked ``again`` and again.
     """
     command = question.get("command")
     if command == "status":
@@ -155,7 +158,17 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
         return {"listeners": listeners_document(state.forwarding.table())}
     if command == "drain":
         return _drain(state, question)
+    if command == "traffic":
+        return _traffic(state, question)
     return {"error": f"unknown command {command!r}"}
+
+
+def _traffic(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+    try:
+        document = state.traffic.document(str(question.get("namespace", "")), bool(question.get("again")))
+        return {"node": state.node, **document}
+    except ProxyError as error:
+        return {"error": str(error)}
 
 
 def _drain(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
@@ -14,6 +14,7 @@ from ...convergence.report import conflict_warnings
 from ...errors import KernelError, ProxyError
 from ...kernel.sysctls import SysctlsResource, Wanted
 from ...preflight.cluster_state import loss_findings
+from ...resources import PlannedChange
 from ..drift.attribution import attributed
 from ..drift.parameters import repair_parameters
 from ..source.view import ClusterView
@@ -90,6 +91,8 @@ class Syncer:
         self.last_error = ""
         self.syncs = 0
         self.drift_repaired = 0
+        #: Called after each sync of a family with its changes.
+        self.applied: Callable[[str, Sequence[PlannedChange]], None] = lambda _family, _changes: None
         self._health = health
         self._metrics = metrics
         self.measures = SyncMetrics(metrics)
@@ -182,7 +185,7 @@ class Syncer:
                 began = time.monotonic()
                 try:
                     family.apply_services(state, batch, totals[family.family])
-                    family.full() if number == 0 else family.partial()
+                    self._apply(family, full=number == 0)
                 except KernelError as error:
                     self._log.error("sync failed", family=family.family, kind=COLD, error=error)
                     self.measures.count_failure(proxy, family, FULL, error)
@@ -233,10 +236,15 @@ class Syncer:
             held_until=self.losses.held_until,
         )
 
+    def _apply(self, family: Proxier, full: bool) -> SyncResult:
+        result = family.full() if full else family.partial()
+        self.applied(family.family, result.changes)
+        return result
+
     def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: Set[NamespacedName], suspicion: str) -> int:
         started = time.monotonic()
         kind = FULL if family.needs_full else PARTIAL
-        result = family.full() if family.needs_full else family.partial()
+        result = self._apply(family, full=family.needs_full)
         repaired = 0
         if kind == FULL:
             unrepaired = self._unrepaired.pop(family.family, "")
@@ -270,7 +278,7 @@ class Syncer:
     def _repair(self, family: Proxier, suspicion: str) -> int:
         """Observe a family without pending changes, in which every difference is an external change; repair it."""
         started = time.monotonic()
-        result = family.full()
+        result = self._apply(family, full=True)
         return self._report_repair(family, suspicion, result, time.monotonic() - started)
 
     def _report_repair(self, family: Proxier, suspicion: str, result: SyncResult, seconds: float) -> int:

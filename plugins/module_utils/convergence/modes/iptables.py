@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import ProxyError
@@ -22,11 +22,15 @@ from ...rendering.iptables.observed_order import in_observed_order
 from ...rendering.iptables.tables import CHAINS, ChainKey
 from ...resources import Stage
 from ...serviceports.info import ServicePortInfo
-from ..family import FamilyTables
+from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, Remembered
 from ..stages.chains import chain_stages, xtables_families
 from .mode import Families, Mode, Subsystems
+
+if TYPE_CHECKING:
+    from ...serviceports.frontends import Frontends
+    from ..traffic import Sample
 
 #: Created at the start of iptables mode if the kernel supports them, as by kube-proxy; nothing ever removes them.
 NFACCT_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
@@ -38,6 +42,7 @@ class IptablesMode(Mode):
     rendering = RENDERING
     subsystems = Subsystems(chains=True)
     needs = ModeNeeds("iptables", extensions=IPTABLES_EXTENSIONS)
+    uncounted = "iptables mode counts connections only: no rule sees their other packets"
     # iptables-restore takes as long for a few chains as for all.
     cold_batch = 1 << 30
 
@@ -75,6 +80,12 @@ class IptablesMode(Mode):
             if age is not None and age < port.affinity_seconds:
                 found.append(Remembered(flow.client.address, endpoint.text, int(port.affinity_seconds - age)))
         return found
+
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+        """See the base class; each endpoint has a chain, whose last rule counts connections."""
+        from ..traffic_samples import of_chains
+
+        return of_chains(context.variant, frontends, handles) if context.variant is not None else []
 
     def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:
         """Count the rules of the tables filter and nat, jumps into our chains included."""

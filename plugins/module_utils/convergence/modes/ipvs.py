@@ -9,7 +9,7 @@ reachable come last.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence
 
 from ...addresses import address_and_port, parse_network
 from ...configuration.model import KubeProxyConfiguration
@@ -36,6 +36,10 @@ from ..live import Flow, LiveConnection, Remembered
 from ..stages.ipvs import IpvsResources, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
 from ..stages.ipvs_glue import device_stage
 from .mode import Adjustments, Deprecation, Mode
+
+if TYPE_CHECKING:
+    from ...serviceports.frontends import Frontends
+    from ..traffic import Sample
 
 
 class IpvsMode(Mode):
@@ -106,6 +110,12 @@ class IpvsMode(Mode):
             for item in (open_connections(flow.family, server) if port.affinity_seconds else ())
             if item.is_affinity and group is not None and parse_network(f"{item.client[0]}/{netmask}") == group
         ]
+
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+        """See the base class; IPVS counts everything by itself."""
+        from ..traffic_samples import of_servers
+
+        return of_servers(frontends, handles)
 
 
 def _server_stages(family: FamilyTables, resources: IpvsResources) -> List[Stage]:

@@ -26,6 +26,8 @@ from ..live import Flow, LiveConnection, Remembered, tracked
 
 if TYPE_CHECKING:
     from ...rendering.desired import Changes
+    from ...serviceports.frontends import Frontends
+    from ..traffic import Sample
 
 
 class Subsystems(NamedTuple):
@@ -102,6 +104,7 @@ class Mode:
     kube-proxy has separate metrics for full and partial syncs of this mode. ``needs_agent``: only the agent can serve
     in this mode. ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
     ``caution``: a warning about the mode itself, ``policy_caution``: one about network policies in it; or empty.
+    ``uncounted``: which traffic of Services the mode does not count, and why, or empty.
     ``deprecation``: None for a mode that is not deprecated. ``glue``: in ipvs mode, the subsystem of its packet filter.
     """
 
@@ -115,6 +118,7 @@ class Mode:
     tracks_connections: bool = True
     caution: str = ""
     policy_caution: str = ""
+    uncounted: str = ""
     deprecation: Optional[Deprecation] = None
     glue: str = ""
 
@@ -181,6 +185,10 @@ class Mode:
 
     def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
         """Return the endpoints to which the affinity of a flow's client leads. Raises KernelError."""
+        return []
+
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+        """Return the counters of the traffic of all ServicePorts of a family. Raises KernelError."""
         return []
 
     def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import KernelError, ProxyError
@@ -19,10 +19,14 @@ from ...rendering.nftables.mode import RENDERING
 from ...rendering.nftables.objects import RESOURCE, SERVICES_TABLE
 from ...resources import Stage
 from ...serviceports.info import ServicePortInfo
-from ..family import FamilyTables
+from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, Remembered
 from .mode import Families, Mode, Subsystems
+
+if TYPE_CHECKING:
+    from ...serviceports.frontends import Frontends
+    from ..traffic import Sample
 
 
 class NftablesMode(Mode):
@@ -30,6 +34,7 @@ class NftablesMode(Mode):
 
     rendering = RENDERING
     subsystems = Subsystems(nftables=True)
+    uncounted = "nftables mode counts connections only, where traffic.countConnections is true"
     # As for kube-proxy 1.36.
     needs = ModeNeeds("nftables", kernel=(5, 13, 0))
 
@@ -62,6 +67,12 @@ class NftablesMode(Mode):
                 if seconds is not None:
                     found.append(Remembered(flow.client.address, endpoint.text, int(seconds)))
         return found
+
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+        """See the base class; elements of maps count the connections that look them up."""
+        from ..traffic_samples import of_elements
+
+        return of_elements(frontends)
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Count transactions that the kernel refused."""

@@ -34,6 +34,7 @@ class UserspaceMode(Mode):
     needs = ModeNeeds("userspace", capabilities=())
     needs_agent = True
     tracks_connections = False
+    uncounted = "userspace mode counts traffic for the whole node only: see the metrics kubenode_proxy_forwarding_*"
     caution = (
         "mode userspace: endpoints see the address of this node instead of the client's, and a restart of the agent "
         "ends all connections"

@@ -318,21 +318,31 @@ def empty_table() -> RealServerTable:
     return RealServerTable({}, {}, {}, set())
 
 
-def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable) -> None:
-    """Add the real server in a GET_DEST answer about ``server``."""
-    outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_DEST)
-    if outer is None:
-        return
-    found = parse_attributes(outer, 0, len(outer))
+def dest_attributes(payload: memoryview, start: int, end: int) -> Dict[int, memoryview]:
+    """Return the attributes of the real server in a GET_DEST answer; none if it has no real server."""
+    outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_DEST, memoryview(b""))
+    return parse_attributes(outer, 0, len(outer))
+
+
+def real_server_key(found: Dict[int, memoryview], server: VirtualServerKey) -> RealServerKey:
+    """Return which real server of ``server`` its attributes name."""
     ipv6 = ":" in server.address
     if IPVS_DEST_ATTR_ADDR_FAMILY in found:
         ipv6 = _U16.unpack(found[IPVS_DEST_ATTR_ADDR_FAMILY])[0] == socket.AF_INET6
     address = unpacked(bytes(found[IPVS_DEST_ATTR_ADDR][: 16 if ipv6 else 4]))
+    return RealServerKey(server, address, _PORT.unpack(found[IPVS_DEST_ATTR_PORT])[0])
+
+
+def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable) -> None:
+    """Add the real server in a GET_DEST answer about ``server``."""
+    found = dest_attributes(payload, start, end)
+    if not found:
+        return
     method = _U32.unpack(found[IPVS_DEST_ATTR_FWD_METHOD])[0]
     value = RealServer(_U32.unpack(found[IPVS_DEST_ATTR_WEIGHT])[0], _FORWARDING_NAMES.get(method, str(method)))
     counts = (found.get(kind, bytes(4)) for kind in (IPVS_DEST_ATTR_ACTIVE_CONNS, IPVS_DEST_ATTR_INACT_CONNS))
     active, inactive = (_U32.unpack(count)[0] for count in counts)
-    table.add(RealServerKey(server, address, _PORT.unpack(found[IPVS_DEST_ATTR_PORT])[0]), value, active, inactive)
+    table.add(real_server_key(found, server), value, active, inactive)
 
 
 class _AddressText:

@@ -235,14 +235,20 @@ class Planner:
         yield first.transaction()
         new = (each for each in _elements_of(change) if each[0].name in new_sets)
         yield from self._chunks(new, one_by_one=True)
-        apart = new_sets | gone_sets
+        # Rules look a set up at any time, so one that is created again gets its elements in the same transaction.
+        renewed = _names(change.replaced, "set")
+        apart = new_sets | gone_sets | renewed
         visible = (each for each in _elements_of(change) if each[0].name not in apart)
         yield from self._chunks(visible)
         hooks = {key: value for key, value in change.added.items() if key not in unreachable.added}
         rest = Change(hooks, change.replaced)
-        live = self._definitions(rest).transaction()
-        if live.messages:
-            yield live
+        live = self._definitions(rest)
+        for key, before, after in _elements_of(change):
+            if key.name in renewed:
+                _put(live, key, before, after)
+        transaction = live.transaction()
+        if transaction.messages:
+            yield transaction
         yield from self._removals(change)
 
     def _chunks(self, elements: Iterable[_Element], one_by_one: bool = False) -> Iterator[Transaction]:

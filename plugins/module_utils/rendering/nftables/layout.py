@@ -54,8 +54,11 @@ CLUSTER_IPS_CHECK = "cluster-ips-check"
 MASQUERADING = "masquerading"
 
 
-def fixed_sets(family: str) -> Dict[str, SetValue]:
-    """Return the sets and maps that always exist."""
+def fixed_sets(family: str, counted: bool = False) -> Dict[str, SetValue]:
+    """Return the sets and maps that always exist.
+
+    ``counted``: the maps that each new connection looks up, those of frontends and of endpoints, count.
+    """
     address = ADDRESS_TYPES[family]
     frontend: Tuple[str, ...] = (address, PROTOCOL, PORT)
     node_port: Tuple[str, ...] = (PROTOCOL, PORT)
@@ -67,12 +70,12 @@ def fixed_sets(family: str) -> Dict[str, SetValue]:
         NO_ENDPOINT_SERVICES: SetValue(frontend, verdict),
         NO_ENDPOINT_NODE_PORTS: SetValue(node_port, verdict),
         FIREWALLED: SetValue(frontend, verdict),
-        ENDPOINTS: SetValue((*frontend, INDEX), endpoint),
-        LOCAL_ENDPOINTS: SetValue((*frontend, INDEX), endpoint),
-        NODE_PORT_ENDPOINTS: SetValue((*node_port, INDEX), endpoint),
-        NODE_PORT_LOCAL_ENDPOINTS: SetValue((*node_port, INDEX), endpoint),
-        FRONTENDS: SetValue(frontend, verdict),
-        NODE_PORT_FRONTENDS: SetValue(node_port, verdict),
+        ENDPOINTS: SetValue((*frontend, INDEX), endpoint, counted=counted),
+        LOCAL_ENDPOINTS: SetValue((*frontend, INDEX), endpoint, counted=counted),
+        NODE_PORT_ENDPOINTS: SetValue((*node_port, INDEX), endpoint, counted=counted),
+        NODE_PORT_LOCAL_ENDPOINTS: SetValue((*node_port, INDEX), endpoint, counted=counted),
+        FRONTENDS: SetValue(frontend, verdict, counted=counted),
+        NODE_PORT_FRONTENDS: SetValue(node_port, verdict, counted=counted),
     }
 
 
@@ -191,7 +194,7 @@ def _base_chains() -> Dict[str, ChainValue]:
 def static_entries(settings: DataplaneSettings) -> List[Entry]:
     """Return the entries that exist without any Service, in an order in which they can be created."""
     entries: List[Entry] = [(RESOURCE, TABLE_KEY, True)]
-    sets = fixed_sets(settings.family)
+    sets = fixed_sets(settings.family, settings.count_connections)
     if settings.node_port_cidrs:
         sets[NODE_PORT_IPS] = SetValue((ADDRESS_TYPES[settings.family],))
     entries.extend((RESOURCE, ObjectKey("set", name), value) for name, value in sets.items())

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The traffic that nf_tables has seen: clients of session affinity, counters of denied packets, traces of packets."""
+"""The traffic that nf_tables has seen: clients of session affinity, counters of elements, traces of packets."""

@@ -1,0 +1,193 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The traffic of Services in the agent: read on demand, and regularly for the metrics of the busiest ServicePorts."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ..configuration.sections.traffic import TrafficSettings
+from ..convergence.handles import KernelHandles
+from ..convergence.traffic import Numbers, TrafficAccount
+from ..convergence.traffic_resets import counters_reset
+from ..errors import ProxyError
+from ..resources import PlannedChange
+from ..serviceports.frontends import Frontends
+from ..serviceports.info import ServicePortName
+from .source.view import ClusterView
+from .surface.log import LimitedLog
+from .sync.node import NodeSync
+from .timers import Timers
+
+METRICS_SECONDS = 15.0
+#: A reading costs O(cluster). Those for metrics take at most 1 % of a processor, those of watchers 10 %.
+_METRICS_FACTOR, _WATCH_FACTOR = 100.0, 10.0
+#: Connections count half in the choice of the busiest ServicePorts after this time, so that the choice changes slowly.
+HALF_LIFE_SECONDS = 600.0
+
+
+class MeasuredPort(NamedTuple):
+    """A ServicePort with metrics: its family, and its numbers in the order of COUNTERS and GAUGES."""
+
+    family: str
+    port: ServicePortName
+    counters: Numbers
+    gauges: Numbers
+
+
+class Measured(NamedTuple):
+    """The ServicePorts with metrics, and the number of those without."""
+
+    ports: Tuple[MeasuredPort, ...] = ()
+    omitted: int = 0
+
+
+class Busiest:
+    """Chooses the ServicePorts of one family that had the most new connections recently."""
+
+    def __init__(self) -> None:
+        self._scores: Dict[ServicePortName, Tuple[float, int]] = {}
+        self._chosen: Set[ServicePortName] = set()
+
+    def choose(self, connections: Dict[ServicePortName, int], seconds: float, most: int) -> Set[ServicePortName]:
+        """Return at most so many; ``connections``: totals. ``seconds``: since the last call."""
+        kept = 0.5 ** (seconds / HALF_LIFE_SECONDS)
+        scores = {}
+        for port, total in connections.items():
+            score, before = self._scores.get(port, (0.0, 0))
+            scores[port] = (score * kept + total - before, total)
+        self._scores = scores
+        order = sorted(scores, key=lambda port: (-scores[port][0], port not in self._chosen, port))
+        self._chosen = set(order[:most])
+        return self._chosen
+
+
+class _Family:
+    """What is kept for one IP family."""
+
+    def __init__(self) -> None:
+        self.account = TrafficAccount()
+        self.busiest = Busiest()
+
+
+class Traffic:
+    """The totals of all ServicePorts. :attr:`measured` may be read in any thread."""
+
+    def __init__(
+        self,
+        sync: NodeSync,
+        view: Callable[[], ClusterView],
+        handles: KernelHandles,
+        timers: Timers,
+        limited: LimitedLog,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.measured = Measured()
+        self._sync = sync
+        self._view = view
+        self._handles = handles
+        self._clock = timers.clock
+        self._limited = limited
+        self._now = now
+        self._settings = TrafficSettings()
+        self._mode = ""
+        self._families: Dict[str, _Family] = {}
+        self._since = self._read_at = 0.0
+        self._began: Optional[float] = None
+        self._ended: Optional[float] = None
+        self._chosen_at: Optional[float] = None
+        sync.syncer.applied = self._applied
+        self._timer = timers.add("read the traffic of Services", self._measure)
+
+    def configure(self, settings: TrafficSettings) -> None:
+        """Begin or end to provide metrics."""
+        self._settings = settings
+        if settings.metrics_ports:
+            self._timer.start(0.0)
+        else:
+            self.measured = Measured()
+
+    def _applied(self, family: str, changes: Sequence[PlannedChange]) -> None:
+        """Note that a sync has changed the objects of a family, and with them their counters."""
+        kept = self._families.get(family)
+        if kept is not None and changes:
+            kept.account.forget(counters_reset(changes), self._now())
+
+    def _read(self) -> None:
+        """Add up what the kernel has counted. Raises KernelError."""
+        proxiers = self._sync.proxiers
+        if proxiers is None:
+            return
+        if proxiers.mode.name != self._mode:
+            self._mode, self._families, self._since = proxiers.mode.name, {}, self._now()
+        self._began = self._clock()
+        try:
+            for family in proxiers.families:
+                frontends = Frontends(self._view().state, family.context.node)
+                samples = proxiers.mode.traffic(family.context, frontends, self._handles)
+                kept = self._families.setdefault(family.family, _Family())
+                kept.account.update(frontends.names, samples, self._now())
+        finally:
+            self._ended = self._clock()
+        self._read_at = self._now()
+        for name in self._families.keys() - {family.family for family in proxiers.families}:
+            del self._families[name]
+
+    def _seconds(self) -> float:
+        """Return how long the last reading took."""
+        return 0.0 if self._began is None or self._ended is None else self._ended - self._began
+
+    def _measure(self) -> None:
+        if not self._settings.metrics_ports:
+            return
+        try:
+            self._read()
+        except ProxyError as error:
+            self._limited.warning("traffic", "the traffic of Services cannot be read", error=error)
+        else:
+            self._choose()
+        self._timer.start(max(METRICS_SECONDS, _METRICS_FACTOR * self._seconds()))
+
+    def _choose(self) -> None:
+        now, most, wanted = self._clock(), self._settings.metrics_ports, self._settings.metrics_namespaces
+        seconds = 0.0 if self._chosen_at is None else now - self._chosen_at
+        self._chosen_at = now
+        found: List[MeasuredPort] = []
+        omitted = 0
+        for name, family in sorted(self._families.items()):
+            totals = {port: total for port, total in family.account.ports() if not wanted or port.namespace in wanted}
+            connections = {port: total.counters[0] or 0 for port, total in totals.items()}
+            chosen = family.busiest.choose(connections, seconds, most)
+            omitted += len(totals) - len(chosen)
+            for port in sorted(chosen):
+                total = totals[port]
+                found.append(MeasuredPort(name, port, tuple(total.counters), tuple(total.gauges)))
+        self.measured = Measured(tuple(found), omitted)
+
+    def document(self, namespace: str = "", again: bool = False) -> Dict[str, Any]:
+        """Return the totals as plain JSON values. Raises ProxyError.
+
+        ``namespace``: only its Services, unless it is empty. ``again``: the caller asks regularly, so that the
+        last reading must do for a while if readings take long.
+
+        In the result, ``at``: when the kernel was read; ``since``: when it was read first. What the kernel had counted
+        before that is included.
+        """
+        proxiers = self._sync.proxiers
+        if proxiers is None:
+            raise ProxyError("the agent does not know the cluster yet")
+        recent = self._ended is not None and self._clock() - self._ended < _WATCH_FACTOR * self._seconds()
+        if not (again and recent) or proxiers.mode.name != self._mode:
+            self._read()
+        rows: List[Dict[str, Any]] = []
+        for name, family in sorted(self._families.items()):
+            rows += family.account.document(name, namespace)
+        return {
+            "mode": self._mode,
+            "uncounted": proxiers.mode.uncounted,
+            "since": round(self._since, 3),
+            "at": round(self._read_at, 3),
+            "ports": rows,
+        }

@@ -1,0 +1,49 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which counters of the kernel begin at zero again after a change of its tables."""
+
+from __future__ import annotations
+
+from typing import Any, Hashable, Iterable, Iterator, Set
+
+from ..rendering.iptables.tables import NAT, ChainKey
+from ..rendering.nftables.objects import ElementKey, ObjectKey, index_bytes, list_items
+from ..resources import Change, Kind, PlannedChange
+from .traffic import EVERYTHING
+
+
+def counters_reset(planned: Iterable[PlannedChange]) -> Set[Hashable]:
+    """Return the objects of samples whose counters these changes created or removed; EVERYTHING among them for all."""
+    return {name for item in planned for name in _objects(item.resource.kind, item.change)}
+
+
+def _objects(kind: str, change: Change[Any, Any]) -> Iterator[Hashable]:
+    if kind in (Kind.VIRTUAL_SERVERS, Kind.REAL_SERVERS):
+        # IPVS edits settings in place.
+        yield from change.added
+        yield from change.removed
+    elif kind == Kind.CHAINS:
+        for key in (*change.added, *change.replaced, *change.removed):
+            if isinstance(key, ChainKey) and key.table == NAT:
+                yield key.chain
+    elif kind == Kind.TABLE_OBJECTS:
+        for key, value in (*change.added.items(), *change.removed.items()):
+            yield from _elements(key, (), value)
+        for key, (old, new) in change.replaced.items():
+            if isinstance(key, ObjectKey) and key.kind == "set":
+                yield EVERYTHING
+            yield from _elements(key, old, new)
+
+
+def _elements(key: Any, old: Any, new: Any) -> Iterator[Hashable]:
+    """Yield the map and the key of each element that is written, in the form of samples."""
+    if not isinstance(key, ElementKey):
+        return
+    if key.kind != "list":
+        yield key.name, key.key
+        return
+    before, after = dict(list_items(old)), dict(list_items(new))
+    for index in before.keys() | after.keys():
+        if before.get(index) != after.get(index):
+            yield key.name, key.key + index_bytes(index)

@@ -1,0 +1,93 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The traffic counters of IPVS. Source: linux/ip_vs.h (64-bit statistics since Linux 4.1)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Dict, Iterable, NamedTuple
+
+from ...addresses import family_of
+from ...errors import KernelError
+from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
+from ..netlink.attributes import parse_attributes
+from ..netlink.outcomes import NetlinkRefusal, is_missing
+from . import messages
+from .servers import IpvsSocket
+
+IPVS_SVC_ATTR_STATS64 = 12
+IPVS_DEST_ATTR_STATS64 = 12
+# IPVS_STATS_ATTR_CONNS, INPKTS, OUTPKTS, INBYTES and OUTBYTES.
+_FIELDS = range(1, 6)
+_U64 = struct.Struct("=Q")
+_U32 = struct.Struct("=I")
+
+
+class Statistics(NamedTuple):
+    """The counters of a virtual or real server; packets and bytes in (from clients) and out (to clients)."""
+
+    connections: int
+    packets_in: int
+    packets_out: int
+    bytes_in: int
+    bytes_out: int
+
+
+class RealServerStatistics(NamedTuple):
+    """The counters of a real server, and the connections that IPVS calls active and inactive."""
+
+    counters: Statistics
+    active: int
+    inactive: int
+
+
+def _counters(raw: memoryview) -> Statistics:
+    found = parse_attributes(raw, 0, len(raw))
+    return Statistics(*(_U64.unpack(found[field])[0] if field in found else 0 for field in _FIELDS))
+
+
+def virtual_server_statistics(sock: IpvsSocket, family: str) -> Dict[VirtualServerKey, Statistics]:
+    """Return the counters of all virtual servers of a family. Raises KernelError."""
+    found: Dict[VirtualServerKey, Statistics] = {}
+    try:
+        dump = sock.netlink.dump(sock.family_id, messages.header(messages.GET_SERVICE))
+    except NetlinkRefusal as refusal:
+        raise KernelError(f"counters of virtual servers cannot be read: {refusal.error}") from refusal
+    for view, _kind, start, end in dump:
+        entry = messages.decode_service(view, start, end)
+        if entry is None or family_of(entry[0].address) != family:
+            continue
+        outer = parse_attributes(view, start + 4, end)[messages.IPVS_CMD_ATTR_SERVICE]
+        raw = parse_attributes(outer, 0, len(outer)).get(IPVS_SVC_ATTR_STATS64, memoryview(b""))
+        found[entry[0]] = _counters(raw)
+    return found
+
+
+def real_server_statistics(
+    sock: IpvsSocket, servers: Iterable[VirtualServerKey]
+) -> Dict[RealServerKey, RealServerStatistics]:
+    """Return the counters of the real servers of some virtual servers. Raises KernelError.
+
+    A virtual server that was removed meanwhile has none.
+    """
+    found: Dict[RealServerKey, RealServerStatistics] = {}
+    head = messages.header(messages.GET_DEST)
+    for server in servers:
+        try:
+            dump = sock.netlink.dump(sock.family_id, head + messages.service_identity(server))
+        except NetlinkRefusal as refusal:
+            if is_missing(refusal.error):
+                continue
+            raise KernelError(f"counters of {server} cannot be read: {refusal.error}") from refusal
+        for view, _kind, start, end in dump:
+            parts = messages.dest_attributes(view, start, end)
+            if parts:
+                found[messages.real_server_key(parts, server)] = RealServerStatistics(
+                    _counters(parts.get(IPVS_DEST_ATTR_STATS64, memoryview(b""))),
+                    *(
+                        _U32.unpack(parts[kind])[0] if kind in parts else 0
+                        for kind in (messages.IPVS_DEST_ATTR_ACTIVE_CONNS, messages.IPVS_DEST_ATTR_INACT_CONNS)
+                    ),
+                )
+    return found

@@ -1,0 +1,126 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``top`` and the metrics of traffic with real connections, in each mode."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, Iterator
+
+import pytest
+
+from tests.kernel import backends
+from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.userspace_node import node_in_mode
+from tests.lab import manifests
+
+PORT = manifests.port(backends.PORT, name="https")
+COUNT = 12
+
+
+def with_endpoints(node: AgentNode, numbers: Any = (1, 2)) -> None:
+    found = [manifests.endpoint(backends.endpoint(number), "node1") for number in numbers]
+    node.store.put(manifests.endpoint_slice("web", found, [PORT], name="web-a"))
+
+
+@pytest.fixture(
+    params=("nftables", "iptables", "iptables nft", pytest.param("ipvs", marks=pytest.mark.uml)),
+)
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentNode]:
+    mode, *words = request.param.split()
+    backends.make_network()
+    made = AgentNode(tmp_path, mode, "nft") if words else node_in_mode(tmp_path, mode)
+    made.node_configuration["traffic"] = {"countConnections": True, "metricsPorts": 1}
+    made.write_configuration()
+    made.store.put(manifests.service("web", backends.ADDRESS, [PORT]))
+    made.store.put(manifests.service("idle", "10.103.97.9", [PORT]))
+    with_endpoints(made)
+    with backends.three_backends():
+        made.start()
+        yield made
+    made.close()
+
+
+def top(node: AgentNode, *words: str) -> Dict[str, Any]:
+    done = node.run("top", "--json", "--control", str(node.scratch / "agent.sock"), *words)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def web(node: AgentNode) -> Dict[str, Any]:
+    return next(row for row in top(node)["ports"] if row["name"] == "web")
+
+
+def counts(row: Dict[str, Any]) -> Dict[str, int]:
+    return {item["endpoint"]: item["connections"] or 0 for item in row["endpoints"]}
+
+
+def connect(times: int = COUNT) -> Dict[str, int]:
+    """Open connections; return how many each endpoint has answered."""
+    answers = Counter(backends.ask() for _time in range(times))
+    assert set(answers) <= {"1", "2", "3"}, answers
+    return {f"{backends.endpoint(int(number))}:{backends.PORT}": count for number, count in answers.items()}
+
+
+def remove_counters(node: AgentNode) -> None:
+    """Delete what counts the connections, as another program might."""
+    if node.mode == "nftables":
+        commands = [["nft", "flush", "map", "ip", "kube-proxy", name] for name in ("service-frontends",)]
+    elif node.mode == "iptables":
+        program = f"iptables-{node.kernel_variant}" if node.kernel_variant else "iptables"
+        commands = [[program, "-t", "nat", "-F"]]
+    else:
+        commands = [["ipvsadm", "-D", "-t", f"{backends.ADDRESS}:{backends.PORT}"]]
+    for command in commands:
+        subprocess.run(command, check=True)
+
+
+def test_connections_are_counted_by_endpoint_and_kept_over_repairs(node: AgentNode) -> None:
+    assert (web(node)["connections"] or 0, sum(counts(web(node)).values())) == (0, 0)
+    made = Counter(connect())
+    first = web(node)
+    assert first["connections"] == COUNT
+    assert {key: count for key, count in counts(first).items() if count} == made
+    assert first["resetAt"] == 0
+
+    # A regular comparison with the kernel repairs nothing: counters are no part of the desired state.
+    assert not node.differences()["changed"]
+
+    repaired = node.status()["driftRepaired"]
+    remove_counters(node)
+    wait_for(lambda: node.status()["driftRepaired"] > repaired)
+    made.update(connect())
+    second = web(node)
+    assert second["connections"] == 2 * COUNT
+    assert {key: count for key, count in counts(second).items() if count} == made
+    assert second["resetAt"] > 0
+
+
+def test_counters_of_the_kernel_are_kept_over_a_restart_of_the_agent(node: AgentNode) -> None:
+    connect()
+    node.stop()
+    connect()
+    node.start()
+    assert web(node)["connections"] == 2 * COUNT
+
+
+def test_only_so_many_ports_as_configured_have_metrics(node: AgentNode) -> None:
+    connect()
+    name = 'kubenode_proxy_service_connections_total{ip_family="IPv4",namespace="default",port="https",protocol="TCP"'
+    wait_for(lambda: f'{name},service="web"}} {COUNT:.1f}' in node.fetch("/metrics"), 60.0, 0.5)
+    assert 'service="idle"' not in node.fetch("/metrics")
+    assert node.metric("kubenode_proxy_service_ports_without_metrics") == 1
+
+
+def test_top_fits_a_terminal(node: AgentNode) -> None:
+    connect()
+    done = node.run("top", "--endpoints", "--control", str(node.scratch / "agent.sock"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines), lines
+    assert lines[1].split()[:2] == ["SERVICE", "CONNS"]
+    assert lines[2].split()[:2] == ["default/web:https", str(COUNT)]

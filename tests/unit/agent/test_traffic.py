@@ -1,0 +1,177 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The totals of traffic over counters that the kernel resets, and the choice of ServicePorts that have metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import HALF_LIFE_SECONDS, Busiest
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic import (
+    EVERYTHING,
+    Sample,
+    TrafficAccount,
+    connections_only,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic_resets import counters_reset
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.counters import (
+    EndpointChain,
+    parse_counters,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
+    RealServer,
+    RealServerKey,
+    VirtualServerKey,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
+    ElementKey,
+    ObjectKey,
+    SetValue,
+    index_bytes,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Kind, PlannedChange, Resource
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortName
+
+WEB = ServicePortName("shop", "web", "http", "TCP")
+DB = ServicePortName("shop", "db", "", "TCP")
+A, B = "10.244.1.1:80", "10.244.1.2:80"
+
+
+def chain(name: str, endpoint: str, count: int) -> list:
+    """Return the samples of the chain of an endpoint of WEB."""
+    return [Sample(name, WEB, endpoint, connections_only(count)), Sample(name, WEB, "", connections_only(count))]
+
+
+def row(account: TrafficAccount, port: ServicePortName = WEB) -> dict:
+    return next(item for item in account.document("IPv4") if item["name"] == port.name)
+
+
+def endpoints(account: TrafficAccount) -> dict:
+    return {item["endpoint"]: item["connections"] for item in row(account)["endpoints"]}
+
+
+def test_what_the_kernel_had_counted_before_the_first_reading_is_included() -> None:
+    account = TrafficAccount()
+    account.update([WEB, DB], [*chain("a", A, 5), *chain("b", B, 7)], 10.0)
+    assert (row(account)["connections"], endpoints(account)) == (12, {A: 5, B: 7})
+    assert row(account)["resetAt"] == 0
+    # Nothing counts its traffic: not zero.
+    assert row(account, DB)["connections"] is None
+
+
+def test_a_counter_that_fell_was_reset() -> None:
+    account = TrafficAccount()
+    account.update([WEB], chain("a", A, 5), 10.0)
+    account.update([WEB], chain("a", A, 2), 20.0)
+    assert (row(account)["connections"], endpoints(account)) == (7, {A: 7})
+    assert (row(account)["resetAt"], row(account)["endpoints"][0]["resetAt"]) == (20.0, 20.0)
+
+
+@pytest.mark.parametrize("objects", [{"a"}, {EVERYTHING}])
+def test_a_counter_that_was_created_again_counts_from_zero_even_if_it_is_higher_than_before(objects: set) -> None:
+    account = TrafficAccount()
+    account.update([WEB], [*chain("a", A, 5)], 10.0)
+    account.forget(objects, 15.0)
+    account.update([WEB], [*chain("a", A, 9)], 20.0)
+    assert row(account)["connections"] == 14
+    assert row(account)["resetAt"] == 15.0
+
+
+def test_the_total_of_a_port_outlasts_its_endpoints() -> None:
+    account = TrafficAccount()
+    account.update([WEB], [*chain("a", A, 5), *chain("b", B, 7)], 10.0)
+    account.update([WEB], chain("b", B, 8), 20.0)
+    assert (row(account)["connections"], endpoints(account)) == (13, {B: 8})
+    # What the chain had counted since the first reading is lost.
+    assert row(account)["resetAt"] == 20.0
+    account.update([WEB], [*chain("a", A, 1), *chain("b", B, 8)], 30.0)
+    assert (row(account)["connections"], endpoints(account)) == (14, {A: 1, B: 8})
+
+
+def test_a_removed_service_is_forgotten() -> None:
+    account = TrafficAccount()
+    account.update([WEB, DB], chain("a", A, 5), 10.0)
+    account.update([DB], [], 20.0)
+    assert [item["name"] for item in account.document("IPv4")] == ["db"]
+
+
+def test_an_element_of_a_map_that_leads_to_another_endpoint_counts_for_that_one() -> None:
+    account = TrafficAccount()
+    account.update([WEB], [Sample(("map", 0), WEB, A, connections_only(5))], 10.0)
+    account.update([WEB], [Sample(("map", 0), WEB, B, connections_only(6))], 20.0)
+    assert endpoints(account) == {B: 6}
+
+
+def test_open_connections_are_those_of_the_last_reading() -> None:
+    account = TrafficAccount()
+    numbers = (1, 2, 3, 4, 5)
+    account.update([WEB], [Sample("vs", WEB, "", numbers, 4, 1), Sample("vs2", WEB, "", numbers, 1, 0)], 10.0)
+    assert (row(account)["active"], row(account)["inactive"], row(account)["bytesOut"]) == (5, 1, 10)
+    account.update([WEB], [Sample("vs", WEB, "", numbers, 0, 2)], 20.0)
+    assert (row(account)["active"], row(account)["inactive"], row(account)["bytesOut"]) == (0, 2, 10)
+
+
+class _Table(Resource):
+    def __init__(self, kind: str) -> None:
+        self.kind, self.family = kind, "IPv4"
+
+
+def reset(kind: str, change: Change) -> set:
+    return counters_reset([PlannedChange(_Table(kind), change)])
+
+
+def test_chains_that_are_written_count_from_zero() -> None:
+    written, other = ChainKey("nat", "KUBE-SEP-A"), ChainKey("filter", "KUBE-FORWARD")
+    assert reset(Kind.CHAINS, Change(replaced={written: ((), ("-j ACCEPT",)), other: ((), ())})) == {"KUBE-SEP-A"}
+
+
+def test_ipvs_keeps_counters_of_what_is_edited() -> None:
+    server = VirtualServerKey("tcp", "10.96.0.1", 80)
+    one, two = (RealServerKey(server, ip, 80) for ip in ("10.244.1.1", "10.244.1.2"))
+    change = Change(added={one: RealServer(1)}, replaced={two: (RealServer(1), RealServer(0))})
+    assert reset(Kind.REAL_SERVERS, change) == {one}
+    assert reset(Kind.VIRTUAL_SERVERS, Change(removed={server: None})) == {server}
+
+
+def test_only_the_elements_that_differ_count_from_zero() -> None:
+    lists, frontend = ElementKey("list", "service-endpoints", b"k"), ElementKey("element", "service-frontends", b"k")
+    change = Change(replaced={lists: ((b"a", b"b", b"c"), (b"a", b"x")), frontend: ("goto a", "goto b")})
+    at = [("service-endpoints", b"k" + index_bytes(index)) for index in range(3)]
+    assert reset(Kind.TABLE_OBJECTS, change) == {at[1], at[2], ("service-frontends", b"k")}
+    assert reset(Kind.TABLE_OBJECTS, Change(added={lists: (b"a",)})) == {at[0]}
+    plain, counted = SetValue(("ipv4_addr",)), SetValue(("ipv4_addr",), counted=True)
+    replaced = {ObjectKey("set", "service-frontends"): (plain, counted)}
+    assert reset(Kind.TABLE_OBJECTS, Change(replaced=replaced)) == {EVERYTHING}
+
+
+def test_counters_of_iptables_are_parsed() -> None:
+    text = """*nat
+:KUBE-SVC-AAAA - [0:0]
+[3:180] -A KUBE-SVC-AAAA -m comment --comment "shop/web -> 10.244.1.1:80" -m statistic --mode random -j KUBE-SEP-ONE
+[4:240] -A KUBE-SVC-AAAA -j KUBE-SEP-TWO
+[0:0] -A KUBE-SEP-ONE -s 10.244.1.1/32 -j KUBE-MARK-MASQ
+[3:180] -A KUBE-SEP-ONE -p tcp -m comment --comment shop/web -m tcp -j DNAT --to-destination 10.244.1.1:80
+[4:240] -A KUBE-SEP-TWO -p tcp -m tcp -j DNAT --to-destination [fd00::1]:80
+COMMIT
+"""
+    found = parse_counters(text)
+    assert found.reached == {"KUBE-SVC-AAAA": ["KUBE-SEP-ONE", "KUBE-SEP-TWO"]}
+    assert found.endpoints == {
+        "KUBE-SEP-ONE": EndpointChain("10.244.1.1:80", 3),
+        "KUBE-SEP-TWO": EndpointChain("[fd00::1]:80", 4),
+    }
+
+
+def test_the_busiest_ports_have_metrics_and_keep_them() -> None:
+    busiest = Busiest()
+    ports = [ServicePortName("shop", f"s{number}", "", "TCP") for number in range(4)]
+    counts = dict.fromkeys(ports, 0)
+    assert busiest.choose(counts, 0.0, 2) == set(ports[:2])
+    assert busiest.choose({**counts, ports[3]: 10}, 15.0, 2) == {ports[0], ports[3]}
+    # A short burst of less does not displace what had more a moment before.
+    assert busiest.choose({**counts, ports[3]: 10, ports[2]: 9, ports[1]: 8}, 15.0, 2) == {ports[2], ports[3]}
+    later = {**counts, ports[3]: 10, ports[2]: 9, ports[1]: 18}
+    assert busiest.choose(later, HALF_LIFE_SECONDS, 2) == {ports[1], ports[3]}
+    assert busiest.choose(later, 15.0, 0) == set()
