@@ -123,7 +123,9 @@ class Parts:
         self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync)
-        self.traffic = Traffic(self.sync, lambda: self.views.current, self.handles, self.timers, self.limited)
+        self.traffic = Traffic(
+            self.sync, lambda: self.views.current, self.handles, timers=self.timers, limited=self.limited
+        )
         self.metrics.registry.register(TrafficMetrics(lambda: self.traffic.measured))
         self.metrics.forwarding = self.forwarding.status
         self.checks = Checks(

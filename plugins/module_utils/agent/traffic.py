@@ -80,6 +80,7 @@ class Traffic:
         sync: NodeSync,
         view: Callable[[], ClusterView],
         handles: KernelHandles,
+        *,
         timers: Timers,
         limited: LimitedLog,
         now: Callable[[], float] = time.time,

@@ -46,9 +46,9 @@ def of_servers(frontends: Frontends, handles: KernelHandles) -> List[Sample]:
     found = [Sample(server, name, "", tuple(servers[server])) for server, name in owners.items()]
     for key, item in real_servers.items():
         name, endpoint = owners[key.server], address_and_port(key.ip, key.port)
-        found.append(Sample(key, name, endpoint, tuple(item.counters), item.active, item.inactive))
+        found.append(Sample(key, name, endpoint, tuple(item.counters), active=item.active, inactive=item.inactive))
         # The virtual server has counters, but no number of connections.
-        found.append(Sample(key, name, "", UNCOUNTED, item.active, item.inactive))
+        found.append(Sample(key, name, "", UNCOUNTED, active=item.active, inactive=item.inactive))
     return found
 
 

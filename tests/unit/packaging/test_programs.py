@@ -30,7 +30,7 @@ ALWAYS = """
 OTHERS = """
     address ansible-builder ansible-test antsibull-docs cleanup converge diff drain explain kubenode.proxy.explain
     lab-iptables lab-ipvs link net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack pyenv python rollback
-    status systemctl verify
+    status systemctl top verify
 """
 SHELL = """
     ! [ [[ { } ( ) . : break cd continue do done elif else esac eval exec exit export fi if local read return set shift
