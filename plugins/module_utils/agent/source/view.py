@@ -33,11 +33,16 @@ def small(raw: Dict[str, Any]) -> Dict[str, Any]:
     return dict(kept)
 
 
-def _trigger_time(raw: Dict[str, Any]) -> float:
-    """Return when the change that led to an EndpointSlice happened, in seconds since the epoch; 0 if unknown."""
+def _trigger_text(raw: Dict[str, Any]) -> str:
     annotations = raw["metadata"].get("annotations")
     text = annotations.get(TRIGGER_TIME_ANNOTATION) if isinstance(annotations, dict) else None
-    if not isinstance(text, str) or not text.endswith("Z"):
+    return text if isinstance(text, str) else ""
+
+
+def _trigger_time(raw: Dict[str, Any]) -> float:
+    """Return when the change that led to an EndpointSlice happened, in seconds since the epoch; 0 if unknown."""
+    text = _trigger_text(raw)
+    if not text.endswith("Z"):
         return 0.0
     whole, _point, fraction = text[:-1].partition(".")
     if not (fraction or "0").isdecimal() or len(fraction) > _MOST_FRACTION_DIGITS:
@@ -75,6 +80,7 @@ class ClusterView:
         self.trigger_times: Dict[NamespacedName, List[float]] = {}
         self._objects: Dict[ObjectKey, bytes] = {}
         self._started = time.time()
+        self._started_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._started))
 
     def apply(self, batch: Batch) -> Tuple[int, int]:
         """Apply a reflector's changes; return how many Services and EndpointSlices really changed."""
@@ -126,6 +132,9 @@ class ClusterView:
         if gone:
             for service in affected:
                 self.trigger_times.pop(service, None)
+            return
+        # A list at the start has tens of thousands of times before it, which sort before it as text, too.
+        if _trigger_text(raw) < self._started_text:
             return
         moment = _trigger_time(raw)
         if moment > self._started:

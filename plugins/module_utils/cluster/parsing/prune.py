@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Union
+from typing import Any, Callable, Dict, Mapping
 
 from .endpoint_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 from .health_check import ANNOTATIONS
@@ -14,12 +14,10 @@ from .service import NODE_LOCAL_LABEL, OUTSIDE_HOSTS_LABEL, SERVICE_PROXY_NAME_L
 from .service_policy import SERVICE_ANNOTATIONS
 from .weight import CILIUM_WEIGHT, WEIGHT
 
-Shape = Union[bool, Mapping[str, Any]]
-"""The parts of a value to keep: True keeps all of it; a mapping only these fields, in each element of a list."""
-
 _METADATA = {"namespace": True, "name": True}
 _CONTAINER_PORTS = {"name": True, "protocol": True, "containerPort": True}
 
+#: The parts of a value to keep: True keeps all of it; a mapping only these fields, in each element of a list.
 _SHAPES: Dict[str, Mapping[str, Any]] = {
     "Service": {
         "metadata": {
@@ -86,24 +84,39 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
 }
 
 
+Reduce = Callable[[Any], Any]
+
+
+def _reducer(shape: Mapping[str, Any]) -> Reduce:
+    """Return the function that keeps the fields of a shape; it is built once, since it is called for each endpoint."""
+    names = tuple(shape)
+    inner = tuple((name, _reducer(below)) for name, below in shape.items() if below is not True)
+
+    def reduce(value: Any) -> Any:
+        if isinstance(value, list):
+            return [reduce(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        # Keep empty objects and null: in place of a list or an annotation, they are errors that the parser must find.
+        kept = {name: value[name] for name in names if name in value}
+        for name, below in inner:
+            if name in kept:
+                kept[name] = below(kept[name])
+        return kept
+
+    return reduce
+
+
+_REDUCERS: Dict[str, Reduce] = {kind: _reducer(shape) for kind, shape in _SHAPES.items()}
+
+
 def prune(raw: Any) -> Any:
     """Return a copy of a raw object with only the fields that the proxy reads.
 
     The copy parses to the same value as the object, or is refused for the same reason.
     """
     kind = raw.get("kind") if isinstance(raw, dict) else None
-    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
-    if shape is None:
+    reduce = _REDUCERS.get(kind) if isinstance(kind, str) else None
+    if reduce is None:
         return raw
-    return {"apiVersion": raw.get("apiVersion"), "kind": kind, **_kept(raw, shape)}
-
-
-def _kept(value: Any, shape: Shape) -> Any:
-    if shape is True or not isinstance(shape, Mapping):
-        return value
-    if isinstance(value, list):
-        return [_kept(item, shape) for item in value]
-    if not isinstance(value, dict):
-        return value
-    # Keep empty objects and null: in place of a list or an annotation, they are errors that the parser must find.
-    return {name: _kept(value[name], below) for name, below in shape.items() if name in value}
+    return {"apiVersion": raw.get("apiVersion"), "kind": kind, **reduce(raw)}
