@@ -141,7 +141,7 @@ class Scenario:
         ours = ("--filter", f"name=^{self.prefix}-")
         names = containers.podman("ps", "--all", "--format", "{{.Names}}", *ours).stdout.split()
         if names:
-            containers.podman("rm", "--force", "--time", "1", *names)
+            containers.remove(*names)
         shutil.rmtree(self.directory, ignore_errors=True)
         for connection in Path(tempfile.gettempdir()).glob(f"{self.prefix}-*"):
             connection.unlink()

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Sequence
 
@@ -63,6 +64,19 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()}")
     return done
+
+
+def remove(*names: str, seconds: float = 60.0) -> None:
+    """Kill and remove containers, if they exist.
+
+    Repeated for so many seconds, since on a busy machine podman may not see them stop within its time limit, or fail to
+    kill one that has just stopped. Raises RuntimeError after that.
+    """
+    deadline = time.monotonic() + seconds
+    while (done := podman("rm", "--force", "--ignore", "--time", "0", *names, check=False)).returncode:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"podman cannot remove {', '.join(names)}: {done.stderr.strip()}")
+        time.sleep(0.2)
 
 
 def _recipe() -> str:

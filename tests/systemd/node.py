@@ -103,12 +103,8 @@ class Node:
         return self.run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
 
     def close(self) -> None:
-        """Kill and remove the container; on a busy machine podman may not see it stop within its time limit."""
-
-        def removed() -> bool:
-            return image.podman("rm", "--force", "--ignore", "--time", "0", self.name, check=False).returncode == 0
-
-        wait_for(f"{self.name} is removed", removed)
+        """Kill and remove the container."""
+        image.remove(self.name)
 
     def restart(self) -> None:
         """Stop and start the container: a boot with the same disk and an empty kernel state."""
