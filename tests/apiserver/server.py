@@ -126,7 +126,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(self._read)
 
     def do_POST(self) -> None:
-        """Write an object of a kind that the store has; keep any other object, an Event say, for the test."""
+        """Write an object of a kind that the store has; keep any other object, and each Event, for the test."""
         content = self._content()
         self._answer(lambda: self._write(_decoded(content)))
 
@@ -187,10 +187,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self._answer_accounts(body):
             return
         place = place_of(self._url.path)
+        if self.command == "POST" and (place is None or place.kind.kind == "Event"):
+            self.api.posted.append(body)
         if place is not None:
             self._send(*write(self.api.store, self.command, place, body))
             return
-        self.api.posted.append(body)
         self._send(201, body)
 
     def _patch(self, body: Object) -> None:

@@ -38,6 +38,7 @@ KINDS = {
         Kind("/apis/discovery.k8s.io/v1/endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
         Kind("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR", namespaced=False),
         Kind("/apis/networking.k8s.io/v1/networkpolicies", "networking.k8s.io/v1", "NetworkPolicy"),
+        Kind("/apis/events.k8s.io/v1/events", "events.k8s.io/v1", "Event"),
     )
 }
 PATH_OF_KIND = {kind.kind: kind.path for kind in KINDS.values()}

@@ -217,3 +217,18 @@ def test_explain_and_diff(node) -> None:
     nft("flush", "chain", "ip", "kube-proxy", "services")
     report = node.differences()
     assert report["changed"] is True and "vmap" in json.dumps(report)
+
+
+def test_a_repair_and_a_refused_object_are_posted_as_events(node: AgentNode) -> None:
+    node.start()
+    assert node.api is not None
+    posted = node.api.posted
+    nft("flush", "chain", "ip", "kube-proxy", "services")
+    wait_for(lambda: any(event["reason"] == "DriftRepaired" for event in posted), PATIENCE_SECONDS)
+    repaired = next(event for event in posted if event["reason"] == "DriftRepaired")
+    assert repaired["regarding"]["kind"] == "Node" and "services" in repaired["note"]
+    # It changes nothing that is programmed, so no sync follows.
+    node.store.put(service(99, clusterIP="nonsense", clusterIPs=["nonsense"]))
+    wait_for(lambda: any(event["reason"] == "ObjectRefused" for event in posted), PATIENCE_SECONDS)
+    refused = next(event for event in posted if event["reason"] == "ObjectRefused")
+    assert (refused["regarding"]["name"], refused["related"]["name"]) == ("svc-99", "node1")

@@ -248,13 +248,17 @@ class Agent:
         self._show_status()
 
     def _empty_inbox(self) -> None:
+        changed = False
         for item in self._inbox.items():
             if isinstance(item, Batch):
                 self._apply(item)
+                changed = True
             elif isinstance(item, VerdictChange):
                 self.parts.checks.changed(self.views.current, item)
             elif isinstance(item, ControlRequest):
                 item.reply(answer(self.parts.state(), item.question))
+        if changed:
+            self.sync.report_refusals()
         self.parts.api.servers.learn(self.source.view.state)
 
     def _apply(self, batch: Batch) -> None:

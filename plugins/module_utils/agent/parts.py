@@ -118,7 +118,13 @@ class Parts:
             post=self.post,
         )
         self.policy = PolicySync(
-            self.source.view, self.handles, self.timers, log=log, limited=self.limited, health=self.health
+            self.source.view,
+            self.handles,
+            self.timers,
+            log=log,
+            limited=self.limited,
+            health=self.health,
+            post=self.post,
         )
         self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
@@ -162,7 +168,8 @@ class Parts:
 
     def post(self, about: Optional[Dict[str, str]], kind: str, reason: str, action: str, note: str) -> None:
         """Post an Event about an object, by default about this node."""
-        self.api.events.post(about or node_reference(self.node_name), kind, reason, action, note)
+        node = node_reference(self.node_name)
+        self.api.events.post(about or node, kind, reason, action, note, node if about else None)
 
     def request(self, configuration: Optional[KubeProxyConfiguration] = None) -> Request:
         """Return the request to converge the node with a configuration, by default the one that was loaded."""

@@ -16,6 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
     NORMAL,
     make_event,
     node_reference,
+    object_reference,
     service_reference,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
@@ -27,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surfa
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import cold_batches
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
 
 
 def endpoints(trigger="", address="10.244.1.1", version="5"):
@@ -209,6 +211,17 @@ def test_events_have_the_shape_that_the_api_wants():
         ]["namespace"]
         == "default"
     )
+
+
+def test_events_about_a_refused_object_have_the_same_name_on_each_node():
+    about = object_reference(Refusal("EndpointSlice", "shop", "s" * 253, "ports", "x"))
+    names = [
+        make_event(host, about, kind=NORMAL, reason="ObjectRefused", action="Sync", note=note)["metadata"]["name"]
+        for host, note in (("a", "x"), ("b", "x"), ("b", "y"))
+    ]
+    assert names[0] == names[1] != names[2] and len(names[0]) == 253
+    drift = [make_event("a", about, kind=NORMAL, reason="DriftRepaired", action="", note="x") for _time in range(2)]
+    assert drift[0]["metadata"]["name"] != drift[1]["metadata"]["name"]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.fatal import Fatal
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from tests.lab import manifests
 from tests.unit.agent.sync_bench import RESOURCE, SyncBench, service
 
@@ -64,6 +66,68 @@ def test_an_external_change_is_repaired_and_counted(bench):
     assert len(bench.table) == lost and bench.sync.syncer.drift_repaired == lost
     assert 'msg="repaired external changes"' in bench.text.getvalue()
     assert bench.sync.drift.syncs[-1] == (True, True)
+    ((about, _kind, reason, _action, note),) = bench.events
+    assert (about, reason) == (None, "DriftRepaired") and note.startswith("IPv4: removed: ")
+
+
+def test_repairs_that_repeat_are_reported_as_often_as_they_are_logged(bench):
+    for _time in range(8):
+        bench.table.clear()
+        bench.sync.syncer.suspects["IPv4"] = "a test"
+        bench.sync.sync()
+    assert len(bench.events) == bench.text.getvalue().count("repaired external changes") == 5
+
+
+def test_a_repair_that_fails_is_reported_once_until_it_succeeds(bench):
+    bench.table.clear()
+    for _time in range(3):
+        bench.mode.resource.failure = "the kernel refuses"
+        bench.sync.syncer.suspects["IPv4"] = "a test"
+        bench.sync.sync()
+    bench.sync.sync()
+    assert [event[2] for event in bench.events] == ["DriftNotRepaired", "DriftRepaired"]
+    assert bench.events[0][4].endswith("(a test): the kernel refuses")
+
+
+def test_a_refused_object_is_reported_once_while_it_is_refused(bench):
+    bad = manifests.service("bad", "10.96.0.400", [manifests.port(80)], namespace="d")
+    for _time in range(2):
+        bench.put(bad)
+        bench.sync.report_refusals()
+        bench.sync.sync()
+    ((about, _kind, reason, _action, note),) = bench.events
+    assert about == {"kind": "Service", "namespace": "d", "name": "bad"}
+    assert reason == "ObjectRefused" and note.startswith("skipped: Service d/bad: spec.clusterIP")
+    bench.put(service("bad", 9))
+    bench.sync.sync()
+    bench.put(bad)
+    bench.sync.sync()
+    assert [event[2] for event in bench.events] == ["ObjectRefused"] * 2
+    for _time in range(8):
+        for item in (service("bad", 9), bad):
+            bench.put(item)
+            bench.sync.report_refusals()
+    assert len(bench.events) == 5
+
+
+def test_of_many_refused_objects_some_are_reported(bench):
+    bench.put(*(manifests.service(f"bad-{number}", "x", [], namespace="d") for number in range(100)))
+    bench.sync.sync()
+    assert len(bench.events) == 20
+
+
+def test_a_change_of_the_mode_is_reported_once(bench, monkeypatch):
+    found = SimpleNamespace(removed=7, draining=0)
+    monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _handles: found)
+    bench.sync.rebuild(load({"mode": "ipvs"}, "").configuration)
+    bench.sync.sync()
+    bench.sync.clean_up()
+    # Later, as after a start in another mode than before.
+    bench.sync.clean_up()
+    assert [event[2] for event in bench.events] == ["ModeChanged"] * 2
+    notes = [event[4] for event in bench.events]
+    assert re.fullmatch(r"the mode was changed from \w+ to ipvs: requested", notes[0])
+    assert notes[1] == "the mode was changed to ipvs: 7 entries of another mode were removed"
 
 
 def test_after_a_failure_the_next_sync_observes_everything(bench):

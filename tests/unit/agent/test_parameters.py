@@ -83,8 +83,10 @@ def test_read_only_parameters_are_skipped(kernel):
 
 
 def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monkeypatch):
-    stream, metrics = io.StringIO(), Metrics()
-    syncer = Syncer(None, None, metrics=metrics, surface=None, log=Log(stream), limited=LimitedLog(Log(stream)))
+    stream, metrics, events = io.StringIO(), Metrics(), []
+    log = Log(stream)
+    parts = {"metrics": metrics, "surface": None, "log": log, "limited": LimitedLog(log)}
+    syncer = Syncer(None, None, **parts, post=lambda *event: events.append((event[2], event[4])))
     kernel(CLOSE_WAIT).write_text("60\n")
     syncer.repair_parameters(WANTED)
     assert syncer.drift_repaired == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()
@@ -98,3 +100,5 @@ def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monk
     kernel(FORWARD).write_text("0\n")
     syncer.repair_parameters(WANTED)
     assert stream.getvalue().count("cannot be restored") == 2
+    assert [reason for reason, _note in events] == ["DriftRepaired", "DriftNotRepaired", "DriftNotRepaired"]
+    assert events[0][1] == f"kernel parameters: {CLOSE_WAIT} from 60 to 3600" and FORWARD in events[1][1]

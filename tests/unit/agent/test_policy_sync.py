@@ -82,9 +82,8 @@ class Cycle:
 
 def follower(kernel: Kernel, view: ClusterView, timers: Optional[Timers] = None, **settings: str) -> policy.PolicySync:
     log = Log(io.StringIO())
-    sync = policy.PolicySync(
-        view, kernel, timers or Timers(), log=log, limited=LimitedLog(log), health=ProxyHealth(60.0)
-    )
+    parts = {"log": log, "limited": LimitedLog(log), "health": ProxyHealth(60.0), "post": lambda *event: None}
+    sync = policy.PolicySync(view, kernel, timers or Timers(), **parts)
     sync.configure(NetworkPolicySettings(enabled=True, **settings), "node1")
     return sync
 

@@ -24,6 +24,7 @@ SERVICE = {
     "metadata": {"namespace": "default", "name": "web", "uid": "u", "resourceVersion": "17"},
     "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]},
 }
+EVENT = {"kind": "Event", "metadata": {"namespace": "default", "name": "node1.1"}, "reason": "Starting"}
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}, "spec": {}}
 
 
@@ -128,7 +129,7 @@ def test_gate_requires_the_token(server, gate, certificates, tmp_path):
 
 def test_events_are_passed_on(server, gate, certificates, tmp_path):
     path = "/apis/events.k8s.io/v1/namespaces/default/events"
-    client(gate, certificates, tmp_path).post(path, {"kind": "Event", "reason": "Starting"}, "create an event")
+    client(gate, certificates, tmp_path).post(path, EVENT, "create an event")
     assert [event["reason"] for event in server.posted] == ["Starting"]
 
 

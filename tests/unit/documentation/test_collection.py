@@ -23,6 +23,8 @@ CODE = (
     "playbooks/*.yml",
     "meta/*.yml",
     "examples/**/*.yml",
+    "extensions/**/*.py",
+    "extensions/**/*.yml",
     ".ci/*",
 )
 

@@ -52,7 +52,7 @@ BANNED = {
 }
 
 PLACES = (
-    *("plugins", "roles", "playbooks", "docs", "examples", "molecule", "tests", ".ci", "Makefile"),
+    *("plugins", "roles", "playbooks", "docs", "examples", "extensions", "molecule", "tests", ".ci", "Makefile"),
     *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
 )
 #: The programs in .ci and the Makefile have no suffix.

@@ -6,18 +6,25 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import queue
 import urllib.parse
 import uuid
 from typing import Any, Callable, Dict, Optional
 
-from ...errors import ProxyError
+from ...cluster.api_errors import ApiStatusError
+from ...errors import ProxyError, Refusal
 from ..supervision import Task
 from ..surface.log import Log
 from .clients import AbortableClient, Connect
 
 NORMAL, WARNING = "Normal", "Warning"
 _CONTROLLER = "kube-proxy"
+#: Reasons of Events that all agents post alike, and of which the cluster needs one.
+_COMMON_REASONS = ("ObjectRefused",)
+_CONFLICT = 409
+# With the end that makes it unique, a name has at most 253 characters.
+_MOST_NAME_CHARACTERS = 236
 
 #: Posts an Event: the object that it regards (None for the node), type, reason, action, note.
 Post = Callable[[Optional[Dict[str, str]], str, str, str, str], None]
@@ -33,25 +40,49 @@ def service_reference(namespace: str, name: str) -> Dict[str, str]:
     return {"kind": "Service", "apiVersion": "v1", "namespace": namespace, "name": name}
 
 
+def object_reference(refusal: Refusal) -> Dict[str, str]:
+    """Return a reference to an object that is skipped, for the field ``regarding``."""
+    reference = {"kind": refusal.kind, "name": refusal.name}
+    return {**reference, "namespace": refusal.namespace} if refusal.namespace else reference
+
+
 def make_event(
-    host: str, regarding: Dict[str, str], *, kind: str, reason: str, action: str, note: str
+    host: str,
+    regarding: Dict[str, str],
+    *,
+    kind: str,
+    reason: str,
+    action: str,
+    note: str,
+    related: Optional[Dict[str, str]] = None,
 ) -> Dict[str, Any]:
-    """Return an Event object. ``host``: this node's host name; ``kind``: NORMAL or WARNING."""
+    """Return an Event object. ``host``: this node's host name; ``kind``: NORMAL or WARNING.
+
+    ``related``: a reference to the node, if the Event regards another object.
+    """
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
     namespace = regarding.get("namespace", "default")
+    end = _common_end(regarding, note) if reason in _COMMON_REASONS else uuid.uuid4().hex[:16]
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{regarding['name']}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
+        "metadata": {"name": f"{regarding['name'][:_MOST_NAME_CHARACTERS]}.{end}", "namespace": namespace},
         "eventTime": now,
         "reportingController": _CONTROLLER,
         "reportingInstance": f"{_CONTROLLER}-{host}",
         "action": action,
         "reason": reason,
         "regarding": regarding,
+        **({"related": related} if related is not None else {}),
         "note": note[:1024],
         "type": kind,
     }
+
+
+def _common_end(regarding: Dict[str, str], note: str) -> str:
+    """Return the same end of a name on each node, so that the API server keeps only the first of these Events."""
+    text = "\0".join([regarding["kind"], regarding.get("namespace", ""), regarding["name"], note])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class EventPoster:
@@ -66,11 +97,19 @@ class EventPoster:
         self._log = log
         self._waiting: queue.Queue[Optional[Dict[str, Any]]] = queue.Queue(maxsize=100)
 
-    def post(self, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str) -> None:
+    def post(
+        self,
+        regarding: Dict[str, str],
+        kind: str,
+        reason: str,
+        action: str,
+        note: str,
+        related: Optional[Dict[str, str]] = None,
+    ) -> None:
         """Queue an event; drop it if the queue is full."""
         try:
             self._waiting.put_nowait(
-                make_event(self._host, regarding, kind=kind, reason=reason, action=action, note=note)
+                make_event(self._host, regarding, kind=kind, reason=reason, action=action, note=note, related=related)
             )
         except queue.Full:
             self._log.debug("event dropped", reason=reason)
@@ -89,8 +128,13 @@ class EventPoster:
 
     def _send(self, event: Dict[str, Any], task: Task) -> None:
         namespace = urllib.parse.quote(event["metadata"]["namespace"], safe="")
-        with self._client.opened(task.busy) as client:
-            client.post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event, "create an event")
+        try:
+            with self._client.opened(task.busy) as client:
+                client.post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event, "create an event")
+        except ApiStatusError as error:
+            # Another agent has posted the same Event.
+            if error.code != _CONFLICT:
+                raise
 
     def interrupt(self) -> None:
         """Abort the current request; called from the main thread."""

@@ -18,7 +18,7 @@ from ...convergence.request import Request
 from ...errors import ProxyError
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
-from ..api.events import WARNING, Post
+from ..api.events import NORMAL, WARNING, Post
 from ..drift.parameters import PARAMETERS_SECONDS
 from ..drift.watch import DriftWatch
 from ..fatal import Fatal
@@ -31,6 +31,7 @@ from ..surface.surface import RETRY_SECONDS, Surface
 from ..timers import Timers
 from .losses import LossWatch
 from .policy_warnings import PolicyWarnings
+from .refusal_events import RefusalEvents
 from .schedule import Schedule
 from .setup import Proxiers, look_again, node_differences, remove_leftovers, set_up
 from .slow_start import SlowStart
@@ -72,7 +73,9 @@ class NodeSync:
         self.proxiers: Optional[Proxiers] = None
         self.drift: Optional[DriftWatch] = None
         self.last_sync_end = 0.0
-        self.syncer = Syncer(view, health, metrics=metrics, surface=surface, log=log, limited=limited, losses=losses)
+        self.syncer = Syncer(
+            view, health, metrics=metrics, surface=surface, log=log, limited=limited, losses=losses, post=post
+        )
         self.schedule = _schedule(configuration)
         self._node: Optional[Node] = None
         self._view = view
@@ -86,6 +89,9 @@ class NodeSync:
         self._limited = limited
         self._post = post
         self._policy_warnings = PolicyWarnings(log, post)
+        self._refusals = RefusalEvents(limited, post)
+        # Whether the Event about the change to the mode in effect was posted.
+        self._mode_posted = False
         self._slow_start = SlowStart(timers.clock)
         self._draining = timers.add("remove drained real servers", self._drain)
         self._leftovers = timers.add("remove leftovers of other modes", self.clean_up)
@@ -121,7 +127,8 @@ class NodeSync:
             self._metrics.expect_repairs(stage.resource for stage in family.stages)
         self._metrics.expect_repairs([SysctlsResource(())])
         self.stop_watching()
-        self.proxiers = proxiers
+        before, self.proxiers = self.proxiers, proxiers
+        self._report_mode(before, proxiers)
         self._log.info(
             "programming this node",
             node=proxiers.view.name,
@@ -130,6 +137,14 @@ class NodeSync:
             families=",".join(served),
         )
         return proxiers
+
+    def _report_mode(self, before: Optional[Proxiers], now: Proxiers) -> None:
+        """Post an Event if a new configuration has changed the mode of the running agent."""
+        if before is None or before.configuration.mode == now.configuration.mode:
+            return
+        note = f"the mode was changed from {before.configuration.mode} to {now.configuration.mode}: {now.mode_reason}"
+        self._post(None, NORMAL, "ModeChanged", "Sync", note)
+        self._mode_posted = True
 
     def follow(self, view: ClusterView) -> None:
         """Sync with another view from now on. The caller sets the node up again for it."""
@@ -174,6 +189,7 @@ class NodeSync:
             self._check.start(proxiers.configuration.check_period)
         self._ports.report(outcome.failed_services)
         self._policy_warnings.update(self._view.state, proxiers.families)
+        self.report_refusals()
         pause = self._slow_start.delay()
         if pause:
             self._rise.restart(pause)
@@ -194,6 +210,12 @@ class NodeSync:
             found = remove_leftovers(self.proxiers, self._handles)
             if found.removed:
                 self._log.info("removed leftovers of another mode", entries=found.removed)
+                if not self._mode_posted:
+                    # The mode was changed while the agent did not run.
+                    mode = self.proxiers.configuration.mode
+                    note = f"the mode was changed to {mode}: {found.removed} entries of another mode were removed"
+                    self._post(None, NORMAL, "ModeChanged", "Sync", note)
+                self._mode_posted = False
             if found.draining:
                 text = "real servers of ipvs mode are kept until their connections end"
                 self._log.info(text, real_servers=found.draining)
@@ -213,6 +235,11 @@ class NodeSync:
             self.refresh_addresses_soon()
         for family, reason in found.suspects.items():
             self.syncer.suspects.setdefault(family, reason)
+
+    def report_refusals(self) -> None:
+        """Report objects that have become invalid; they cause no sync."""
+        if self.proxiers is not None:
+            self._refusals.update(self._view.state.refusals)
 
     def request_if_needed(self) -> None:
         """Request a sync if the view or the kernel has changed."""

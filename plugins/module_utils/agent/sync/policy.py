@@ -46,6 +46,7 @@ from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.sets import NO_LOG, TABLE_NAME
 from ...resources import Change, apply_plan, difference, plan
+from ..api.events import WARNING, Post
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
@@ -65,7 +66,7 @@ class PolicySync:
     """Keeps the table of network policies in sync with a view.
 
     ``pods``: those of this node that a policy may be about, by address. ``health`` is unhealthy once the table has been
-    out of date for long.
+    out of date for long. ``post`` sends an Event.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class PolicySync:
         log: Log,
         limited: LimitedLog,
         health: ProxyHealth,
+        post: Post,
     ) -> None:
         self.pods: Dict[Address, NamespacedName] = {}
         self._repaired = 0
@@ -88,6 +90,7 @@ class PolicySync:
         self._handles = handles
         self._log = log
         self._limited = limited
+        self._post = post
         self._settings = NetworkPolicySettings()
         # The settings in effect: those requested, without what this node cannot do.
         self._effective = self._settings
@@ -304,8 +307,9 @@ class PolicySync:
         """Log the result of a comparison with the kernel, which is a repair if nothing else had changed."""
         if self._suspect and not self._full:
             self._repaired += len(change)
-            if change:
-                self._limited.warning("policies", "repaired external changes of network policies", entries=len(change))
+            text = "repaired external changes of network policies"
+            if change and self._limited.warning("policies", text, entries=len(change)):
+                self._post(None, WARNING, "DriftRepaired", "Repair", f"network policies: {len(change)} entries")
             return
         self._log.info(
             "network policies are in force",

@@ -15,6 +15,7 @@ from ...errors import KernelError, ProxyError
 from ...kernel.sysctls import SysctlsResource, Wanted
 from ...preflight.cluster_state import loss_findings
 from ...resources import PlannedChange
+from ..api.events import WARNING, Post
 from ..drift.attribution import attributed
 from ..drift.parameters import repair_parameters
 from ..source.view import ClusterView
@@ -72,7 +73,7 @@ class Syncer:
     """Brings the families of a node in sync with the cluster view.
 
     ``suspects``: families whose tables another program may have changed, with the reason; they are observed.
-    ``last_error`` is empty after a sync that succeeded.
+    ``last_error`` is empty after a sync that succeeded. ``post`` sends an Event.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Syncer:
         log: Log,
         limited: LimitedLog,
         losses: Optional[LossWatch] = None,
+        post: Post,
     ) -> None:
         self.view = view
         self.suspects: Dict[str, str] = {}
@@ -99,6 +101,7 @@ class Syncer:
         self.surface = surface
         self._log = log
         self._limited = limited
+        self._post = post
         self._conflicts: Tuple[Conflict, ...] = ()
         self.losses = losses or LossWatch(50.0, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
@@ -219,7 +222,7 @@ class Syncer:
             except ProxyError as error:
                 succeeded = False
                 if suspicion:
-                    self._unrepaired[family.family] = suspicion
+                    self._not_repaired(family, suspicion, error)
                 self.measures.count_failure(proxy, family, kind, error)
                 self._family_failed(family, str(error))
                 continue
@@ -288,18 +291,29 @@ class Syncer:
         for item in result.changes:
             self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
         if count:
-            self._limited.warning(
+            what = attributed(result.changes)
+            written = self._limited.warning(
                 ("repair", family.family),
                 "repaired external changes",
                 family=family.family,
                 noticed_by=suspicion,
-                **attributed(result.changes),
+                **what,
                 entries=count,
                 seconds=round(seconds, 4),
             )
+            if written:
+                words = "; ".join(f"{word}: {text}" for word, text in what.items())
+                self._post(None, WARNING, "DriftRepaired", "Repair", f"{family.family}: {words}")
         else:
             self._log.debug("nothing to repair", family=family.family, noticed_by=suspicion)
         return count
+
+    def _not_repaired(self, family: Proxier, suspicion: str, error: ProxyError) -> None:
+        """Remember a repair that failed, for the next sync, and post an Event about the first failure."""
+        if family.family not in self._unrepaired:
+            note = f"{family.family}: external changes are not repaired yet ({suspicion}): {error}"
+            self._post(None, WARNING, "DriftNotRepaired", "Repair", note)
+        self._unrepaired[family.family] = suspicion
 
     def repair_parameters(self, wanted: Mapping[str, Wanted]) -> None:
         """Restore kernel parameters that another program has changed, and count them as drift.
@@ -315,9 +329,12 @@ class Syncer:
             self._metrics.drift_repaired.labels(SysctlsResource.kind, SysctlsResource.family).inc(len(repaired))
             what = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in repaired.items())
             text = "restored kernel parameters that another program had changed"
-            self._limited.warning("parameters", text, parameters=what)
+            if self._limited.warning("parameters", text, parameters=what):
+                self._post(None, WARNING, "DriftRepaired", "Repair", f"kernel parameters: {what}")
         if refused and refused != self._refused_parameters:
-            self._log.warning("kernel parameters cannot be restored", reason="; ".join(refused))
+            reason = "; ".join(refused)
+            self._log.warning("kernel parameters cannot be restored", reason=reason)
+            self._post(None, WARNING, "DriftNotRepaired", "Repair", f"kernel parameters: {reason}")
         self._refused_parameters = refused
 
     def _clean_conntrack(self, family: Proxier) -> int:

@@ -1,0 +1,39 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lines in the log and Events about objects that are skipped because they are invalid, one for each."""
+
+from __future__ import annotations
+
+from typing import FrozenSet, Tuple
+
+from ...errors import Refusal
+from ..api.events import WARNING, Post, object_reference
+from ..surface.log import LimitedLog
+
+#: Lines and Events at a time; users may create thousands of invalid objects.
+MOST = 20
+
+
+class RefusalEvents:
+    """Reports each refusal that is new since the last call, and again if the object was valid in between."""
+
+    def __init__(self, limited: LimitedLog, post: Post) -> None:
+        self._limited = limited
+        self._post = post
+        self._known: FrozenSet[Refusal] = frozenset()
+
+    def update(self, refusals: Tuple[Refusal, ...]) -> None:
+        """Report what is new in ``refusals``, all that are in effect."""
+        now = frozenset(refusals)
+        if now == self._known:
+            return
+        new = [refusal for refusal in refusals if refusal not in self._known]
+        for refusal in new[:MOST]:
+            key = ("refused", refusal.kind, refusal.namespace, refusal.name)
+            if not self._limited.warning(key, "an invalid object is skipped", object=refusal):
+                continue
+            # A static object comes from a file of this node.
+            about = object_reference(refusal) if refusal.name and not refusal.source else None
+            self._post(about, WARNING, "ObjectRefused", "Sync", f"skipped: {refusal}")
+        self._known = now

@@ -1,0 +1,226 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The Events of agents in a cluster, as small dictionaries for Event-Driven Ansible.
+
+The API server keeps Events for an hour by default. After the first list, each Event is delivered once, and again when
+its count rises. When a watch cannot continue, the Events are listed again, so none that still exists is lost.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any, Callable, Collection, Dict, Iterator, List, Optional
+
+from ..cluster.answers import InvalidAnswer
+from ..cluster.api import ApiClient
+from ..cluster.api_errors import Expired, WatchFailed
+from ..cluster.resource_types import ResourceType
+from ..errors import ProxyError
+
+REPORTER = "kube-proxy"
+EVENTS = ResourceType(
+    "/apis/events.k8s.io/v1/events", "events", "Event", field_selector=f"reportingController={REPORTER}"
+)
+#: The kind of an Event by its reason; others are OTHER.
+KIND_OF_REASON = {
+    "DriftNotRepaired": "drift",
+    "DriftRepaired": "repair",
+    "ObjectRefused": "refused",
+    "PolicyIgnored": "refused",
+    "EndpointFailing": "check_failed",
+    "EndpointPassing": "check_passed",
+    "ModeChanged": "mode_changed",
+    "EndpointsLost": "endpoints_lost",
+    "DrainStarted": "drain_started",
+    "DrainEnded": "drain_ended",
+    "Starting": "started",
+}
+OTHER = "other"
+KINDS = (*dict.fromkeys(KIND_OF_REASON.values()), OTHER)
+_WATCH_SECONDS = (300, 600)
+_SHORTEST_WATCH_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+
+
+def described(raw: Dict[str, Any]) -> Dict[str, Any]:
+    """Return an Event as the dictionary that docs/automation.md describes."""
+    regarding, series = _mapping(raw.get("regarding")), _mapping(raw.get("series"))
+    first = _text(raw.get("eventTime")) or _text(raw.get("deprecatedFirstTimestamp"))
+    last = _text(series.get("lastObservedTime")) or _text(raw.get("deprecatedLastTimestamp")) or first
+    found = {
+        "kind": KIND_OF_REASON.get(_text(raw.get("reason")), OTHER),
+        "reason": _text(raw.get("reason")),
+        "type": _text(raw.get("type")),
+        "action": _text(raw.get("action")),
+        "note": _text(raw.get("note")),
+        "node": _node(raw, regarding),
+        "object": {name: _text(regarding.get(name)) for name in ("kind", "namespace", "name")},
+        "count": _count(raw),
+        "first_seen": first,
+        "last_seen": last,
+        "uid": _text(_mapping(raw.get("metadata")).get("uid")),
+    }
+    return {"agent_event": found}
+
+
+def _mapping(value: object) -> Dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(raw: Dict[str, Any]) -> int:
+    """Return how often the Event has occurred: the count of its series, or that of an older client."""
+    counts = (_mapping(raw.get("series")).get("count"), raw.get("deprecatedCount"), 1)
+    return next(count for count in counts if isinstance(count, int) and count > 0)
+
+
+def _node(raw: Dict[str, Any], regarding: Dict[str, Any]) -> str:
+    """Return the name of the node whose agent has posted the Event.
+
+    It is that of the Node which the Event regards or to which it is related; otherwise the host name of the agent.
+    """
+    for reference in (regarding, _mapping(raw.get("related"))):
+        if reference.get("kind") == "Node":
+            return _text(reference.get("name"))
+    instance = _text(raw.get("reportingInstance"))
+    return instance[len(REPORTER) + 1 :] if instance.startswith(f"{REPORTER}-") else ""
+
+
+class EventFollower:
+    """Follows the Events of agents. :meth:`events` runs in one thread; any other may call :meth:`stop`.
+
+    ``connect`` returns a new client. ``kinds``: which ones to deliver, all if empty. ``replay``: also deliver the
+    Events that exist at the start. ``failed`` is called with each new reason why Events cannot be read. ``wait``
+    and ``clock`` replace the time in tests.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], ApiClient],
+        *,
+        kinds: Collection[str] = (),
+        replay: bool = False,
+        failed: Callable[[str], None] = lambda reason: None,
+        wait: Optional[Callable[[float], object]] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect = connect
+        self._kinds = kinds
+        #: How often each Event had occurred when it was seen last.
+        self._known: Dict[str, int] = {}
+        self._silent = not replay
+        self._failed = failed
+        self._ending = threading.Event()
+        self._wait = wait or self._ending.wait
+        self._clock = clock
+        self._client: Optional[ApiClient] = None
+        self._version = ""
+        self._error = ""
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def stop(self) -> None:
+        """End :meth:`events` soon."""
+        self._ending.set()
+        client = self._client
+        if client is not None:
+            client.interrupt()
+
+    def events(self) -> Iterator[Dict[str, Any]]:
+        """Yield Events until :meth:`stop`, whatever failures of the server or the connection occur.
+
+        Raises ConfigurationError or ApiError if the first connection cannot be configured.
+        """
+        self._client = self._connect()
+        try:
+            while not self._ending.is_set():
+                try:
+                    yield from self._cycle()
+                except ProxyError as error:
+                    self._rest(str(error))
+        finally:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _rest(self, reason: str) -> None:
+        """Report a new failure, and pause. The next client reads kubeconfig and certificates again."""
+        self._disconnect()
+        if self._ending.is_set():
+            return
+        if reason != self._error:
+            self._failed(reason)
+        self._error = reason
+        self._wait(self._pause * (1.0 + random.random()))
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    def _succeeded(self) -> None:
+        self._error, self._pause = "", _FIRST_PAUSE_SECONDS
+
+    def _cycle(self) -> Iterator[Dict[str, Any]]:
+        """List if no version is known, then watch once. Raises ProxyError."""
+        if self._client is None:
+            self._client = self._connect()
+        if not self._version:
+            found = self._client.list(EVENTS)
+            yield from self._listed(found.items)
+            self._version = found.resource_version
+            self._succeeded()
+        yield from self._watch(self._client)
+
+    def _listed(self, items: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+        """Yield the Events of a list that are new, the oldest first; of the first list none, except with ``replay``."""
+        before, self._known = self._known, {_identity(raw): _count(raw) for raw in items}
+        silent, self._silent = self._silent, False
+        new = [] if silent else [raw for raw in items if before.get(_identity(raw), 0) < _count(raw)]
+        for raw in sorted(new, key=lambda item: str(described(item)["agent_event"]["last_seen"])):
+            yield from self._selected(raw)
+
+    def _watch(self, client: ApiClient) -> Iterator[Dict[str, Any]]:
+        started = self._clock()
+        try:
+            stream = client.watch(EVENTS, self._version, timeout_seconds=random.randint(*_WATCH_SECONDS))
+            for event in stream:
+                if event.type == "DELETED":
+                    self._known.pop(_identity(event.object), None)
+                elif event.type in ("ADDED", "MODIFIED"):
+                    yield from self._changed(event.object)
+                self._version = event.resource_version or self._version
+                if self._ending.is_set():
+                    return
+        except Expired:
+            # 410 Gone: list again, and deliver what the watch has missed.
+            self._version = ""
+        except (InvalidAnswer, WatchFailed):
+            self._version = ""
+            raise
+        if self._clock() - started < _SHORTEST_WATCH_SECONDS:
+            self._wait(_SHORTEST_WATCH_SECONDS)
+
+    def _changed(self, raw: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+        """Yield an Event of a watch unless it was delivered with this count."""
+        name, count = _identity(raw), _count(raw)
+        if self._known.get(name, 0) < count:
+            self._known[name] = count
+            yield from self._selected(raw)
+
+    def _selected(self, raw: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+        event = described(raw)
+        # A server that cannot select by this field returns the Events of all programs.
+        if raw.get("reportingController") == REPORTER and (
+            not self._kinds or event["agent_event"]["kind"] in self._kinds
+        ):
+            yield event
+
+
+def _identity(raw: Dict[str, Any]) -> str:
+    metadata = _mapping(raw.get("metadata"))
+    return _text(metadata.get("uid")) or f"{metadata.get('namespace')}/{metadata.get('name')}"

@@ -1,0 +1,237 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The event source agent_events as ansible-rulebook runs it, against the tests' API server; and the rulebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import runpy
+
+import pytest
+import yaml
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import (
+    NORMAL,
+    WARNING,
+    make_event,
+    node_reference,
+    service_reference,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.agent_events import KINDS, described
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.conftest import ROOT
+
+EDA = ROOT / "extensions" / "eda"
+SOURCE = EDA / "plugins" / "event_source" / "agent_events.py"
+SECONDS = 30.0
+
+
+def event(reason, regarding=None, note="a note", kind=WARNING, **more):
+    """Return an Event as the agent of worker-1 posts it."""
+    found = make_event(
+        "host-1", regarding or node_reference("worker-1"), kind=kind, reason=reason, action="A", note=note
+    )
+    return {**found, **more}
+
+
+def reasons(events):
+    return [item["agent_event"]["reason"] for item in events]
+
+
+class Rulebook:
+    """The source as ansible-rulebook runs it: the file alone, its main() as a task, and the queue."""
+
+    def __init__(self, api, size=0, **options):
+        self.queue = asyncio.Queue(size)
+        module = runpy.run_path(str(SOURCE))
+        self.task = asyncio.ensure_future(module["main"](self.queue, {"host": api.url, "api_timeout": 5.0, **options}))
+
+    async def take(self, number):
+        """Return the next events; an error of the source is raised here."""
+        found = []
+        while len(found) < number:
+            getter = asyncio.ensure_future(self.queue.get())
+            done, _pending = await asyncio.wait(
+                {getter, self.task}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            assert done, f"only {reasons(found)}"
+            if self.task in done:
+                self.task.result()
+            found.append(await getter)
+        return found
+
+    async def end(self):
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(self.task, SECONDS)
+
+
+@pytest.fixture
+def api(monkeypatch):
+    """Provide an API server without any Event, and no connection in the environment."""
+    for name in ("K8S_AUTH_KUBECONFIG", "KUBECONFIG", "K8S_AUTH_CONTEXT", "K8S_AUTH_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    server = ApiServer(Store(), None)
+    yield server
+    server.close()
+
+
+def run(api, steps, **options):
+    """Run the source while ``steps``, a coroutine function, uses it."""
+
+    async def both():
+        rulebook = Rulebook(api, **options)
+        try:
+            return await steps(rulebook)
+        finally:
+            await rulebook.end()
+
+    return asyncio.run(both())
+
+
+async def watching(api):
+    """Wait until the source watches."""
+    while not any("watch=true" in path for path in api.requests):
+        await asyncio.sleep(0.02)
+
+
+def test_new_events_of_agents_are_emitted_once(api):
+    api.store.put(event("DriftRepaired", note="before"))
+
+    async def steps(rulebook):
+        await watching(api)
+        other = {**event("Starting"), "reportingController": "scheduler"}
+        for item in (other, event("DriftRepaired", note="after"), event("ModeChanged")):
+            api.store.put(item)
+        return await rulebook.take(2)
+
+    repaired, changed = (item["agent_event"] for item in run(api, steps))
+    assert (repaired["kind"], repaired["note"], repaired["node"]) == ("repair", "after", "worker-1")
+    assert changed["kind"] == "mode_changed"
+    assert any("fieldSelector=reportingController%3Dkube-proxy" in path for path in api.requests)
+
+
+def test_existing_events_are_emitted_on_request_and_kinds_select(api):
+    for reason in ("DriftRepaired", "EndpointFailing", "Starting"):
+        api.store.put(event(reason))
+
+    async def steps(rulebook):
+        return await rulebook.take(2)
+
+    found = run(api, steps, replay=True, kinds=["repair", "check_failed"])
+    assert reasons(found) == ["DriftRepaired", "EndpointFailing"]
+
+
+def test_a_series_is_emitted_when_its_count_rises(api):
+    first = event("DriftRepaired")
+
+    async def steps(rulebook):
+        await watching(api)
+        api.store.put(first)
+        api.store.put({**first, "note": "the same count"})
+        api.store.put({**first, "series": {"count": 5, "lastObservedTime": "2026-11-23T00:00:00.000000Z"}})
+        return await rulebook.take(2)
+
+    once, again = (item["agent_event"] for item in run(api, steps))
+    assert (once["count"], again["count"], again["last_seen"]) == (1, 5, "2026-11-23T00:00:00.000000Z")
+
+
+def test_nothing_is_lost_or_repeated_after_outages_and_a_forgotten_version(api):
+    async def steps(rulebook):
+        await watching(api)
+        api.store.put(event("DriftRepaired", note="1"))
+        found = await rulebook.take(1)
+        api.drop_watches()
+        api.store.put(event("DriftRepaired", note="2"))
+        found += await rulebook.take(1)
+        api.down = True
+        api.drop_watches()
+        api.store.put(event("DriftRepaired", note="3"))
+        # The version that the source knows is gone, as after the API server's compaction.
+        api.store.compact()
+        await asyncio.sleep(0.1)
+        api.down = False
+        found += await rulebook.take(1)
+        api.store.put(event("DriftRepaired", note="4"))
+        return found + await rulebook.take(1)
+
+    assert [item["agent_event"]["note"] for item in run(api, steps)] == ["1", "2", "3", "4"]
+
+
+def test_the_reader_waits_for_a_full_queue(api):
+    async def steps(rulebook):
+        await watching(api)
+        for number in range(20):
+            api.store.put(event("DriftRepaired", note=str(number)))
+        while not rulebook.queue.full():
+            await asyncio.sleep(0.02)
+        return await rulebook.take(20)
+
+    assert [item["agent_event"]["note"] for item in run(api, steps, size=1)] == [str(number) for number in range(20)]
+
+
+def test_an_api_server_that_refuses_is_tried_again(api):
+    api.failing["/apis/events.k8s.io/v1/events"] = 403
+
+    async def steps(rulebook):
+        while len(api.requests) < 2:
+            await asyncio.sleep(0.02)
+        api.failing.clear()
+        await watching(api)
+        api.store.put(event("DrainStarted", kind=NORMAL))
+        return await rulebook.take(1)
+
+    assert run(api, steps)[0]["agent_event"]["kind"] == "drain_started"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"kind": ["drift"]}, ValueError, "unknown options: kind"),
+        ({"kinds": ["drifted"]}, ValueError, "drifted"),
+        ({"kinds": "drift"}, ValueError, "drift"),
+        ({"kubeconfig": "/nonexistent/kubeconfig"}, Exception, "does not exist"),
+    ],
+)
+def test_wrong_options_end_the_source(api, options, error, words):
+    async def steps(rulebook):
+        return await rulebook.take(1)
+
+    with pytest.raises(error, match=words):
+        run(api, steps, **options)
+
+
+def test_an_event_about_a_service_names_the_node_of_its_agent():
+    about = service_reference("shop", "web")
+    found = described(event("EndpointFailing", about, related=node_reference("worker-1")))["agent_event"]
+    assert (found["node"], found["kind"]) == ("worker-1", "check_failed")
+    assert found["object"] == {"kind": "Service", "namespace": "shop", "name": "web"}
+    assert described(event("EndpointFailing", about))["agent_event"]["node"] == "host-1"
+
+
+@pytest.mark.parametrize("raw", [{}, {"regarding": "x", "series": [1], "metadata": None, "reason": 7, "note": {}}])
+def test_an_event_with_wrong_types_is_described(raw):
+    found = described(raw)["agent_event"]
+    assert (found["kind"], found["count"], found["node"], found["note"]) == ("other", 1, "", "")
+
+
+def test_the_documentation_names_all_kinds():
+    options = yaml.safe_load(runpy.run_path(str(SOURCE))["DOCUMENTATION"])["options"]
+    assert tuple(options["kinds"]["choices"]) == KINDS
+    page = (ROOT / "docs" / "automation.md").read_text(encoding="utf-8")
+    assert [kind for kind in KINDS if f"`{kind}`" not in page] == []
+
+
+@pytest.mark.parametrize("path", sorted((EDA / "rulebooks").glob("*.yml")), ids=lambda path: path.stem)
+def test_rulebooks_use_kinds_and_playbooks_that_exist(path):
+    page = (ROOT / "docs" / "automation.md").read_text(encoding="utf-8")
+    assert f"kubenode.proxy.{path.stem}" in page
+    for ruleset in yaml.safe_load(path.read_text(encoding="utf-8")):
+        options = ruleset["sources"][0]["kubenode.proxy.agent_events"]
+        assert set(options["kinds"]) <= set(KINDS)
+        for rule in ruleset["rules"]:
+            playbook = rule["action"].get("run_playbook", {}).get("name", "kubenode.proxy.agent")
+            assert (ROOT / "playbooks" / f"{playbook.rpartition('.')[2]}.yml").exists()
