@@ -46,6 +46,11 @@ def listed(family: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
+def listed_with_counters(family: str) -> str:
+    words = ["nft", "list", "table", table_family(family), "kube-proxy"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
 def normal(text: str) -> Dict[str, List[str]]:
     """Return the blocks of ``nft list table``; elements are sorted, since nft prints them in hash order."""
     blocks: Dict[str, List[str]] = {}
@@ -148,6 +153,22 @@ def test_small_transactions_result_in_the_same_table(resource: NftablesResource)
         converge(cut, less)
         converge(cut, desired)
         converge(cut, {})
+
+
+@pytest.mark.parametrize("most_elements", [3, transactions.ELEMENTS_PER_TRANSACTION])
+def test_counters_are_added_to_a_table_and_removed_from_it(resource: NftablesResource, most_elements: int) -> None:
+    """The maps are created again with all their elements, also if these are more than a transaction usually has."""
+    family = resource.family
+    plain, counted = (
+        RENDERING.desired_tables(sample_routes(family), sample_settings(family, count_connections=wanted))
+        for wanted in (False, True)
+    )
+    with NftablesResource(family, most_elements=most_elements) as cut:
+        for desired in (plain, counted, plain):
+            converge(cut, desired["table objects"])
+            assert ("counter packets" in listed_with_counters(family)) == (desired is counted)
+            # Counters, whatever their values are, are no drift.
+            assert not difference(resource.observe(), desired["table objects"])
 
 
 EXTERNAL_CHANGES = [

@@ -108,4 +108,5 @@ def settings_of_other_rules() -> List[Dict[str, Any]]:
         {"local_traffic": LocalTraffic("name", "cni0"), "node_port_cidrs": (), "node_port_addresses": ()},
         {"local_traffic": LocalTraffic("prefix", "veth"), "service_cidrs": ()},
         {"local_traffic": None},
+        {"count_connections": True},
     ]

@@ -12,11 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute, nested
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
+    attribute,
+    nested,
+    text_attribute,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import decoding
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.attributes import (
+    NFTA_COUNTER_BYTES,
+    NFTA_COUNTER_PACKETS,
     NFTA_DATA_VALUE,
     NFTA_DATA_VERDICT,
+    NFTA_EXPR_DATA,
+    NFTA_EXPR_NAME,
     NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_EXPR,
     NFTA_SET_ELEM_FLAGS,
     NFTA_SET_ELEM_KEY,
     NFTA_VERDICT_CHAIN,
@@ -88,6 +98,28 @@ def test_an_element_with_more_attributes_is_decoded_among_others_of_one_size(mor
     ]
     assert parse_elements([b"".join(parts)]) == dict(pairs)
     assert parse_elements([b"".join(encoded(key, value, more) for key, value in pairs)]) == dict(pairs)
+
+
+def counter(packets: int) -> bytes:
+    """Return the attribute with the counter of an element."""
+    numbers = attribute(NFTA_COUNTER_BYTES, struct.pack(">Q", 60 * packets))
+    numbers += attribute(NFTA_COUNTER_PACKETS, struct.pack(">Q", packets))
+    return nested(NFTA_SET_ELEM_EXPR, text_attribute(NFTA_EXPR_NAME, "counter"), nested(NFTA_EXPR_DATA, numbers))
+
+
+@pytest.mark.parametrize("uncounted", [None, 0, 2, 4])
+def test_counters_of_elements_are_no_part_of_their_values(uncounted):
+    parts = [
+        encoded(key, value, *([counter(number)] if number != uncounted else []))
+        for number, (key, value) in enumerate(SAME)
+    ]
+    assert parse_elements([b"".join(parts)]) == dict(SAME)
+
+
+def test_elements_with_counters_are_decoded_together(monkeypatch):
+    monkeypatch.setattr(decoding, "each_attribute", None)
+    parts = [encoded(key, value, counter(number)) for number, (key, value) in enumerate(SAME)]
+    assert parse_elements([b"".join(parts)]) == dict(SAME)
 
 
 def test_an_element_of_the_same_size_but_another_form_is_decoded_among_others():

@@ -43,6 +43,7 @@ from .attributes import (
     NFTA_SET_DESC,
     NFTA_SET_DESC_SIZE,
     NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_EXPR,
     NFTA_SET_ELEM_FLAGS,
     NFTA_SET_ELEM_KEY,
     NFTA_SET_ELEM_KEY_END,
@@ -60,6 +61,7 @@ _U32 = struct.Struct(">I")
 # NFTA_SET_ELEM_DATA and NFTA_DATA_VALUE before its data: nf_tables writes them in this order.
 _KEY_HEADERS = struct.Struct("=6H")
 _DATA_HEADERS = struct.Struct("=4H")
+_HEADER = struct.Struct("=2H")
 _INCOMPLETE_ATTEMPTS = 20
 _RESIZE_SECONDS = 0.05
 #: A set with so few elements fits into one datagram of a dump, which the kernel reads atomically.
@@ -198,10 +200,16 @@ def _uniform_elements(nest: bytes) -> Optional[Dict[bytes, Any]]:
         _size, data_kind, data_size, value_kind = _DATA_HEADERS.unpack_from(nest, heads + key_size)
         if (data_kind & NLA_TYPE_MASK, value_kind & NLA_TYPE_MASK) != (NFTA_SET_ELEM_DATA, NFTA_DATA_VALUE):
             return None
-        # Data of this size end the element: no padding, expression or flag follows.
-        if data_size - 4 != rest - _DATA_HEADERS.size:
-            return None
         layout += f"{_DATA_HEADERS.size}s{data_size - 4}s"
+        after = rest - _DATA_HEADERS.size - (data_size - 4)
+        if after:
+            # Nothing may follow the data but a counter, whose value is no part of the element's.
+            if after < _HEADER.size or data_size % 4:
+                return None
+            counter_size, counter_kind = _HEADER.unpack_from(nest, size - after)
+            if (counter_size, counter_kind & NLA_TYPE_MASK) != (after, NFTA_SET_ELEM_EXPR):
+                return None
+            layout += f"{_HEADER.size}s{after - _HEADER.size}x"
     if size % 4 or key_size % 4 or len(nest) % size:
         return None
     columns = list(zip(*struct.iter_unpack(layout, nest)))
