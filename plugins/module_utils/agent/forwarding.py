@@ -14,7 +14,7 @@ from ..convergence.live import Flow, LiveConnection, Remembered
 from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
 from ..forwarding.limits import Limits, within_files
 from ..forwarding.loop import LONGEST_WAIT_SECONDS
-from ..forwarding.opened import Client
+from ..forwarding.opened import Client, Used
 from ..forwarding.resource import ListenersResource
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from ..resources import Change, Resource
@@ -102,6 +102,10 @@ class Forwarding(ListenerAccess):
     def end_connections(self, owner: str, endpoint: Endpoint) -> int:
         """See the base class."""
         return self._forwarder.end_connections(owner, endpoint) if self._forwarder is not None else 0
+
+    def used(self) -> List[Used]:
+        """See the base class."""
+        return self._forwarder.used() if self._forwarder is not None else []
 
     def table(self) -> Dict[ListenerKey, Listener]:
         """Return all listeners."""

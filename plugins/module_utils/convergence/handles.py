@@ -29,6 +29,7 @@ from ..resources import Resource
 from .live import Flow, LiveConnection, Remembered
 
 if TYPE_CHECKING:
+    from ..forwarding.opened import Used
     from ..kernel.ipset.sets import IpsetSocket
     from ..kernel.ipvs.servers import IpvsSocket
 
@@ -60,6 +61,10 @@ class ListenerAccess:
 
         ``seconds``: for how long a client keeps its endpoint.
         """
+        return []
+
+    def used(self) -> List[Used]:
+        """Return what ServicePorts have sent to their endpoints. Raises KernelError."""
         return []
 
     def end_connections(self, owner: str, endpoint: Tuple[str, int]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional
 
-from ..addresses import address_and_port, unpacked
+from ..addresses import address_and_port, family_of, unpacked
 from ..kernel.ipvs.statistics import real_server_statistics, virtual_server_statistics
 from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import NetlinkSocket
@@ -19,6 +19,7 @@ from ..rendering.ipvs.model import VirtualServerKey
 from ..rendering.nftables import layout
 from ..rendering.nftables.keys import address_key, transport_key
 from ..rendering.nftables.objects import TABLE_NAME
+from ..rendering.userspace.entries import owner_name
 from ..serviceports.frontends import Frontends
 from ..serviceports.info import ServicePortName
 from .handles import KernelHandles
@@ -65,6 +66,20 @@ def of_chains(variant: XtablesVariant, frontends: Frontends, handles: KernelHand
                 numbers = connections_only(item.connections)
                 found.append(Sample(chain, name, item.endpoint, numbers))
                 found.append(Sample(chain, name, "", numbers))
+    return found
+
+
+def of_listeners(frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+    """Return what the agent has forwarded itself. Raises KernelError."""
+    names = {owner_name(name): name for name in frontends.names}
+    found: List[Sample] = []
+    for item in handles.listeners.used():
+        name, endpoint = names.get(item.owner), address_and_port(*item.endpoint)
+        # A ServicePort of both families is one owner.
+        if name is not None and family_of(item.endpoint[0]) == frontends.family:
+            counters = connections_only(item.opened)
+            found.append(Sample((item.owner, endpoint), name, endpoint, counters, active=item.open))
+            found.append(Sample((item.owner, endpoint), name, "", counters, active=item.open))
     return found
 
 

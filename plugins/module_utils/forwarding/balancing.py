@@ -11,6 +11,9 @@ from typing import Callable, Collection, Dict, Optional, Tuple
 
 from ..rendering.userspace.model import Endpoint, Listener
 
+#: The most endpoints of a ServicePort whose connections are counted; endpoints come and go with pods.
+MOST_COUNTED = 4096
+
 Clock = Callable[[], float]
 
 
@@ -44,9 +47,10 @@ class FailedEndpoints:
 
 
 class Balancer:
-    """The position in the rotation, and the affinity, of one ServicePort; all its listeners share them.
+    """The position in the rotation, the affinity and the counters of one ServicePort; all its listeners share them.
 
-    At most ``most_clients`` clients are remembered; beyond that, those that connected least recently are forgotten.
+    ``opened``: how many connections and sessions were opened to each endpoint, the latest endpoint last. At most
+    ``most_clients`` clients are remembered; beyond that, those that connected least recently are forgotten.
     """
 
     def __init__(self, failed: FailedEndpoints, most_clients: int, clock: Clock) -> None:
@@ -55,10 +59,17 @@ class Balancer:
         self._clock = clock
         # Nodes that start together must not all start with the same endpoint.
         self._turn = random.randrange(1 << 16)
+        self.opened: collections.OrderedDict[Endpoint, int] = collections.OrderedDict()
         self._clients: collections.OrderedDict[str, Tuple[Endpoint, float]] = collections.OrderedDict()
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def count(self, endpoint: Endpoint) -> None:
+        """Count a connection or session that was opened to an endpoint."""
+        self.opened[endpoint] = self.opened.pop(endpoint, 0) + 1
+        if len(self.opened) > MOST_COUNTED:
+            self.opened.popitem(last=False)
 
     def choose(self, listener: Listener, client: str, tried: Collection[Endpoint] = ()) -> Optional[Endpoint]:
         """Return the endpoint for a new connection of a client (its address), or None if all have been tried.

@@ -39,7 +39,7 @@ from .balancing import Balancer, FailedEndpoints
 from .half import BUFFER_BYTES, Means
 from .limits import MOST_PIPES, Limits, Totals
 from .loop import Loop
-from .opened import Client, Opened, opened_by
+from .opened import Client, Opened, Used, opened_by, used_by_owner
 from .sources import Sources
 from .splice import Pipes, find_splice
 
@@ -159,6 +159,10 @@ class Forwarder:
     def opened(self, key: ListenerKey, client: Endpoint) -> List[Opened]:
         """Return what a client has open through a listener; port 0 is any. Raises KernelError as :meth:`apply` does."""
         return self._loop.call(lambda: list(opened_by(client, self._servers.get(key), self._connections)))
+
+    def used(self) -> List[Used]:
+        """Return what ServicePorts have sent to their endpoints. Raises KernelError as :meth:`apply` does."""
+        return self._loop.call(lambda: list(used_by_owner(self._balancers, self._servers.values(), self._connections)))
 
     def remembered(self, owner: str, client: str, seconds: int) -> Optional[Tuple[Endpoint, float]]:
         """Return the endpoint of a client by affinity, which lasts ``seconds``, and how much of that is left.

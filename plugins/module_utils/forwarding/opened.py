@@ -1,14 +1,16 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clients have open: connections over TCP and sessions over UDP. To be read in the loop's thread."""
+"""What clients have open and had: connections over TCP and sessions over UDP. To be read in the loop's thread."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Union
+import collections
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Tuple, Union
 
 from ..rendering.userspace.model import Endpoint
 from . import tcp, udp
+from .balancing import Balancer
 
 
 class Client(NamedTuple):
@@ -56,3 +58,30 @@ def opened_by(
         if connection.endpoint is not None and end is not None and client[1] in (0, source[1]):
             state = "half closed" if connection.half_closed else "open"
             yield Opened(source, connection.endpoint, _name(end.sock.getsockname), state)
+
+
+class Used(NamedTuple):
+    """What a ServicePort sent to an endpoint: connections and sessions since the first one, and those open now."""
+
+    owner: str
+    endpoint: Endpoint
+    opened: int
+    open: int
+
+
+def used_by_owner(
+    balancers: Mapping[str, Balancer],
+    servers: Iterable[Union[tcp.TcpServer, udp.UdpServer]],
+    connections: Iterable[tcp.Connection],
+) -> Iterator[Used]:
+    """Yield what each ServicePort has sent to each of its endpoints. ``connections``: all over TCP."""
+    now: collections.Counter[Tuple[str, Endpoint]] = collections.Counter()
+    for connection in connections:
+        if connection.endpoint is not None and connection.endpoint_end is not None:
+            now[connection.server.listener.owner, connection.endpoint] += 1
+    for server in servers:
+        if isinstance(server, udp.UdpServer):
+            now.update((server.listener.owner, session.endpoint) for session in server.sessions.values())
+    for owner, balancer in balancers.items():
+        for endpoint, count in balancer.opened.items():
+            yield Used(owner, endpoint, count, now[owner, endpoint])

@@ -157,6 +157,7 @@ class Connection:
             return
         del self.server.shared.connecting[self]
         self.server.shared.failed.discard(endpoint)
+        self.server.balancer.count(endpoint)
         end.readable = bool(mask & _READABLE)
         end.ended = bool(mask & _ENDED)
         client = self.client_end

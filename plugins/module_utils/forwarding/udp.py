@@ -237,6 +237,7 @@ class UdpServer:
             shared.totals.connect_failures += 1
             return None
         shared.totals.sessions += 1
+        self.balancer.count(endpoint)
         self.sessions[address] = session
         shared.sessions.add(session)
         return session

@@ -13,7 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.balancing import Balancer, FailedEndpoints
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.balancing import (
+    MOST_COUNTED,
+    Balancer,
+    FailedEndpoints,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits import Limits, within_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sources import (
     PRESSED_SECONDS,
@@ -95,6 +99,16 @@ def test_the_number_of_remembered_clients_is_limited(balancer):
     for number in range(1000):
         balancer.choose(listener, str(number))
     assert len(balancer) == 100
+
+
+def test_the_endpoints_whose_connections_are_counted_are_limited(balancer):
+    for number in range(MOST_COUNTED):
+        balancer.count((str(ipaddress.ip_address(number)), 80))
+    balancer.count(("0.0.0.0", 80))
+    balancer.count(A)
+    assert len(balancer.opened) == MOST_COUNTED
+    assert (balancer.opened["0.0.0.0", 80], balancer.opened[A]) == (2, 1)
+    assert ("0.0.0.1", 80) not in balancer.opened
 
 
 def test_limits_leave_files_to_the_rest_of_the_agent():

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence
 
 from ...configuration.model import KubeProxyConfiguration
 from ...rendering.desired import Changes
@@ -23,6 +23,10 @@ from .ipvs_nftables import IPVS_WITH_NFTABLES, IpvsWithNftables
 from .mode import Adjustments, Mode
 from .nftables import NFTABLES_MODE, NftablesMode
 from .userspace import USERSPACE_MODE, ForwardedConnections
+
+if TYPE_CHECKING:
+    from ...serviceports.frontends import Frontends
+    from ..traffic import Sample
 
 
 class WithListeners(Mode):
@@ -66,6 +70,11 @@ class WithListeners(Mode):
         if port.policy.userspace:
             return USERSPACE_MODE.remembered(flow, port, handles)
         return super().remembered(flow, port, handles)
+
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+        """See the base class."""
+        main = super().traffic(context, frontends, handles)
+        return [*main, *USERSPACE_MODE.traffic(context, frontends, handles)]
 
     def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
         """See the base class."""

@@ -9,7 +9,7 @@ must provide those of Services, for instance on the loopback interface.
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import TYPE_CHECKING, List, Sequence
 
 from ...configuration.model import KubeProxyConfiguration
 from ...preflight.check import ModeNeeds
@@ -25,6 +25,10 @@ from ..live import Flow, LiveConnection, Remembered
 from ..stages.userspace import address_device_stage, userspace_addresses
 from .mode import Adjustments, Families, Mode, Subsystems
 
+if TYPE_CHECKING:
+    from ...serviceports.frontends import Frontends
+    from ..traffic import Sample
+
 
 class UserspaceMode(Mode):
     """See the base class."""
@@ -34,7 +38,7 @@ class UserspaceMode(Mode):
     needs = ModeNeeds("userspace", capabilities=())
     needs_agent = True
     tracks_connections = False
-    uncounted = "userspace mode counts traffic for the whole node only: see the metrics kubenode_proxy_forwarding_*"
+    uncounted = "the agent counts the connections that it forwards; their bytes only for the whole node"
     caution = (
         "mode userspace: endpoints see the address of this node instead of the client's, and a restart of the agent "
         "ends all connections"
@@ -75,6 +79,12 @@ class UserspaceMode(Mode):
     def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
         """See the base class."""
         return handles.listeners.remembered(flow, owner_of(port), port.affinity_seconds)
+
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+        """See the base class; the agent itself counts."""
+        from ..traffic_samples import of_listeners
+
+        return of_listeners(frontends, handles)
 
     def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
         """See the base class."""

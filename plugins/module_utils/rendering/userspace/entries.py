@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from ...addresses import address_bits, family_of, is_link_local, packed, parse_network
-from ...serviceports.info import Endpoint, ServicePortInfo, Sources
+from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName, Sources
 from ...serviceports.weights import slots
 from ..ipvs.entries import is_bindable, is_real_server
 from ..merged import Entry
@@ -67,7 +67,12 @@ def chosen_endpoints(info: ServicePortInfo, only_local: bool) -> Sequence[Endpoi
 
 def owner_of(info: ServicePortInfo) -> str:
     """Return the name of a ServicePort in its listeners."""
-    return f"{info.key}" if info.protocol == TCP else f"{info.key}/{info.key.protocol}"
+    return owner_name(info.key)
+
+
+def owner_name(key: ServicePortName) -> str:
+    """Return the name that listeners have for a ServicePort."""
+    return f"{key}" if key.protocol == "TCP" else f"{key}/{key.protocol}"
 
 
 def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
