@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
+    SCHEMA,
     About,
     document_text,
     make_report,
@@ -20,7 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.do
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries, read_previous
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.tables import failure
@@ -34,9 +36,19 @@ _ARGUMENTS = {
     "source": {"type": "path", "required": True},
     "html_file": {"type": "path"},
     "json_file": {"type": "path"},
+    "previous": {"type": "path"},
     "title": {"type": "str", "default": "Service proxy fleet"},
     "stale_after": {"type": "float", "default": 7200.0},
 }
+
+
+def earlier(path: Optional[str]) -> Optional[Dict[str, Any]]:
+    """Return the document of the earlier report, None with a warning if the file holds something else."""
+    try:
+        return None if path is None else read_previous(path, SCHEMA)
+    except ProxyError as error:
+        Display().warning(f"nothing is compared with the previous report: {error}")
+        return None
 
 
 def reported(options: Dict[str, Any], check: bool) -> Dict[str, Any]:
@@ -49,7 +61,7 @@ def reported(options: Dict[str, Any], check: bool) -> Dict[str, Any]:
         engine=source_identity(_ENGINE).text,
         stale_after=options["stale_after"],
     )
-    report = make_report(nodes, about)
+    report = make_report(nodes, about, earlier(options["previous"]))
     result: Dict[str, Any] = {
         "changed": False,
         "sentence": one_sentence(report),

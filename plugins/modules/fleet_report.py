@@ -33,6 +33,12 @@ options:
   json_file:
     description: Path of the document to write.
     type: path
+  previous:
+    description:
+      - JSON document of an earlier report. The report then shows which nodes have changed since. This may be the file
+        of O(json_file), which is read before it is written.
+      - Without the file nothing is compared, and if it is not a report there is a warning.
+    type: path
   title:
     description: Heading of the page, such as the name of the cluster.
     type: str

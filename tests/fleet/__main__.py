@@ -18,20 +18,20 @@ WIDTH, NODES = 1280, 1000
 
 
 def main() -> int:
-    """Write the picture: everything above the table of the nodes."""
+    """Write the picture: everything above the table of the nodes, compared with a report of some minutes before."""
     from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 
-    from .samples import fleet, report
+    from .samples import earlier, fleet, report
 
     with tempfile.TemporaryDirectory() as scratch, Browser(WIDTH, 800) as browser:
         file = Path(scratch) / "fleet-report.html"
-        file.write_text(page(report(fleet(NODES))), encoding="utf-8")
+        file.write_text(page(report(fleet(NODES), earlier(NODES))), encoding="utf-8")
         browser.emulate()
         browser.open(file)
         # A node with something to report.
         browser.run("document.querySelector('#matrix .s-drifted').click()")
-        bottom = browser.run("document.getElementById('nodes').getBoundingClientRect().bottom + window.scrollY")
-        browser.resize(WIDTH, round(bottom) + 24)
+        bottom = browser.run("document.getElementById('table').getBoundingClientRect().top + window.scrollY")
+        browser.resize(WIDTH, round(bottom) - 8)
         (ROOT / PICTURE).write_bytes(browser.picture())
         if browser.complaints:
             sys.stderr.write("".join(f"error: {complaint}\n" for complaint in browser.complaints))

@@ -6,9 +6,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import About, Report, make_report
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
+    About,
+    Report,
+    document,
+    make_report,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
 
 ENGINE = "0.1.0+4be0c6d2c1b7"
@@ -135,6 +140,19 @@ def fleet(number: int = 1000, seed: int = 20) -> List[Dict[str, Any]]:
     return [entry(rng, place) for place in range(1, number + 1)]
 
 
-def report(entries: List[Dict[str, Any]]) -> Report:
+def earlier(number: int = 1000) -> Dict[str, Any]:
+    """Return the document of a report of the same fleet some minutes before, when fewer nodes had drifted."""
+    entries = fleet(number)
+    for item in entries[: number // 2]:
+        for result in item["results"]:
+            result.pop("unreachable", None)
+            if result.get("drift"):
+                result.update(drift=False, changes=[], summary="")
+    found: Dict[str, Any] = document(make_report(read_nodes(entries), About(generated=CLOCK - 600.0, engine=ENGINE)))
+    return found
+
+
+def report(entries: List[Dict[str, Any]], previous: Optional[Dict[str, Any]] = None) -> Report:
     """Return the report of these entries, always with the same time of creation."""
-    return make_report(read_nodes(entries), About(generated=CLOCK, collection_version="0.1.0", engine=ENGINE))
+    about = About(generated=CLOCK, collection_version="0.1.0", engine=ENGINE)
+    return make_report(read_nodes(entries), about, previous)

@@ -111,6 +111,15 @@ def test_names_from_the_cluster_are_escaped(reporter):
     assert not re.search(r"<img|<script>alert", page)
 
 
+def test_a_second_report_shows_what_has_changed_since_the_first(reporter):
+    assert reporter.document()["previous"] is None
+    status, output = reporter.run("-e", f"service_proxy_snapshot={reporter.snapshot}")
+    assert status == 0, output
+    previous = reporter.document()["previous"]
+    gone = [change["nodes"] for change in previous["changes"] if not change["now"]]
+    assert sorted(gone) == [["bare"], ["gone"]] and previous["numbers"]["nodes"] == -2
+
+
 def test_without_the_clusters_state_and_in_check_mode(reporter):
     status, output = reporter.run(
         "--check",

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...timestamps import timestamp
+from .changes import Changes, changes
 from .drift import differences, merged
 from .nodes import (
     AGENT,
@@ -101,7 +102,10 @@ class Exceptions(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The whole content. ``states`` has the state of each node, in the order of ``nodes``."""
+    """The whole content. ``states`` has the state of each node, in the order of ``nodes``.
+
+    ``changes``: those since an earlier report, None without one.
+    """
 
     about: About
     nodes: Tuple[Node, ...]
@@ -109,6 +113,7 @@ class Report(NamedTuple):
     reasons: Tuple[Tuple[Reason, ...], ...]
     exceptions: Tuple[Exceptions, ...]
     majority: Dict[str, str]
+    changes: Optional[Changes] = None
 
 
 def duration(seconds: float) -> str:
@@ -240,12 +245,12 @@ def _exceptions(nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> T
     return tuple(found)
 
 
-def make_report(nodes: Sequence[Node], about: About) -> Report:
-    """Return the report of these nodes."""
+def make_report(nodes: Sequence[Node], about: About, previous: Optional[Mapping[str, Any]] = None) -> Report:
+    """Return the report of these nodes. ``previous``: the document of an earlier report, to show what has changed."""
     majority = _majority(nodes)
     reasons = tuple(_reasons(node, about, majority) for node in nodes)
     common = _common_warnings(reasons)
-    return Report(
+    report = Report(
         about=about,
         nodes=tuple(nodes),
         states=tuple(_state(own, common) for own in reasons),
@@ -253,6 +258,7 @@ def make_report(nodes: Sequence[Node], about: About) -> Report:
         exceptions=_exceptions(nodes, reasons),
         majority=majority,
     )
+    return report if previous is None else report._replace(changes=changes(previous, document(report)))
 
 
 def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, Any]:
@@ -306,6 +312,11 @@ def summary(report: Report) -> Dict[str, Any]:
     }
 
 
+def _changes_document(found: Changes) -> Dict[str, Any]:
+    items = [{**item._asdict(), "nodes": list(item.nodes)} for item in found.items]
+    return {"generated": found.since, "numbers": found.numbers, "changes": items}
+
+
 def document(report: Report) -> Dict[str, Any]:
     """Return the report as plain JSON values, which docs/fleet.md describes."""
     about = report.about
@@ -316,6 +327,7 @@ def document(report: Report) -> Dict[str, Any]:
         "collection": {"version": about.collection_version, "engine": about.engine},
         "stale_after_seconds": about.stale_after,
         "summary": summary(report),
+        "previous": None if report.changes is None else _changes_document(report.changes),
         "exceptions": [
             {
                 "kind": found.kind,

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Sequence
+import re
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from .document import POLICIES, REFUSED, SEVERITIES, TITLES, Exceptions, Item, Report
-from .markup import badge, escape, plural
+from .markup import badge, escape, names, plural
 from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, UNREACHABLE, UNREACHED, WARNED
 
 _MEANINGS: Dict[str, str] = {
@@ -25,29 +26,37 @@ _MEANINGS: Dict[str, str] = {
 }
 # Shown at once; the rest is one click away.
 _ITEMS_SHOWN = 5
-_NAMES_SHOWN = 6
 
 
-def _names(names: Sequence[str], places: Mapping[str, int]) -> str:
-    links = [f'<a href="#n{places[name]}" data-node="{places[name]}">{escape(name)}</a>' for name in names]
-    shown = " ".join(links[:_NAMES_SHOWN])
-    if len(links) > _NAMES_SHOWN:
-        left = " ".join(links[_NAMES_SHOWN:])
-        shown += (
-            f' <details class="more"><summary>and {len(links) - _NAMES_SHOWN:,} more</summary> '
-            f'<span class="names">{left}</span></details>'
-        )
-    return f'<span class="names">{shown}</span>'
+def _pattern(item: Item) -> Tuple[str, str]:
+    """Return the kind of an item's reason: its subject and its words without numbers, such as ages and addresses."""
+    return item.subject, re.sub(r"[0-9]+", "0", item.words)
 
 
-def _item_row(item: Item, subjects: bool, places: Mapping[str, int], total: int) -> str:
-    subject = f'<th scope="row">{escape(item.subject)}</th>' if subjects else ""
-    everywhere = total > 1 and len(item.nodes) == total
-    who = '<span class="soft">every node</span>' if everywhere else _names(item.nodes, places)
-    return (
-        f'<tr>{subject}<td>{escape(item.words)}</td><td class="number">{len(item.nodes):,}</td>'
-        f'<td class="who">{who}</td></tr>'
-    )
+def _grouped(items: Sequence[Item]) -> List[List[Item]]:
+    """Return the items by the kind of their reason, in the order of the first of each kind."""
+    groups: Dict[Tuple[str, str], List[Item]] = {}
+    for item in items:
+        groups.setdefault(_pattern(item), []).append(item)
+    return list(groups.values())
+
+
+def _words(group: Sequence[Item]) -> str:
+    """Return the words of the first item, with those of the others one click away."""
+    first, others = escape(group[0].words), group[1:]
+    if not others:
+        return first
+    listed = "".join(f"<li>{escape(item.words)}</li>" for item in others)
+    more = f"and {len(others):,} similar"
+    return f'{first} <details class="more"><summary>{more}</summary><ul>{listed}</ul></details>'
+
+
+def _group_row(group: Sequence[Item], subjects: bool, places: Mapping[str, int], total: int) -> str:
+    subject = f'<th scope="row">{escape(group[0].subject)}</th>' if subjects else ""
+    nodes = tuple(dict.fromkeys(name for item in group for name in item.nodes))
+    everywhere = total > 1 and len(nodes) == total
+    who = '<span class="soft">every node</span>' if everywhere else names(nodes, places)
+    return f'<tr>{subject}<td>{_words(group)}</td><td class="number">{len(nodes):,}</td><td class="who">{who}</td></tr>'
 
 
 def _exception(found: Exceptions, report: Report, places: Mapping[str, int]) -> str:
@@ -58,7 +67,7 @@ def _exception(found: Exceptions, report: Report, places: Mapping[str, int]) -> 
         + '<th scope="col">Reason</th><th scope="col" class="number">Nodes</th><th scope="col">Which</th></tr></thead>'
     )
     total = len(report.nodes)
-    lines = [_item_row(item, subjects, places, total) for item in found.items]
+    lines = [_group_row(group, subjects, places, total) for group in _grouped(found.items)]
     body = f"<table>{head}<tbody>{''.join(lines[:_ITEMS_SHOWN])}</tbody></table>"
     if len(lines) > _ITEMS_SHOWN:
         body += (

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import html
-from typing import Any, Dict
+from typing import Any, Dict, Mapping, Sequence
 
 from .document import POLICIES, REFUSED, TITLES
 from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, UNREACHABLE, UNREACHED, WARNED
@@ -26,6 +26,8 @@ LETTERS: Dict[str, str] = {
     OK: "\u00b7",
 }
 WORDS: Dict[str, str] = {**TITLES, OK: "Fine"}
+# Names of nodes that are shown at once; the rest is one click away.
+_NAMES_SHOWN = 6
 
 
 def escape(value: Any) -> str:
@@ -41,3 +43,19 @@ def plural(count: int, one: str, many: str) -> str:
 def badge(kind: str) -> str:
     """Return the letter of a kind of exception, or of a state, in its colour."""
     return f'<span class="badge s-{kind}" aria-hidden="true">{LETTERS[kind]}</span>'
+
+
+def names(listed: Sequence[str], places: Mapping[str, int]) -> str:
+    """Return names of nodes, with links to those on the page. ``places``: the number of each, by its name."""
+    links = [
+        f'<a href="#n{places[name]}" data-node="{places[name]}">{escape(name)}</a>' if name in places else escape(name)
+        for name in listed
+    ]
+    shown = " ".join(links[:_NAMES_SHOWN])
+    if len(links) > _NAMES_SHOWN:
+        left = " ".join(links[_NAMES_SHOWN:])
+        shown += (
+            f' <details class="more"><summary>and {len(links) - _NAMES_SHOWN:,} more</summary> '
+            f'<span class="names">{left}</span></details>'
+        )
+    return f'<span class="names">{shown}</span>'

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ...timestamps import timestamp
+from .changes_section import changes_section
 from .document import (
     KINDS,
     REFUSED,
@@ -42,6 +43,8 @@ from .nodes import (
 
 _TALLY_SHOWN = 5
 _DENSE_FROM = 250
+# More nodes do not fit into a screen together with the exceptions, so that their matrix comes first.
+_MATRIX_FIRST_FROM = 60
 
 _COLUMNS: Tuple[Tuple[str, str, bool], ...] = (
     ("name", "Node", False),
@@ -139,6 +142,10 @@ def _tally(title: str, counts: Mapping[str, int], exact: bool = False) -> str:
     return f"<div><h3>{title}</h3><table>{''.join(lines)}</table></div>"
 
 
+def _changed(difference: int) -> str:
+    return f' <small class="soft">({difference:+,})</small>' if difference else ""
+
+
 def _overview(report: Report) -> str:
     counts = summary(report)
     total, fine = counts["nodes"], counts["states"][OK]
@@ -150,13 +157,16 @@ def _overview(report: Report) -> str:
         look = total - fine
         verdict = f"{look:,} of {total:,} {'node needs' if total == 1 else 'nodes need'} a look."
     figures = (
-        ("Nodes", total),
-        ("Services", counts["services"]),
-        ("Endpoints on a node", counts["endpoints"]),
-        ("Drifted entries", counts["drift_entries"]),
-        ("Objects refused", counts["refused_objects"]),
+        ("Nodes", "nodes"),
+        ("Services", "services"),
+        ("Endpoints on a node", "endpoints"),
+        ("Drifted entries", "drift_entries"),
+        ("Objects refused", "refused_objects"),
     )
-    shown = "".join(f"<div><dt>{name}</dt><dd>{number:,}</dd></div>" for name, number in figures)
+    changed = report.changes.numbers if report.changes is not None else {}
+    shown = "".join(
+        f"<div><dt>{name}</dt><dd>{counts[key]:,}{_changed(changed.get(key, 0))}</dd></div>" for name, key in figures
+    )
     tallies = (
         _tally("Mode", counts["modes"])
         + _tally("Engine", counts["engines"], True)
@@ -203,7 +213,8 @@ def _row(place: int, node: Node, state: str) -> str:
     return f'<tr id="n{place}">{cells}</tr>'
 
 
-def _nodes(report: Report) -> str:
+def _nodes(report: Report) -> Tuple[str, str]:
+    """Return the section with the matrix of all nodes, and the table of all nodes."""
     listed = list(enumerate(zip(report.nodes, report.states)))
     cells = "".join(_cell(place, node, state) for place, (node, state) in listed)
     rows = "\n".join(_row(place, node, state) for place, (node, state) in listed)
@@ -227,12 +238,12 @@ def _nodes(report: Report) -> str:
         f'<div class="stage{dense}"><div><ul class="matrix" id="matrix" aria-label="All nodes">{cells}</ul>'
         '<p class="nothing" id="nothing" hidden>No node matches.</p></div>'
         '<aside class="panel" id="panel" aria-label="Details of a node" aria-live="polite"></aside>'
-        "</div></div></section>"
+        "</div></div></section>",
         '<section class="card" id="table" aria-label="Table of all nodes">'
         '<div class="wide" tabindex="0" role="region" aria-label="Table"><table class="nodes">'
         "<caption>All nodes. Drift counts entries of kernel tables that are missing, different or unexpected.</caption>"
         f'<thead><tr>{heads}</tr></thead><tbody id="rows">\n{rows}\n</tbody></table></div></section>'
-        '<div class="tip" id="tip" role="status" aria-hidden="true" hidden></div>'
+        '<div class="tip" id="tip" role="status" aria-hidden="true" hidden></div>',
     )
 
 
@@ -296,6 +307,11 @@ def page(report: Report) -> str:
     if about.engine:
         parts.append(f"engine <code>{escape(about.engine)}</code>")
     title = escape(about.title)
+    matrix, table = _nodes(report)
+    exceptions = f"{changes_section(report.changes, places)}{exceptions_section(report, places)}\n"
+    reached = reach_matrix(report.nodes, places)
+    first = (matrix, exceptions) if len(report.nodes) >= _MATRIX_FIRST_FROM else (exceptions, matrix)
+    sections = f"{first[0]}{reached}{first[1]}{table}"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
@@ -304,8 +320,7 @@ def page(report: Report) -> str:
         f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         '<a class="skip" href="#nodes">Skip to the nodes</a>\n'
         f'<header class="top"><h1>{title}</h1><p class="meta">{" &middot; ".join(parts)}</p></header>\n'
-        f"<main>\n{_overview(report)}\n{exceptions_section(report, places)}\n"
-        f"{reach_matrix(report.nodes, places)}{_nodes(report)}\n</main>\n"
+        f"<main>\n{_overview(report)}\n{sections}\n</main>\n"
         "<footer><p>Made by the playbook kubenode.proxy.report. Ages are by the clocks of the nodes.</p></footer>\n"
         f'<script type="application/json" id="fleet-data">{_data(report)}</script>\n<script>{script}</script>\n'
         "</body>\n</html>\n"

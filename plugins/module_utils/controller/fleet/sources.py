@@ -1,25 +1,40 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The input of the report: the file of results."""
+"""The input of the report: the file of results, and the document of an earlier report."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, List
+import os
+from typing import Any, Dict, List, Optional
 
 from ...errors import ConfigurationError
 
 
-def read_entries(path: str) -> List[Any]:
-    """Return the entries of a file of results: a JSON list. Raises ConfigurationError."""
+def _read_json(path: str) -> Any:
     try:
         with open(path, encoding="utf-8") as file:
-            entries = json.load(file)
+            return json.load(file)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: is not JSON: {error}") from error
+
+
+def read_entries(path: str) -> List[Any]:
+    """Return the entries of a file of results: a JSON list. Raises ConfigurationError."""
+    entries = _read_json(path)
     if not isinstance(entries, list):
         raise ConfigurationError(f"{path}: must hold a list with one entry per node")
     return entries
+
+
+def read_previous(path: str, schema: str) -> Optional[Dict[str, Any]]:
+    """Return the document of an earlier report, None if there is no such file. Raises ConfigurationError."""
+    if not os.path.exists(path):
+        return None
+    found = _read_json(path)
+    if not isinstance(found, dict) or found.get("schema") != schema:
+        raise ConfigurationError(f"{path}: is not a report with the schema {schema}")
+    return found

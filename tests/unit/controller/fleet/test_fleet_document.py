@@ -28,7 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.no
     read_nodes,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries, read_previous
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import collection_version
 from tests.conftest import ROOT
@@ -342,7 +342,7 @@ def _keys(value, path=""):
 
 
 def test_the_documentation_names_every_field():
-    found = document(samples.report(samples.fleet(400)))
+    found = document(samples.report(samples.fleet(400), samples.earlier(300)))
     open_ended = {"states", "modes", "engines", "kernels", "distributions", "programmed"}
     open_ended |= {"disconnected", "lost_seconds"}
     keys = {key for key in _keys(found) if not open_ended.intersection(key.split(".")[:-1])}
@@ -382,3 +382,14 @@ def test_the_version_of_the_collection(tmp_path):
     (tmp_path / "MANIFEST.json").write_text('{"collection_info": {"version": "2.0.0"}}', encoding="utf-8")
     assert collection_version(str(engine)) == "2.0.0"
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", collection_version(str(ROOT / "plugins" / "module_utils")))
+
+
+def test_only_a_report_is_an_earlier_report(tmp_path):
+    path = tmp_path / "fleet-report.json"
+    assert read_previous(str(path), documents.SCHEMA) is None
+    for content, reason in (("{", "is not JSON"), ("[]", "is not a report"), ('{"schema": "x"}', "is not a report")):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(ConfigurationError, match=reason):
+            read_previous(str(path), documents.SCHEMA)
+    path.write_text(document_text(samples.report(samples.fleet(3))), encoding="utf-8")
+    assert len(read_previous(str(path), documents.SCHEMA)["nodes"]) == 3

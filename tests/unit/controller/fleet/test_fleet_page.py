@@ -14,7 +14,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import About, make_report
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
+    About,
+    document,
+    make_report,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.markup import LETTERS
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import STATES, read_nodes
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page, script_data
@@ -199,3 +203,48 @@ def test_a_report_of_no_node_and_one_without_exceptions():
     good.update(refused=[], refused_count=0)
     text = page(make_report(read_nodes([{"name": "a", "results": [good]}]), About(0.0)))
     assert "The node is fine." in text and "None: every node is as it should be" in text
+
+
+def test_many_nodes_begin_with_the_matrix_and_few_with_the_exceptions():
+    for number, first in ((59, "exceptions"), (60, "nodes")):
+        sections = [item["id"] for item in Outline(page(samples.report(samples.fleet(number)))).all("section")[1:]]
+        assert sections[0] == first and sections[-1] == "table", number
+
+
+def test_reasons_that_differ_in_numbers_are_one_line():
+    entries = [
+        {"name": name, "results": [{"unreachable": True, "msg": f"host {address}: No route to host"}]}
+        for name, address in (("a", "10.0.0.7"), ("b", "10.0.0.8"), ("c", "10.11.0.9"))
+    ]
+    entries.append({"name": "d", "results": [{"unreachable": True, "msg": "Permission denied"}]})
+    text = page(make_report(read_nodes(entries), About(0.0)))
+    section = text[text.index('id="kind-unreachable"') :].partition("</table>")[0]
+    assert section.count("<tr>") == 3 and "and 2 similar" in section and "10.11.0.9" in section
+
+
+def test_the_page_shows_what_has_changed_since_the_earlier_report():
+    entries = samples.fleet(100)
+    assert 'id="changes"' not in page(samples.report(entries))
+    same = document(samples.report(entries))
+    assert "None: each node has the same state" in page(samples.report(entries, same))
+    before = {**same, "nodes": [dict(node) for node in same["nodes"][1:]]}
+    before["nodes"][0]["state"] = "drifted"
+    before["nodes"].append({"name": "old-1", "state": "ok", "mode": "ipvs", "engine": "", "agent": None})
+    before["summary"] = {**same["summary"], "services": same["summary"]["services"] - 3}
+    text = page(samples.report(entries, before))
+    section = text[text.index('id="changes"') :].partition("</section>")[0]
+    outline = Outline(text)
+    assert (outline.wrong, outline.open) == ([], [])
+    assert "not in the report" in section and "Drifted" in section and "old-1" in section
+    assert "(+3)" in text and "worker-0001" in section and "worker-0003" not in section
+
+
+@pytest.mark.parametrize("words", HOSTILE)
+def test_an_earlier_document_may_hold_anything(words):
+    node = dict.fromkeys(("name", "state", "mode", "engine"), words)
+    before = {"generated": words, "nodes": [node, words, {"name": 3}, {"name": "worker-0001", "agent": words}]}
+    text = page(samples.report(samples.fleet(3), {**before, "summary": {"nodes": words}}))
+    outline = Outline(text)
+    assert (outline.wrong, outline.open) == ([], [])
+    assert {"img", "iframe"}.isdisjoint(tag for tag, _attributes in outline.elements)
+    assert page(samples.report(samples.fleet(3), {"nodes": words, "summary": None}))

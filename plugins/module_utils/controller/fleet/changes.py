@@ -1,0 +1,70 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What has changed since an earlier report, of which only the JSON document is left."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+
+from .nodes import NAME_LIMIT, natural_key, text
+
+#: The compared fields of a node, in the order of the report. A node that one report does not have has no state there.
+FIELDS = ("state", "mode", "engine")
+#: The compared numbers of the summary.
+NUMBERS = ("nodes", "services", "endpoints", "drift_entries", "refused_objects")
+
+
+class Change(NamedTuple):
+    """The same change of one field on all its nodes; ``before`` or ``now`` is empty for a node that is not in it."""
+
+    field: str
+    before: str
+    now: str
+    nodes: Tuple[str, ...]
+
+
+class Changes(NamedTuple):
+    """All changes. ``since``: when the earlier report was made. ``numbers``: differences of those in the summary."""
+
+    since: str
+    items: Tuple[Change, ...]
+    numbers: Dict[str, int]
+
+
+def changes(previous: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """Return the changes from an earlier document to another. The earlier one is a file, so it may hold anything."""
+    before, after = _nodes(previous), _nodes(now)
+    groups: Dict[Tuple[str, str, str], List[str]] = {}
+    for name in sorted({*before, *after}, key=natural_key):
+        for field in FIELDS:
+            old, new = before.get(name, {}).get(field, ""), after.get(name, {}).get(field, "")
+            # The mode and the engine of a node that cannot be read are not known.
+            if old != new and (field == FIELDS[0] or (old and new)):
+                groups.setdefault((field, old, new), []).append(name)
+    order = sorted(groups, key=lambda key: (FIELDS.index(key[0]), -len(groups[key]), key))
+    return Changes(
+        since=text(previous.get("generated")),
+        items=tuple(Change(*key, tuple(groups[key])) for key in order),
+        numbers={name: number for name, number in _differences(previous, now) if number},
+    )
+
+
+def _nodes(document: Mapping[str, Any]) -> Dict[str, Dict[str, str]]:
+    found: Dict[str, Dict[str, str]] = {}
+    listed = document.get("nodes")
+    for item in listed if isinstance(listed, list) else []:
+        if isinstance(item, dict) and text(item.get("name"), NAME_LIMIT):
+            fields = {field: text(item.get(field)) for field in FIELDS}
+            agent = item.get("agent")
+            running = text(agent.get("version")) if isinstance(agent, dict) else ""
+            found[text(item["name"], NAME_LIMIT)] = {**fields, "engine": running or fields["engine"]}
+    return found
+
+
+def _differences(previous: Mapping[str, Any], now: Mapping[str, Any]) -> List[Tuple[str, int]]:
+    old, new = previous.get("summary"), now.get("summary")
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return []
+    pairs = [(name, old.get(name), new.get(name)) for name in NUMBERS]
+    return [(name, b - a) for name, a, b in pairs if isinstance(a, int) and isinstance(b, int)]
