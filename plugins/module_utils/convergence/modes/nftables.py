@@ -70,6 +70,8 @@ class NftablesMode(Mode):
 
     def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
         """See the base class; elements of maps count the connections that look them up."""
+        if not context.settings.count_connections:
+            return []
         from ..traffic_samples import of_elements
 
         return of_elements(frontends)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any, Dict, Iterator
 import pytest
 
 from tests.kernel import backends
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode, node_object, wait_for
 from tests.kernel.userspace_node import node_in_mode
 from tests.lab import manifests
 
 PORT = manifests.port(backends.PORT, name="https")
 COUNT = 12
+NODE_PORT = 30643
 
 
 def with_endpoints(node: AgentNode, numbers: Any = (1, 2)) -> None:
@@ -28,7 +30,12 @@ def with_endpoints(node: AgentNode, numbers: Any = (1, 2)) -> None:
 
 
 @pytest.fixture(
-    params=("nftables", "iptables", "iptables nft", pytest.param("ipvs", marks=pytest.mark.uml)),
+    params=(
+        "nftables",
+        "iptables",
+        pytest.param("iptables nft", marks=pytest.mark.full),
+        pytest.param("ipvs", marks=pytest.mark.uml),
+    ),
 )
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentNode]:
     mode, *words = request.param.split()
@@ -36,7 +43,8 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentNode]:
     made = AgentNode(tmp_path, mode, "nft") if words else node_in_mode(tmp_path, mode)
     made.node_configuration["traffic"] = {"countConnections": True, "metricsPorts": 1}
     made.write_configuration()
-    made.store.put(manifests.service("web", backends.ADDRESS, [PORT]))
+    made.store.put(node_object(status={"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}))
+    made.store.put(manifests.service("web", backends.ADDRESS, [{**PORT, "nodePort": NODE_PORT}], type="NodePort"))
     made.store.put(manifests.service("idle", "10.103.97.9", [PORT]))
     with_endpoints(made)
     with backends.three_backends():
@@ -129,8 +137,21 @@ def test_connections_that_the_agent_forwards_are_counted(node: AgentNode) -> Non
     wait_for(lambda: web(node)["active"] == 0)
 
 
-def test_only_so_many_ports_as_configured_have_metrics(node: AgentNode) -> None:
+def test_connections_to_a_node_port_are_counted_with_those_to_the_cluster_ip(node: AgentNode) -> None:
     connect()
+    for _time in range(COUNT):
+        with socket.create_connection(("192.0.2.1", NODE_PORT), 10) as connection:
+            assert connection.recv(16) in (b"1", b"2")
+    found = counted(node, 2 * COUNT)
+    assert sum(counts(found).values()) == 2 * COUNT
+
+
+@pytest.mark.parametrize("node", ["nftables", pytest.param("ipvs", marks=pytest.mark.uml)], indirect=True)
+def test_only_so_many_ports_as_configured_have_metrics(node: AgentNode) -> None:
+    # The agent reads the counters for metrics at its start, and every 15 seconds.
+    connect()
+    node.stop()
+    node.start()
     name = 'kubenode_proxy_service_connections_total{ip_family="IPv4",namespace="default",port="https",protocol="TCP"'
     wait_for(lambda: f'{name},service="web"}} {COUNT:.1f}' in node.fetch("/metrics"), 60.0, 0.5)
     assert 'service="idle"' not in node.fetch("/metrics")
