@@ -53,6 +53,7 @@ BENCHMARKS: Dict[str, Benchmark] = {
     "agent-ipvs": Benchmark(UML, "agent_latency", ("--mode", "ipvs", "--services", "1000,5000")),
     "agent-iptables": Benchmark(NAMESPACE, "agent_latency", ("--mode", "iptables", "--services", "1000,5000")),
     "agent-nftables": Benchmark(NAMESPACE, "agent_latency", ("--mode", "nftables", "--services", "1000,5000")),
+    "agent-start": Benchmark(NAMESPACE, "agent_start"),
     "api-servers": Benchmark((), "api_servers", needs="KUBENODE_HAPROXY"),
     "controller": Benchmark((), "controller_scale", ("--nodes", "1", "10", "50")),
     "converge-ipvs": Benchmark(UML, "converge_scale", ("--mode", "ipvs")),
