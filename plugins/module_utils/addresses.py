@@ -66,6 +66,13 @@ def unpacked(address: bytes) -> str:
 
 def canonical_address(text: str) -> Optional[str]:
     """Return the canonical text of an address, or None if ``text`` is not one (see :func:`packed`)."""
+    if ":" not in text:
+        try:
+            # It accepts dotted quads without leading zeros only, which are canonical: no need to write them again.
+            socket.inet_pton(socket.AF_INET, text)
+            return text
+        except (OSError, ValueError):
+            pass
     address = packed(text)
     return None if address is None else unpacked(address)
 
