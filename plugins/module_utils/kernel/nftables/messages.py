@@ -9,6 +9,7 @@ Payloads begin with ``struct nfgenmsg``; types are those of the nfnetlink subsys
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ...addresses import IPV6
@@ -137,6 +138,8 @@ def _attribute_bytes(kind: str, number: int, value: object) -> bytes:
     return attribute(number, struct.pack(form, value))
 
 
+# Most expressions of the rules of session affinity, of which there are two for each endpoint, are the same.
+@lru_cache(maxsize=1024)
 def expression_bytes(expression: Expression) -> bytes:
     """Encode one expression as an element of NFTA_RULE_EXPRESSIONS."""
     schema = SCHEMA[expression.name]
