@@ -17,12 +17,14 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Set
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import REQUIREMENTS, platforms
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import platforms
 
 ROOT = Path(__file__).resolve().parents[1]
 PINS = ROOT / "roles" / "agent" / "files" / "libraries.txt"
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
+#: The packages that the engine imports on a node in addition to the standard library.
+REQUIREMENTS = ("PyYAML", "prometheus-client")
 HEAD = """\
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
@@ -34,7 +36,7 @@ HEAD = """\
 
 
 class Wheel(NamedTuple):
-    """Name, version and hash to pin for a wheel."""
+    """Version and hash to pin for a wheel."""
 
     version: str
     digest: str

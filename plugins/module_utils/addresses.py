@@ -11,7 +11,7 @@ decimal (``172.30.0.041`` is ``172.30.0.41``) and an IPv4-mapped IPv6 address is
 from __future__ import annotations
 
 import socket
-from typing import NamedTuple, Optional, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 IPV4 = "IPv4"
 IPV6 = "IPv6"
@@ -64,6 +64,11 @@ def unpacked(address: bytes) -> str:
     return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)
 
 
+def family_of_packed(address: bytes) -> str:
+    """Return the family of an address of 4 or 16 bytes."""
+    return IPV4 if len(address) == 4 else IPV6
+
+
 def canonical_address(text: str) -> Optional[str]:
     """Return the canonical text of an address, or None if ``text`` is not one (see :func:`packed`)."""
     if ":" not in text:
@@ -113,6 +118,11 @@ def parse_network(text: str) -> Optional[Network]:
         return None
     shift = bits - length
     return Network(int.from_bytes(raw, "big") >> shift << shift, length, IPV4 if bits == 32 else IPV6)
+
+
+def networks_of(cidrs: Iterable[str]) -> List[Network]:
+    """Return the ranges of CIDRs; a text that is not a CIDR is omitted."""
+    return [network for network in map(parse_network, cidrs) if network is not None]
 
 
 def canonical_network(text: str) -> Optional[str]:

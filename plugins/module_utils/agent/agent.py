@@ -200,7 +200,7 @@ class Agent:
                 self._serve_cluster()
             if self._stop or self.sync.proxiers is None:
                 continue
-            self.policy.sync(self.sync.proxiers.view.addresses)
+            self.policy.sync(self.sync.proxiers.node_view.addresses)
             self.parts.follow_checks()
             self.sync.look()
             self.sync.request_if_needed()
@@ -239,7 +239,7 @@ class Agent:
             self.parts.checks.end_connections(self.views.current, self.sync.proxiers.families)
         if first and self.sync.proxiers is not None:
             # Before systemd is notified: kubelet does not start until then.
-            self.policy.sync(self.sync.proxiers.view.addresses)
+            self.policy.sync(self.sync.proxiers.node_view.addresses)
         if first or not self._ready_sent:
             self._send_ready()
             self.sync.clean_up()

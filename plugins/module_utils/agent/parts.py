@@ -159,7 +159,7 @@ class Parts:
     def follow_checks(self, everything: bool = False) -> None:
         """Check the endpoints of changed Services; those of all Services if the node's addresses changed."""
         proxiers = self.sync.proxiers
-        addresses = proxiers.view.addresses if proxiers is not None else ()
+        addresses = proxiers.node_view.addresses if proxiers is not None else ()
         # An endpoint is no longer checked once the node has its address. A new tuple is rare.
         everything = everything or addresses is not self._checked_addresses
         if everything or self.views.current.dirty:

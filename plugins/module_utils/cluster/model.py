@@ -157,7 +157,8 @@ class SliceEndpoint(NamedTuple):
 class EndpointSlice(NamedTuple):
     """An EndpointSlice of addressType IPv4 or IPv6 (``family``) that belongs to the Service ``service_name``.
 
-    ``trigger_time`` is the text of the annotation endpoints.kubernetes.io/last-change-trigger-time, or empty.
+    ``trigger_time`` is the text of the annotation endpoints.kubernetes.io/last-change-trigger-time, or empty: only so
+    that a slice with another one compares as changed.
     ``weight`` of its endpoints by the annotation of this project, ``alias_weight`` by that of Cilium; None without it.
     """
 

@@ -258,8 +258,3 @@ class KubeProxyConfiguration(NamedTuple):
     @property
     def _masquerade(self) -> Union[IPTablesConfiguration, NFTablesConfiguration]:
         return self.nftables if self._effect.own_masquerade else self.iptables
-
-
-def gates_in_effect(configuration: KubeProxyConfiguration) -> Dict[str, bool]:
-    """Return all feature gates with their values in effect, sorted by name."""
-    return {name: configuration.gate(name) for name in sorted(DEFAULTS)}

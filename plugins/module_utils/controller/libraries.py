@@ -20,8 +20,6 @@ from typing import List, NamedTuple, Sequence
 
 from ..errors import ConfigurationError, ProxyError
 
-# The packages that the engine imports on a node in addition to the standard library.
-REQUIREMENTS = ("PyYAML", "prometheus-client")
 _VERSION = re.compile(r"3\.\d{1,2}\Z")
 _MACHINE = re.compile(r"[a-z0-9_]{2,20}\Z")
 # A name, optionally with versions. Other forms that pip accepts (options, URLs, paths) are refused.

@@ -285,10 +285,11 @@ class Placer:
         self._before[f"Node {name}"] = {"labels": {label: labels[label]} if label in labels else {}}
         self._after[f"Node {name}"] = {"labels": {label: value} if value else {}}
 
-    def _refuse_if_labelled(self, but: Sequence[str]) -> None:
+    def _refuse_if_labelled(self, nodes: Sequence[str]) -> None:
+        """Raise ConfigurationError if other nodes than these have the label."""
         selected = NODES._replace(label_selector=self._placement.label)
         names = [item["metadata"]["name"] for item in self._client.list(selected).items]
-        others = sorted(set(names).difference(but))
+        others = sorted(set(names).difference(nodes))
         if others:
             shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
             raise ConfigurationError(

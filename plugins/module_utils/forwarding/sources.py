@@ -9,7 +9,7 @@ import functools
 import heapq
 from typing import Callable, Dict, Generic, Hashable, Iterator, Sequence, Set, Tuple, TypeVar
 
-from ..addresses import IPV4, IPV6, address_bits, packed, parse_network
+from ..addresses import IPV4, IPV6, address_bits, family_of_packed, packed, parse_network
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -41,7 +41,7 @@ def is_allowed(sources: Tuple[str, ...], client: str) -> bool:
     if raw is None:
         return False
     number = int.from_bytes(raw, "big")
-    by_shift = _prefixes(sources)[IPV4 if len(raw) == 4 else IPV6]
+    by_shift = _prefixes(sources)[family_of_packed(raw)]
     return any(number >> shift in prefixes for shift, prefixes in by_shift.items())
 
 

@@ -112,11 +112,6 @@ class Pipes:
         self._made = 0
         self._spare: List[Pipe] = []
 
-    @property
-    def lent(self) -> int:
-        """The number of pipes in use."""
-        return self._made - len(self._spare)
-
     def borrow(self) -> Optional[Pipe]:
         """Return an empty pipe, or None if the pool or the system has no more."""
         if self._spare:

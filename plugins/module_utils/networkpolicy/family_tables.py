@@ -34,9 +34,10 @@ class FamilyTables:
         self._rows = rows
         self._values = values
         self._classes: Numbers[Content] = Numbers(content_digest, high=False)
-        self._held: Dict[int, Content] = {}
-        #: Numbers of the classes above that a peer or block is part of.
-        self._holding: Dict[Part, Set[int]] = {}
+        #: The classes that the grants of the last :meth:`settle` are for, by number.
+        self._settled: Dict[int, Content] = {}
+        #: Which of these classes a peer or block is part of.
+        self._classes_of_part: Dict[Part, Set[int]] = {}
         self._pieces: Dict[Row, int] = {}
         self._block_uses: Dict[Block, int] = {}
         self._blocks_changed = False
@@ -45,9 +46,9 @@ class FamilyTables:
         self._users: Dict[Part, Set[Subject]] = {}
         self._wide: Set[Subject] = set()
         self._order: Dict[Subject, int] = {}
-        self._joined = 0
+        self._subjects_added = 0
         self._leaving: List[Tuple[Subject, Address]] = []
-        self._coming: List[Tuple[Subject, Address]] = []
+        self._joining: List[Tuple[Subject, Address]] = []
 
     # ---- blocks
 
@@ -61,7 +62,7 @@ class FamilyTables:
                 if not before + count:
                     del self._block_uses[block]
 
-    def cut(self) -> List[Address]:
+    def divide(self) -> List[Address]:
         """Divide the address space again if the blocks in use changed.
 
         Return the classified addresses that other blocks contain now. Raises TooManyRows.
@@ -70,7 +71,7 @@ class FamilyTables:
             return []
         self._blocks_changed = False
         before = self.space.pieces
-        self.space.cut(self._block_uses.keys())
+        self.space.divide(self._block_uses.keys())
         pieces: Dict[Row, int] = {}
         for first, last, blocks in self.space.pieces:
             row = (BLOCK, first.to_bytes(self._bytes, "big"), last.to_bytes(self._bytes, "big"))
@@ -117,7 +118,7 @@ class FamilyTables:
 
     def join(self, subject: Subject, address: Address) -> None:
         """Add an address of this node to a subject."""
-        self._coming.append((subject, address))
+        self._joining.append((subject, address))
 
     def leave(self, subject: Subject, address: Address) -> None:
         """Remove an address of this node from a subject."""
@@ -125,28 +126,28 @@ class FamilyTables:
 
     def settle(self) -> None:
         """Bring grants up to date. Raises TooManyRows."""
-        self._let_leave()
+        self._remove_leaving()
         live = self._classes.values
-        held = self._held
-        touched = sorted(number for number in self._classes.touched if live.get(number) is not held.get(number))
+        settled = self._settled
+        touched = sorted(number for number in self._classes.touched if live.get(number) is not settled.get(number))
         self._classes.touched.clear()
         for number in touched:
-            if number in held:
-                content = held.pop(number)
+            if number in settled:
+                content = settled.pop(number)
                 for part in _parts(content):
-                    self._holding[part].remove(number)
-                    if not self._holding[part]:
-                        del self._holding[part]
+                    self._classes_of_part[part].remove(number)
+                    if not self._classes_of_part[part]:
+                        del self._classes_of_part[part]
                 for subject in self._concerned(content):
                     self._withdraw(subject, number, self._subjects[subject])
-        for subject, address in self._coming:
+        for subject, address in self._joining:
             self._admit(subject, address)
-        self._coming.clear()
+        self._joining.clear()
         for number in touched:
             if number in live:
-                content = held[number] = live[number]
+                content = settled[number] = live[number]
                 for part in _parts(content):
-                    self._holding.setdefault(part, set()).add(number)
+                    self._classes_of_part.setdefault(part, set()).add(number)
                 for subject in self._concerned(content):
                     self._grant(subject, number, content, self._subjects[subject])
 
@@ -159,16 +160,16 @@ class FamilyTables:
                 found |= users
         return sorted(found, key=self._order.__getitem__)
 
-    def _granting(self, subject: Subject) -> Set[int]:
+    def _candidate_classes(self, subject: Subject) -> Set[int]:
         """Return the classes to which a subject may grant something."""
         if subject.is_wide:
-            return set(self._held)
+            return set(self._settled)
         found: Set[int] = set()
         for part in subject.parts:
-            found.update(self._holding.get(part, ()))
+            found.update(self._classes_of_part.get(part, ()))
         return found
 
-    def _let_leave(self) -> None:
+    def _remove_leaving(self) -> None:
         for subject, address in self._leaving:
             granted = subject.granted[self.family]
             for number in granted:
@@ -187,8 +188,8 @@ class FamilyTables:
             self._users.setdefault(part, set()).add(subject)
         if subject.is_wide:
             self._wide.add(subject)
-        self._joined += 1
-        self._order[subject] = self._joined
+        self._subjects_added += 1
+        self._order[subject] = self._subjects_added
         self._subjects[subject] = set()
         return self._subjects[subject]
 
@@ -205,8 +206,8 @@ class FamilyTables:
         addresses = self._subjects.get(subject)
         if addresses is None:
             addresses = self._add_subject(subject)
-            for number in sorted(self._granting(subject)):
-                self._grant(subject, number, self._held[number], _NO_ADDRESSES)
+            for number in sorted(self._candidate_classes(subject)):
+                self._grant(subject, number, self._settled[number], _NO_ADDRESSES)
             self._grant_value(subject, NO_CLASS, subject.default(), _NO_ADDRESSES)
             self._grant_value(subject, _ANY_CLASS, subject.any, _NO_ADDRESSES)
         addresses.add(address)

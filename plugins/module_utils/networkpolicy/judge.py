@@ -18,7 +18,7 @@ ValueOf = Callable[[int], object]
 
 
 class Judge:
-    """Evaluate packets by rows. ``value_of``: returns the content of port sets and outcomes by number."""
+    """Evaluates connections by rows. ``value_of`` returns the content of port sets and outcomes by number."""
 
     def __init__(self, rows: PolicyRows, families: Callable[[Address], FamilyTables], value_of: ValueOf) -> None:
         self._rows = rows.rows
@@ -31,7 +31,7 @@ class Judge:
 
     def allows(self, source: Address, destination: Address, protocol: int, port: int) -> bool:
         """Return whether a connection may be opened. ``protocol``: its number; ``port``: 0 where it has none."""
-        return self._side("out", source, destination, protocol, port) and self._side(
+        return self._side_allows("out", source, destination, protocol, port) and self._side_allows(
             "in", destination, source, protocol, port
         )
 
@@ -45,7 +45,7 @@ class Judge:
             number = self._rows.get(row, NO_CLASS) if row is not None else NO_CLASS
         return int(number)
 
-    def _side(self, side: str, own: Address, peer: Address, protocol: int, port: int) -> bool:
+    def _side_allows(self, side: str, own: Address, peer: Address, protocol: int, port: int) -> bool:
         if (POLICED, side, own) not in self._rows:
             return True
         number = self.class_of(peer)
@@ -54,10 +54,10 @@ class Judge:
             return action == ACCEPT
         if (ISOLATED, side, own) in self._rows:
             grants = ((ANY, side, own), (GRANT, side, number, own))
-            return own == peer or any(self._has(self._rows.get(row), protocol, port) for row in grants)
+            return own == peer or any(self._set_contains(self._rows.get(row), protocol, port) for row in grants)
         return self._outcome(BASELINE, side, number=number, own=own, protocol=protocol, port=port) != DENY
 
-    def _has(self, number: Optional[int], protocol: int, port: int) -> bool:
+    def _set_contains(self, number: Optional[int], protocol: int, port: int) -> bool:
         if number is None:
             return False
         ports = EVERYTHING if number == EVERYTHING_ID else self._value_of(number)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..addresses import FAMILIES, IPV4, IPV6, Network
+from ..addresses import FAMILIES, Network, family_of_packed
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, ContainerPort, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
@@ -33,11 +33,6 @@ from .values import GrantValues
 _MANY = 4
 #: Default for ``portion``: takes some milliseconds.
 PORTION = 200
-
-
-def family_of_address(address: Address) -> str:
-    """Return the family of an address by its length."""
-    return IPV4 if len(address) == 4 else IPV6
 
 
 _NO_CONTENT = Content()
@@ -145,7 +140,7 @@ class PolicyState:
 
     def judge(self) -> Judge:
         """Return a judge that uses the current rows."""
-        return Judge(self.table, lambda address: self.families[family_of_address(address)], self._values.value)
+        return Judge(self.table, lambda address: self.families[family_of_packed(address)], self._values.value)
 
     # ---- what changed
 
@@ -201,7 +196,7 @@ class PolicyState:
         if not gradual or len(self._later) <= self._portion:
             work.pods.update(self._later)
         for tables in self.families.values():
-            work.addresses.update(tables.cut())
+            work.addresses.update(tables.divide())
         for key in sorted(work.pods):
             self._later.pop(key, None)
             self._describe(key)
@@ -209,7 +204,7 @@ class PolicyState:
         for address in sorted(work.addresses):
             owner = self.owners.owners.get(address)
             content = self._contents.get(owner.key, _NO_CONTENT) if owner is not None else _NO_CONTENT
-            self.families[family_of_address(address)].classify(address, content)
+            self.families[family_of_packed(address)].classify(address, content)
         for tables in self.families.values():
             tables.settle()
 
@@ -235,8 +230,8 @@ class PolicyState:
         gradual = all(self.local[key].subjects == subjects for key, subjects in known.items() if key in self.local)
         for subject, address in sorted(now - before, key=_pair_key):
             gradual &= subject.tier == NETWORK_POLICY or any(subject.addresses.values())
-            subject.addresses[family_of_address(address)].add(address)
-            self.families[family_of_address(address)].join(subject, address)
+            subject.addresses[family_of_packed(address)].add(address)
+            self.families[family_of_packed(address)].join(subject, address)
         for subject, address in sorted(before - now, key=_pair_key):
             self._leave(subject, address)
         for address in judged:
@@ -268,7 +263,7 @@ class PolicyState:
             rows.remove((SELF, address))
 
     def _leave(self, subject: Subject, address: Address) -> None:
-        family = family_of_address(address)
+        family = family_of_packed(address)
         subject.addresses[family].discard(address)
         self.families[family].leave(subject, address)
         if not any(subject.addresses.values()):

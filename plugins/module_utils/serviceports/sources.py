@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, List, Optional, Tuple
+from typing import Iterable, Iterator, Optional, Tuple
 
-from ..addresses import Network, address_bits, parse_network
+from ..addresses import Network, address_bits, networks_of
 from .info import Sources
 
 
@@ -29,13 +29,9 @@ def both(first: Sources, second: Sources) -> Sources:
     """
     if first is None or second is None:
         return second if first is None else first
-    one, other = _networks(first), _networks(second)
+    one, other = networks_of(first), networks_of(second)
     # Two CIDRs are disjoint, or one contains the other: then both allow the smaller one.
     return tuple(dict.fromkeys(str(item) for item in (*_inside(one, other), *_inside(other, one))))
-
-
-def _networks(sources: Iterable[str]) -> List[Network]:
-    return [network for network in map(parse_network, sources) if network is not None]
 
 
 def _inside(networks: Iterable[Network], others: Iterable[Network]) -> Iterator[Network]:

@@ -142,7 +142,7 @@ class SyncBench:
             configuration=configuration,
             mode=self.mode,
             mode_reason="requested",
-            view=view,
+            node_view=view,
             families=(proxier,),
             warnings=(),
             sysctls={},

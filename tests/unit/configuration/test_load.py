@@ -20,7 +20,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.featu
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import (
     KubeProxyConfiguration,
-    gates_in_effect,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode, split_host_port
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
@@ -181,11 +180,11 @@ def test_names_and_lists():
     assert configuration.cluster_cidrs == ("10.244.0.0/16", "fd00:10::/64")
     assert configuration.node_port_addresses == ("primary",)
     assert configuration.conntrack.max_per_core == 0 and configuration.conntrack.udp_timeout == 5.0
-    assert gates_in_effect(configuration) == DEFAULTS
+    assert {name: configuration.gate(name) for name in DEFAULTS} == DEFAULTS
     configuration = load({"featureGates": {"AllAlpha": True, "LoggingAlphaOptions": False}}).configuration
     assert configuration.gate("NativeHistograms") and not configuration.gate("LoggingAlphaOptions")
     assert configuration.gate("AllowServiceExternalIPs")
-    assert gates_in_effect(configuration) == {**DEFAULTS, "NativeHistograms": True}
+    assert {name: configuration.gate(name) for name in DEFAULTS} == {**DEFAULTS, "NativeHistograms": True}
 
 
 def test_unknown_and_duplicate_fields_are_warned_of():

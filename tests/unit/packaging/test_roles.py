@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller import libraries
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import identity
+from tests.pins import REQUIREMENTS
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 
@@ -32,7 +32,7 @@ def test_role_and_engine_agree():
     variables = yaml.safe_load((ROLES / "agent/vars/main.yml").read_text())
     assert defaults["agent_requirements"] == []
     pinned = re.findall(r"^(\S+)==\S+ ", (ROLES / "agent/files/libraries.txt").read_text(), re.MULTILINE)
-    assert sorted(pinned) == sorted(libraries.REQUIREMENTS)
+    assert sorted(pinned) == sorted(REQUIREMENTS)
     assert variables["__agent_directory"] + "/VERSION" == identity.INSTALLED_VERSION
 
 

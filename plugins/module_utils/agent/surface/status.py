@@ -181,7 +181,7 @@ def _drain(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
         "serves": proxiers is None or proxiers.mode.serves,
     }
     if question.get("connections") and proxiers is not None and state.view is state.source.view:
-        node = proxiers.view.node
+        node = proxiers.node_view.node
         document["serving"] = serving_document(
             state.view.state.services.values(),
             [family.settings for family in proxiers.families],
@@ -203,7 +203,7 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     try:
         families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
         if not proxiers.mode.serves:
-            families = explained_families(state.view.state, proxiers.configuration, proxiers.view, proxiers.mode)
+            families = explained_families(state.view.state, proxiers.configuration, proxiers.node_view, proxiers.mode)
         if "from" not in question:
             target = parse_target(str(question.get("destination")))
             client = canonical_address(str(question.get("client", ""))) or ""

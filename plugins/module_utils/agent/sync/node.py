@@ -33,7 +33,7 @@ from .losses import LossWatch
 from .policy_warnings import PolicyWarnings
 from .refusal_events import RefusalEvents
 from .schedule import Schedule
-from .setup import Proxiers, look_again, node_differences, remove_leftovers, set_up
+from .setup import Proxiers, node_differences, remove_leftovers, set_up, with_current_addresses
 from .slow_start import SlowStart
 from .syncer import Syncer
 
@@ -110,7 +110,7 @@ class NodeSync:
         proxiers = set_up(request, self._handles)
         for warning in proxiers.warnings:
             self._log.warning(warning)
-        self._node = proxiers.view.node
+        self._node = proxiers.node_view.node
         if self._node is not None:
             self._health.node_seen(self._node)
         self._surface.configure(proxiers.configuration)
@@ -119,7 +119,7 @@ class NodeSync:
         for name in FAMILIES:
             if name not in served:
                 self._health.forget(name)
-        self._metrics.packets = nfacct_packets if proxiers.view.nfacct_counters else dict
+        self._metrics.packets = nfacct_packets if proxiers.node_view.nfacct_counters else dict
         self.configuration = proxiers.configuration
         self.schedule = _schedule(proxiers.configuration)
         for family in proxiers.families:
@@ -131,7 +131,7 @@ class NodeSync:
         self._report_mode(before, proxiers)
         self._log.info(
             "programming this node",
-            node=proxiers.view.name,
+            node=proxiers.node_view.name,
             mode=proxiers.configuration.mode,
             reason=proxiers.mode_reason,
             families=",".join(served),
@@ -343,7 +343,7 @@ class NodeSync:
         if proxiers is None:
             return
         try:
-            self.proxiers, settings = look_again(proxiers, self._view.state)
+            self.proxiers, settings = with_current_addresses(proxiers, self._view.state)
         except ProxyError as error:
             self._limited.warning("addresses", "the node's addresses cannot be read, retrying", error=error)
             self._addresses.start(RETRY_SECONDS)

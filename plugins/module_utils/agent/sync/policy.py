@@ -5,7 +5,7 @@
 
 It is independent of the syncs of Services: a failure of one does not delay the other. Nothing is programmed before
 Pods, Namespaces and NetworkPolicies are completely known; until then, and whenever the API server is away or the kernel
-refuses a change, the table stays as it is.
+refuses a change, the table does not change.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class PolicySync:
         self._effective = self._settings
         self._ranges: Tuple[Network, ...] = ()
         self._node_name = ""
-        # Those that are in use, and those of the last call.
+        # The addresses of the node that the table is for, and those of the last call of :meth:`sync`.
         self._addresses: Addresses = ()
-        self._now: Addresses = ()
+        self._latest_addresses: Addresses = ()
         self._policy: Optional[NodePolicy] = None
         self._resource: Optional[PolicyTableResource] = None
         self._monitor: Optional[TableMonitor] = None
@@ -111,7 +111,7 @@ class PolicySync:
         self._warned: FrozenSet[str] = frozenset()
         self._retry = timers.add("retry network policies", self._try_again)
         self._check = timers.add("check network policies", self._check_everything)
-        self._rest = timers.add("program further grants of network policies", lambda: self.sync(self._now))
+        self._rest = timers.add("program further grants of network policies", lambda: self.sync(self._latest_addresses))
 
     def configure(self, settings: NetworkPolicySettings, node_name: str) -> None:
         """Adopt settings and the name of the node; the next sync applies them."""
@@ -196,7 +196,7 @@ class PolicySync:
 
     def sync(self, addresses: Addresses) -> None:
         """Apply what changed; failures are logged and retried later. ``addresses``: of the node."""
-        self._now = addresses
+        self._latest_addresses = addresses
         if self._failed:
             return
         try:
@@ -214,7 +214,7 @@ class PolicySync:
             self._failures += 1
             if self._settings.enabled:
                 self._health.queued(HEALTH)
-            self._log.error("network policies cannot be programmed; the last state stays in force", error=error)
+            self._log.error("network policies cannot be programmed; the last state remains in force", error=error)
             self._failed = self._full = True
             self._retry.restart(RETRY_SECONDS)
 
@@ -243,7 +243,7 @@ class PolicySync:
         if addresses != self._addresses:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
-        self._look()
+        self._notice_changes()
         if changed or self._full or self._suspect:
             self._apply(self._policy)
         if fresh:
@@ -257,7 +257,7 @@ class PolicySync:
             self._rest.start(0)
         self._denied.report(objects, self._policy, self._effective.cluster_policies)
 
-    def _look(self) -> None:
+    def _notice_changes(self) -> None:
         """Notice changes of the table by other programs."""
         if self._monitor is not None and _FAMILY in self._monitor.changes():
             self._suspect = True
@@ -330,13 +330,13 @@ class PolicySync:
 
     def _try_again(self) -> None:
         self._failed = False
-        self.sync(self._now)
+        self.sync(self._latest_addresses)
 
     def _check_everything(self) -> None:
         self._suspect = True
         if self._policy is not None:
             self._policy.reconsider()
-        self.sync(self._now)
+        self.sync(self._latest_addresses)
 
     def _stop_watching(self) -> None:
         self._denied.follow(NO_LOG)
@@ -345,5 +345,5 @@ class PolicySync:
             self._monitor = None
 
     def close(self) -> None:
-        """Stop watching; the table stays in force."""
+        """Stop watching; the table remains in force."""
         self._stop_watching()

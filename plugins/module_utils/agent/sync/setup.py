@@ -29,14 +29,14 @@ from .proxier import Proxier
 class Proxiers(NamedTuple):
     """The node as the agent serves it.
 
-    ``configuration``: that of ``mode``, the mode in effect. ``view``: what is known of the node. ``families``: one
+    ``configuration``: that of ``mode``, the mode in effect. ``node_view``: what is known of the node. ``families``: one
     proxier for each family that is served. ``sysctls``: the kernel parameters that the mode wants, by key.
     """
 
     configuration: KubeProxyConfiguration
     mode: Mode
     mode_reason: str
-    view: NodeView
+    node_view: NodeView
     families: Tuple[Proxier, ...]
     warnings: Tuple[str, ...]
     sysctls: Mapping[str, Wanted]
@@ -69,7 +69,7 @@ def set_up(request: Request, handles: KernelHandles) -> Proxiers:
         configuration=configuration,
         mode=mode,
         mode_reason=chosen.reason,
-        view=view,
+        node_view=view,
         families=proxiers,
         warnings=(*warnings, *sysctl_warnings),
         sysctls=sysctls,
@@ -92,7 +92,7 @@ def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
     with KernelHandles(agent.progress, agent.listeners) as handles:
         leaving = plan(leaving_stages(proxiers.mode, handles))
         apply_plan(leaving)
-        stages = leftover_stages(proxiers.mode, handles, leftover_contexts(proxiers.mode, proxiers.view.families))
+        stages = leftover_stages(proxiers.mode, handles, leftover_contexts(proxiers.mode, proxiers.node_view.families))
         stages += proxiers.mode.extra_stages([proxier.context for proxier in proxiers.families])
         for stage in stages:
             stage.resource.report_to(agent.progress)
@@ -105,17 +105,17 @@ def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
     )
 
 
-def look_again(proxiers: Proxiers, cluster: ClusterState) -> Tuple[Proxiers, Dict[str, DataplaneSettings]]:
+def with_current_addresses(proxiers: Proxiers, cluster: ClusterState) -> Tuple[Proxiers, Dict[str, DataplaneSettings]]:
     """Return the node with its current addresses, and the resulting settings for each family.
 
     Raises ConfigurationError, KernelError.
     """
-    view = proxiers.view._replace(addresses=node_addresses_now())
+    view = proxiers.node_view._replace(addresses=node_addresses_now())
     settings = {
         proxier.family: family_settings(cluster, proxiers.configuration, view, proxier.family)
         for proxier in proxiers.families
     }
-    return proxiers._replace(view=view), settings
+    return proxiers._replace(node_view=view), settings
 
 
 def node_differences(before: Optional[Node], now: Node) -> List[str]:

@@ -135,20 +135,19 @@ def _ipvs_stages(
     listed = functools.partial(used_connections, family)
     record = glue.record(family)
 
-    def touched(resource: Resource[Any, Any]) -> Resource[Any, Any]:
-        """Return the servers that belong to Services now, or were saved; later additions of other programs are kept."""
+    def limited(resource: Resource[Any, Any]) -> Resource[Any, Any]:
+        """Limit servers to those that belong to Services now, or were saved; what other programs add later is kept."""
         return OnlyOurServers(resource, resources.addresses, record, state.virtual_servers) if loaded else resource
 
-    going = touched(resources.real_servers)
     draining = loaded and not _serves_through_ipvs(state)
-    # Those of other programs, which were saved as well, need nothing else to be kept.
+    # Saved servers of other programs need neither set elements nor addresses of Services.
     ours = OnlyOurServers(resources.real_servers, resources.addresses, record)
     kept = StillConnected(ours, record, listed, resources.used, draining)
 
-    def with_kept(saved: Table, still: Callable[[Table], Table]) -> Callable[[Table], Table]:
-        return lambda observed: {**still(observed), **saved}
+    def with_kept(saved: Table, kept_of: Callable[[Table], Table]) -> Callable[[Table], Table]:
+        return lambda observed: {**kept_of(observed), **saved}
 
-    def staying(observed: Table) -> Table:
+    def desired_real_servers(observed: Table) -> Table:
         return {
             **kept.real_servers(observed),
             **with_draining(real_servers, observed, resources.connections(), servers),
@@ -168,8 +167,8 @@ def _ipvs_stages(
         left = kept.table if to_end else node_port_record
         before.append(Stage(glue.table, left, postponed=always))
     after = [
-        Stage(touched(resources.servers), with_kept(servers, kept.servers)),
-        Stage(going, staying),
+        Stage(limited(resources.servers), with_kept(servers, kept.servers)),
+        Stage(limited(resources.real_servers), desired_real_servers),
         Stage(resources.addresses, with_kept(of_family(state.addresses, family), kept.addresses)),
     ]
     return _IpvsStages(before, after, kept)
@@ -209,22 +208,23 @@ def restore_stages(
     first, last = ([sysctls], []) if _serves_through_ipvs(state) else ([], [sysctls])
     device = DummyDeviceResource(handles.route)
     # The listeners of userspace mode end with the agent, so its addresses lead nowhere and are in no saved state.
-    leaving = userspace_removal_stages(handles)
+    userspace = userspace_removal_stages(handles)
     loaded = handles.has_ipvs()
     if not state.sets and not state.virtual_servers and not loaded:
         addresses = [AddressesResource(handles.route, family) for family in FAMILIES]
         own = [Stage(item, of_family(state.addresses, family)) for item, family in zip(addresses, FAMILIES)]
         unused = unused_glue_stages(handles, False, False)
-        return [*first, Stage(device, state.devices), *tables, *own, *unused, *last, *leaving], warnings
-    there = loaded or not check
-    find = ipvs_resources if there else unloaded_ipvs_resources
+        return [*first, Stage(device, state.devices), *tables, *own, *unused, *last, *userspace], warnings
+    # Except in a check, the modules have been loaded by now.
+    usable = loaded or not check
+    find = ipvs_resources if usable else unloaded_ipvs_resources
     families = [
         _ipvs_stages(
             state,
             observed_once(find(handles, family)),
             _glue(state, handles, family),
             family,
-            loaded=there,
+            loaded=usable,
             to_end=to_end,
         )
         for family in FAMILIES
@@ -234,11 +234,11 @@ def restore_stages(
         return {**state.devices, **(observed if any(item.kept.any() for item in families) else {})}
 
     first.append(Stage(device, devices))
-    if state.timeouts and there:
+    if state.timeouts and usable:
         first.append(Stage(TimeoutsResource(handles.ipvs, state.timeouts), state.timeouts))
     before = [stage for item in families for stage in item.before]
     after = [stage for item in families for stage in item.after]
-    return [*first, *before, *tables, *after, *last, *leaving], warnings
+    return [*first, *before, *tables, *after, *last, *userspace], warnings
 
 
 def _policy_stages(state: NodeState, handles: KernelHandles) -> List[Stage]:
@@ -292,7 +292,7 @@ def _module_stages(state: NodeState) -> List[Stage]:
     return [Stage(modules, modules.desired())]
 
 
-def _staying(state: NodeState, planned: Sequence[PlannedChange]) -> List[str]:
+def _kept_server_warnings(state: NodeState, planned: Sequence[PlannedChange]) -> List[str]:
     """Return a warning if real servers are kept for their connections."""
     servers = [item for item in planned if item.resource.kind == Kind.REAL_SERVERS]
     observed = [key for item in servers for key in item.observed if key not in item.change.removed]
@@ -373,7 +373,7 @@ def restore(
             except KernelError as error:
                 more.append(str(error))
     changes = table_changes([*modules, *planned], request.describe)
-    more += _staying(state, rest)
+    more += _kept_server_warnings(state, rest)
     return RollbackReport(
         record=record,
         changed=bool(changes),

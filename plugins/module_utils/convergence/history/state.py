@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ...addresses import FAMILIES, Network, family_of
+from ...addresses import FAMILIES, Network, family_of, networks_of
 from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
@@ -25,7 +25,7 @@ from ...rendering.iptables.fixed import NODE_PORTS as IPTABLES_NODE_PORTS
 from ...rendering.iptables.tables import ChainKey
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.chains import LOAD_BALANCER_CHAIN
-from ...rendering.ipvs.draining import in_networks, networks_of
+from ...rendering.ipvs.draining import in_networks
 from ...rendering.ipvs.nftables_layout import SETTLING
 from ...rendering.ipvs.sets import FAMILY_OF_SET
 from ...rendering.settings import DataplaneSettings

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence
 
-from ...addresses import address_and_port, parse_network
+from ...addresses import address_and_port, networks_of, parse_network
 from ...configuration.model import KubeProxyConfiguration
 from ...kernel.ipvs.connections import open_connections
 from ...kernel.ipvs.servers import RealServersResource
@@ -23,7 +23,6 @@ from ...rendering.ipvs.draining import (
     ended,
     keep_excluded,
     leaving,
-    networks_of,
     with_draining,
     with_excluded_real_servers,
     with_excluded_servers,

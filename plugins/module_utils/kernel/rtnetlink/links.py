@@ -110,11 +110,8 @@ def _change_device(
         raise KernelError(f"device {name} cannot be {verb}: {refusal.error}{more}") from refusal
 
 
-class DummyDeviceResource(Resource[str, str]):
-    """One dummy device: its name -> the kind of the existing device (``dummy``).
-
-    Removing it removes all its addresses. A device of that name but another kind is never touched.
-    """
+class _DeviceResource(Resource[str, str]):
+    """One device: its name -> its kind."""
 
     kind = Kind.DEVICES
 
@@ -127,6 +124,17 @@ class DummyDeviceResource(Resource[str, str]):
         link = find_link(self._socket, self._device)
         return {} if link is None else {self._device: link.kind or "a physical device"}
 
+    def describe(self, key: str, value: str) -> List[str]:
+        """Return one line of arguments for ``ip``."""
+        return [f"link add {key} type {value}"]
+
+
+class DummyDeviceResource(_DeviceResource):
+    """One dummy device: its name -> the kind of the existing device (``dummy``).
+
+    Removing it removes all its addresses. A device of that name but another kind is never touched.
+    """
+
     def apply(self, change: Change[str, str]) -> None:
         """Create or remove the device. Raises KernelError, also if the existing device is not a dummy."""
         occupied = {key: old for key, (old, _new) in change.replaced.items()}
@@ -138,33 +146,18 @@ class DummyDeviceResource(Resource[str, str]):
         for key in change.removed:
             remove_device(self._socket, key)
 
-    def describe(self, key: str, value: str) -> List[str]:
-        """Return one line of arguments for ``ip``."""
-        return [f"link add {key} type {value}"]
 
-
-class AddressDeviceResource(Resource[str, str]):
+class AddressDeviceResource(_DeviceResource):
     """The device that carries the service addresses of userspace mode: its name -> its kind.
 
     It is a dummy device, or a bridge without ports where the kernel has no dummy devices. A device of that name but
     another kind is never touched.
     """
 
-    kind = Kind.DEVICES
-
-    def __init__(self, sock: NetlinkSocket, device: str) -> None:
-        self._socket = sock
-        self._device = device
-
     def desired(self, observed: Mapping[str, str]) -> Dict[str, str]:
         """Return the table for a device that must exist; either kind will do."""
         kind = observed.get(self._device, "")
         return {self._device: kind if kind in _KINDS else _KINDS[0]}
-
-    def observe(self) -> Dict[str, str]:
-        """Return the device and its kind, if it exists. Raises KernelError."""
-        link = find_link(self._socket, self._device)
-        return {} if link is None else {self._device: link.kind or "a physical device"}
 
     def apply(self, change: Change[str, str]) -> None:
         """Create or remove the device. Raises KernelError, also if the existing device is of another kind."""
@@ -183,22 +176,17 @@ class AddressDeviceResource(Resource[str, str]):
         for key in change.removed:
             remove_device(self._socket, key)
 
-    def describe(self, key: str, value: str) -> List[str]:
-        """Return one line of arguments for ``ip``."""
-        return [f"link add {key} type {value}"]
 
-
-class MonitoringDeviceResource(Resource[str, str]):
+class MonitoringDeviceResource(_DeviceResource):
     """The device with which an agent in ipvs mode detects other programs' requests: its name -> its kind (``nlmon``).
 
     A device of that name but another kind belongs to another program: it is not observed, and so never touched.
     """
 
-    kind = Kind.DEVICES
     qualifier = "monitoring"
 
     def __init__(self, sock: NetlinkSocket) -> None:
-        self._socket = sock
+        super().__init__(sock, MONITORING_DEVICE)
 
     def observe(self) -> Dict[str, str]:
         """Return the device and its kind, if it exists. Raises KernelError."""
@@ -215,10 +203,6 @@ class MonitoringDeviceResource(Resource[str, str]):
             set_device_up(self._socket, key)
         for key in change.removed:
             remove_device(self._socket, key)
-
-    def describe(self, key: str, value: str) -> List[str]:
-        """Return one line of arguments for ``ip``."""
-        return [f"link add {key} type {value}"]
 
 
 class AddressesResource(Resource[str, bool]):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The address space of one family cut at the ends of all ranges in use, each piece with the ranges that contain it."""
+"""The address space of one family, divided where ranges in use begin or end, and the ranges that contain each piece."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class AddressSpace:
         self.pieces: List[Piece] = []
         self._starts: List[int] = []
 
-    def cut(self, blocks: AbstractSet[Block]) -> None:
+    def divide(self, blocks: AbstractSet[Block]) -> None:
         """Replace the pieces by those of other blocks. Raises TooManyRows."""
         self.pieces = pieces_of(blocks, self._most)
         self._starts = [piece.first for piece in self.pieces]

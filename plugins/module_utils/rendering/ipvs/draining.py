@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Collection, Dict, Iterable, List, Mapping, MutableMapping
 
-from ...addresses import Network, parse_network
+from ...addresses import Network
 from ...resources import Change
 from .model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 
@@ -85,11 +85,6 @@ def ended(
 ) -> Dict[RealServerKey, RealServer]:
     """Return the draining real servers whose connections have all ended."""
     return {key: value for key, value in draining.items() if not connections.get(key)}
-
-
-def networks_of(exclude_cidrs: Iterable[str]) -> List[Network]:
-    """Return the networks of excludeCIDRs: virtual servers there belong to other programs, unless they are desired."""
-    return [network for network in map(parse_network, exclude_cidrs) if network is not None]
 
 
 def in_networks(address: str, networks: Iterable[Network]) -> bool:

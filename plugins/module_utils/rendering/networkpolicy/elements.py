@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
-from ...addresses import IPV4, IPV6
+from ...addresses import IPV4, IPV6, family_of_packed
 from ...networkpolicy import rows
 from ...networkpolicy.rows import ABSENT, Row
 from ...resources import Change
@@ -26,10 +26,6 @@ def static_entries(options: Options) -> Dict[Key, Value]:
     chains = layout.chains(options, rows.EVERYTHING_ID)
     found.update({ObjectKey("chain", name): value for name, value in chains.items()})
     return found
-
-
-def _family(address: bytes) -> str:
-    return IPV4 if len(address) == 4 else IPV6
 
 
 def _port_key(number: bytes, protocol: int, port: int) -> bytes:
@@ -64,25 +60,28 @@ class Elements:
 
     def _others(self, kind: str, row: Row, value: Any) -> Iterator[Entry]:
         if kind == rows.CLASS:
-            yield ElementKey("element", sets.name(sets.PODS, _family(row[1])), row[1]), class_bytes(value)
+            yield ElementKey("element", sets.name(sets.PODS, family_of_packed(row[1])), row[1]), class_bytes(value)
         elif kind == rows.BLOCK:
-            name = sets.name(sets.BLOCKS, _family(row[1]))
+            name = sets.name(sets.BLOCKS, family_of_packed(row[1]))
             yield ElementKey("element", name, row[1] + row[2]), class_bytes(value)
         elif kind == rows.PORTS:
             yield self._ports(*row[1:]), True
         elif kind == rows.ANY:
-            yield ElementKey("element", sets.name(sets.ANY, _family(row[2]), row[1]), row[2]), class_bytes(value)
+            yield (
+                ElementKey("element", sets.name(sets.ANY, family_of_packed(row[2]), row[1]), row[2]),
+                class_bytes(value),
+            )
         elif kind == rows.SELF:
-            yield ElementKey("element", sets.name(sets.SELF, _family(row[1])), row[1] * 2), True
+            yield ElementKey("element", sets.name(sets.SELF, family_of_packed(row[1])), row[1] * 2), True
         elif kind == rows.ISOLATED:
-            yield ElementKey("element", sets.name(sets.ISOLATED, _family(row[2]), row[1]), row[2]), True
+            yield ElementKey("element", sets.name(sets.ISOLATED, family_of_packed(row[2]), row[1]), row[2]), True
         elif kind == rows.POLICED:
             for name in (sets.DENIED, *((sets.POLICED,) if self._options.tiers else ())):
-                yield ElementKey("element", sets.name(name, _family(row[2]), row[1]), row[2]), True
+                yield ElementKey("element", sets.name(name, family_of_packed(row[2]), row[1]), row[2]), True
         elif kind == rows.KNOWN:
-            yield ElementKey("element", sets.name(sets.KNOWN, _family(row[1])), row[1]), True
+            yield ElementKey("element", sets.name(sets.KNOWN, family_of_packed(row[1])), row[1]), True
         elif kind == rows.POD_RANGE:
-            yield ElementKey("element", sets.name(sets.POD_RANGES, _family(row[1])), row[1] + row[2]), True
+            yield ElementKey("element", sets.name(sets.POD_RANGES, family_of_packed(row[1])), row[1] + row[2]), True
         elif self._options.tiers:
             yield self._of_tier(kind, row), class_bytes(value) if kind == rows.TIER_GRANT else True
 
@@ -96,7 +95,7 @@ class Elements:
     def _of_tier(kind: str, row: Row) -> Key:
         if kind == rows.TIER_GRANT:
             _kind, tier, side, number, address = row
-            grants = sets.tier_grants(tier.lower(), side, _family(address))
+            grants = sets.tier_grants(tier.lower(), side, family_of_packed(address))
             return ElementKey("element", grants, class_bytes(number) + address)
         if kind == rows.TIER_PORTS:
             return ElementKey("element", f"{sets.TIER_PORTS}-{row[1].lower()}", _port_range(*row[2:]))
