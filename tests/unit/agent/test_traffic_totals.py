@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import HALF_LIFE_SECONDS, Busiest
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.traffic_metrics import TrafficMetrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import (
+    HALF_LIFE_SECONDS,
+    Busiest,
+    Measured,
+    MeasuredPort,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic import (
     EVERYTHING,
     Sample,
@@ -175,3 +181,30 @@ def test_the_busiest_ports_have_metrics_and_keep_them() -> None:
     later = {**counts, ports[3]: 10, ports[2]: 9, ports[1]: 18}
     assert busiest.choose(later, HALF_LIFE_SECONDS, 2) == {ports[1], ports[3]}
     assert busiest.choose(later, 15.0, 0) == set()
+
+
+def test_metrics_have_the_numbers_that_the_mode_counts() -> None:
+    pytest.importorskip("prometheus_client")
+    ipvs = MeasuredPort("IPv4", WEB, (5, 1, 2, 3, 4), (7, 8))
+    other = MeasuredPort("IPv6", DB, (6, None, None, None, None), (None, None))
+    measured = [Measured()]
+    metrics = TrafficMetrics(lambda: measured[0])
+    assert list(metrics.collect()) == []
+    measured[0] = Measured((ipvs, other), 3)
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+    }
+    web, prefix = ("shop", "web", "http", "TCP", "IPv4"), "kubenode_proxy_service_"
+    assert samples == {
+        (f"{prefix}connections_total", *web): 5,
+        (f"{prefix}connections_total", "shop", "db", "", "TCP", "IPv6"): 6,
+        (f"{prefix}packets_total", *web, "in"): 1,
+        (f"{prefix}packets_total", *web, "out"): 2,
+        (f"{prefix}bytes_total", *web, "in"): 3,
+        (f"{prefix}bytes_total", *web, "out"): 4,
+        (f"{prefix}open_connections", *web, "active"): 7,
+        (f"{prefix}open_connections", *web, "inactive"): 8,
+        (f"{prefix}ports_without_metrics",): 3,
+    }
