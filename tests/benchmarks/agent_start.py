@@ -4,6 +4,7 @@
 """Measure the agent's start in nftables mode: from exec until all Services are programmed, beside its floors.
 
     unshare -n python -m tests.benchmarks.agent_start [--python /usr/bin/python3 ...] [--services 5000] [--endpoints 5]
+        [--libraries DIRECTORY]
 
 The agent is the zip application that the role installs, the API server the test one on the same machine. Seconds are
 those of the processor, user and system, unless a column says otherwise. For each Python: a bare start of Python; the
@@ -11,7 +12,8 @@ same answers decoded by ``json.loads`` in a process of their own, without that s
 archive, which compiles them, and from bytecode; the agent until everything is programmed, how much of that is in the
 kernel, and how much is beyond Python and ``json.loads``. Then the seconds by the clock: from the first request until
 the API server and DNS are served and until everything is; and from exec until everything is programmed from the copy
-on disk, with an API server that is away and an empty kernel.
+on disk, with an API server that is away and an empty kernel. ``--libraries`` has the packages of the agent that these
+Pythons lack, as the role ships them. The best of several rounds counts.
 """
 
 from __future__ import annotations
@@ -72,8 +74,14 @@ class InstalledNode(AgentNode):
         return Processor(*(int(value) / os.sysconf("SC_CLK_TCK") for value in fields[11:13]))
 
     def wait_for_line(self, text: str) -> float:
-        """Wait until the log has the text, and return the time."""
-        wait_for(lambda: text in self.log, 600.0, 0.005)
+        """Wait until the log has the text, and return the time. Raises SystemExit if the agent ends before."""
+
+        def logged() -> bool:
+            if self.process is not None and self.process.poll() is not None:
+                raise SystemExit(f"the agent has ended:\n{self.log}")
+            return text in self.log
+
+        wait_for(logged, 600.0, 0.005)
         return time.monotonic()
 
 
@@ -175,6 +183,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--python", nargs="+", default=[sys.executable], metavar="PATH")
     parser.add_argument("--services", type=int, default=5000)
     parser.add_argument("--endpoints", type=int, default=5)
+    parser.add_argument("--libraries", type=Path, metavar="DIRECTORY")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     system.ip_batch(["link set lo up"])
@@ -185,6 +194,8 @@ def main(arguments: Sequence[str]) -> int:
             try:
                 node.python, node.archive = python, scratch / "kubenode-proxy.pyz"
                 node.archive.write_bytes(pack(str(ROOT / "plugins" / "module_utils")).content)
+                if options.libraries is not None:
+                    (scratch / "libraries").symlink_to(options.libraries.resolve())
                 fill(node, options.services, options.endpoints)
                 sys.stdout.write(json.dumps(measure(node, scratch, options.rounds)) + "\n")
                 sys.stdout.flush()
