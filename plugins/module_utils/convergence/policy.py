@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, List, Tuple
 
-from ..addresses import FAMILIES, Network, packed, parse_network, unpacked
+from ..addresses import FAMILIES, Network, networks_of, packed, unpacked
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cut_connections
@@ -67,7 +67,7 @@ def pod_ranges(cluster: ClusterState, settings: NetworkPolicySettings, node_name
         return ()
     node = cluster.nodes.get(node_name)
     texts = settings.pod_cidrs or (node.pod_cidrs if node is not None else ())
-    return tuple(network for network in map(parse_network, texts) if network is not None)
+    return tuple(networks_of(texts))
 
 
 def policy_warnings(policy: NodePolicy) -> List[str]:

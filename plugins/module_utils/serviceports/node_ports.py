@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-from ..addresses import IPV4, IPV6, Network, canonical_address, family_of, parse_network
+from ..addresses import IPV4, IPV6, Network, canonical_address, family_of, networks_of, parse_network
 from ..errors import ConfigurationError
 
 PRIMARY = "primary"
@@ -32,7 +32,7 @@ class NodePortAddresses(NamedTuple):
 
         ``addresses``: (interface, canonical address) of all interfaces and families, loopback included.
         """
-        networks = [network for network in map(parse_network, self.cidrs) if network is not None]
+        networks = networks_of(self.cidrs)
         chosen: Dict[str, None] = {}
         for _interface, address in addresses:
             if family_of(address) != self.family:

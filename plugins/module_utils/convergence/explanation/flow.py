@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ...addresses import parse_network
+from ...addresses import networks_of, parse_network
 from ...cluster.state import ClusterState
 from ...kernel.rtnetlink.routes import Way
 from ...rendering.decision import Arrival, Client, Masquerade
@@ -168,7 +168,7 @@ def _sources(port: ServicePortInfo, frontend: Frontend) -> Sources:
 
 def _is_allowed(client: Client, frontend: Frontend, sources: Sources, settings: DataplaneSettings) -> bool:
     """Return whether a source is allowed. If the node is, so are its own external addresses and loopback."""
-    networks = [network for network in map(parse_network, sources or ()) if network is not None]
+    networks = networks_of(sources or ())
     if sources is None or any(network.contains(client.address) for network in networks):
         return True
     own = client.address == frontend.address or client.address.startswith("127.")

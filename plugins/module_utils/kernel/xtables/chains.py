@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Collection, Deque, Dict, FrozenSet, List, NamedTuple, Set, Tuple
+from typing import Collection, Container, Deque, Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
 
 from ...errors import KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
@@ -148,13 +148,31 @@ def _external_references(saved: SavedTables, family: str, ownership: Ownership, 
             target = ChainKey(table, target_of(rule))
             if target in observed and JumpKey(table, chain, canonical_rule(rule, family)) not in observed:
                 used.append(target)
+    return reachable_chains(saved, used, observed)
+
+
+def reachable_chains(saved: SavedTables, start: Iterable[ChainKey], among: Container[object]) -> Set[ChainKey]:
+    """Return those chains in ``among`` that are in ``start`` or that rules of the returned chains lead into."""
+    pending = list(start)
     reached: Set[ChainKey] = set()
-    while used:
-        key = used.pop()
-        if key not in reached and key in observed:
+    while pending:
+        key = pending.pop()
+        if key not in reached and key in among:
             reached.add(key)
-            used += [ChainKey(key.table, target_of(rule)) for rule in saved.chains[key]]
+            pending += [ChainKey(key.table, target_of(rule)) for rule in saved.chains[key]]
     return reached
+
+
+def shared_chains_to_keep(saved: SavedTables, family: str, ownership: Ownership) -> List[ChainKey]:
+    """Return the shared chains to be kept: kubelet has chains on the node, or they hold rules that are not ours."""
+    kubelet = any(chain in KUBELET_CHAINS for _table, chain in saved.chains)
+    ours = ownership.shared_content
+    return [
+        key
+        for key in ownership.shared
+        if key in saved.chains
+        and (kubelet or not all(canonical_rule(rule, family) in ours for rule in saved.chains[key]))
+    ]
 
 
 class Emptied(NamedTuple):
@@ -229,21 +247,12 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     def _drop_kept(self, saved: SavedTables, table: ChainTable) -> None:
         family = self.variant.family
         keep = _external_references(saved, family, self.ownership, table)
-        kubelet = any(chain in KUBELET_CHAINS for _table, chain in saved.chains)
-        for key in self.ownership.shared:
-            if key not in table:
-                continue
-            if kubelet or not self._filled_by_us(saved.chains[key], key):
-                keep.add(key)
+        keep.update(key for key in shared_chains_to_keep(saved, family, self.ownership) if key in table)
         self.kept = sorted(f"{key.table} {key.chain}" for key in keep)
         for entry in list(table):
             chain = ChainKey(entry.table, target_of(entry.rule)) if isinstance(entry, JumpKey) else entry
             if chain in keep and (chain in self.ownership.shared or not isinstance(entry, JumpKey)):
                 del table[entry]
-
-    def _filled_by_us(self, rules: List[str], key: ChainKey) -> bool:
-        ours = self.ownership.shared_content
-        return all(canonical_rule(rule, self.variant.family) in ours for rule in rules)
 
     def apply(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
         """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError.

@@ -22,7 +22,7 @@ from ...resources import Change, Kind, Resource
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables
-from .chains import KUBELET_CHAINS, Emptied, SavedTables, check_readable, parse_save
+from .chains import Emptied, SavedTables, check_readable, parse_save, reachable_chains, shared_chains_to_keep
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import NFT, XtablesVariant
 
@@ -207,7 +207,6 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         """Return chains of ours that are not saved but must be kept, because other programs use them."""
         if not self._restoring:
             return set()
-        family = self.variant.family
         back = {ChainKey(key.table, key.chain) for key in self.saved if key.kind == CHAIN}
         used: List[ChainKey] = []
         for (table, chain), rules in known.chains.items():
@@ -215,18 +214,8 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
                 continue
             targets = (target_of(rule) for rule in rules)
             used += [ChainKey(table, target) for target in targets if target and self.ownership.owns(table, target)]
-        kubelet = any(chain in KUBELET_CHAINS for _table, chain in known.chains)
-        for key in [key for key in self.ownership.shared if key in known.chains]:
-            content = (canonical_rule(rule, family) for rule in known.chains[key])
-            if kubelet or not all(rule in self.ownership.shared_content for rule in content):
-                used.append(key)
-        reached: Set[ChainKey] = set()
-        while used:
-            key = used.pop()
-            if key not in reached and key in known.chains and key not in back:
-                reached.add(key)
-                used += [ChainKey(key.table, target_of(rule)) for rule in known.chains[key]]
-        return reached
+        used += shared_chains_to_keep(known, self.variant.family, self.ownership)
+        return reachable_chains(known, used, {ChainKey(*chain) for chain in known.chains} - back)
 
     def _emptied(self, known: SavedTables, table: SavedChainTable) -> Emptied:
         ours: Dict[str, int] = {}

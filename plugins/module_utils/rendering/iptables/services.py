@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import IPV6, Network, parse_network
+from ...addresses import IPV6, Network, networks_of
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import shares
 from ..merged import Entry
@@ -55,7 +55,7 @@ class Firewall(NamedTuple):
 
 
 def _networks(sources: Iterable[str]) -> Tuple[Network, ...]:
-    return tuple(network for network in map(parse_network, sources) if network is not None)
+    return tuple(networks_of(sources))
 
 
 def _source_match(network: Network) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, Iterable, List, Sequence, Tuple
 
-from ...addresses import IPV6, parse_network
+from ...addresses import IPV6, networks_of
 from ...serviceports.info import ServicePortInfo, Sources
 from ..merged import Entry
 from ..settings import DataplaneSettings
@@ -129,7 +129,7 @@ def restrict(
     Where a range contains ``node_ip``, the addresses ``own`` are allowed as well. Nothing is restricted by a range of
     all addresses.
     """
-    networks = [network for network in map(parse_network, sources) if network is not None]
+    networks = networks_of(sources)
     if any(network.prefix_length == 0 for network in networks):
         return []
     size = 16 if family == IPV6 else 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import address_bits, family_of, is_link_local, packed, parse_network
+from ...addresses import address_bits, family_of, is_link_local, networks_of, packed
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName, Sources
 from ...serviceports.weights import slots
 from ..ipvs.entries import is_bindable, is_real_server
@@ -119,7 +119,7 @@ def _restricted(value: Listener, sources: Sources, address: str, facts: NodeFact
         return value
     if not sources:
         return value._replace(endpoints=())
-    networks = [network for network in map(parse_network, sources) if network is not None]
+    networks = networks_of(sources)
     if packed(facts.node_ip) is not None and any(network.contains(facts.node_ip) for network in networks):
         return value._replace(sources=(*sources, f"{address}/{address_bits(family_of(address))}"))
     return value._replace(sources=sources)
