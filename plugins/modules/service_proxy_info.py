@@ -346,8 +346,6 @@ error_kind:
   sample: preflight
 """
 
-import os
-import time
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -360,10 +358,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing
     chosen_services,
     probe_targets,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import control_socket
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import distribution, kernel_release
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import agent_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
     proxy_spec,
@@ -383,52 +380,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_identity
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, label
-from ansible_collections.kubenode.proxy.plugins.module_utils.timestamps import timestamp
 
 # Entries of these tables that the service proxy set cannot be distinguished from those of other programs.
 SHARED = (label(Kind.MODULES), label(Kind.SYSCTLS))
-# The last second that a time of four digits for the year can express.
-_LATEST = 253402300800
 COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count", "skipped", "skipped_count")
-
-
-def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
-    """Return the agent's status from its control socket; empty if no agent is installed and none listens."""
-    path = control_socket(state_directory)
-    if not installed and not os.path.exists(path):
-        return {}
-    try:
-        answer = ask_agent(path, {"command": "status"})
-    except ProxyError as error:
-        return {"running": False, "error": str(error)}
-    last = answer.get("lastSync") or 0
-    return {
-        "running": True,
-        "healthy": answer.get("healthy", False),
-        "error": answer.get("lastError") or _policy_error(answer),
-        "mode": answer.get("mode", ""),
-        "version": answer.get("version", ""),
-        "last_sync_age": round(max(time.time() - last, 0.0), 1) if last else None,
-        "syncs": answer.get("syncs", 0),
-        "drift_repaired": answer.get("driftRepaired", 0),
-        "started_from_cache": answer.get("startedFromCache", False),
-        "api_server": answer.get("apiServer", {}),
-        "api_server_lost_seconds": answer.get("apiServerLostSeconds", {}),
-        "drained_until": _drained_until(answer.get("drain")),
-    }
-
-
-def _drained_until(drain: Any) -> str:
-    """Return when the drain in an agent's answer ends; empty without one, and for an agent that knows none."""
-    if not isinstance(drain, dict) or not drain.get("drained"):
-        return ""
-    until = drain.get("until")
-    return timestamp(until) if isinstance(until, (int, float)) and 0 <= until < _LATEST else "unknown"
-
-
-def _policy_error(answer: Dict[str, Any]) -> str:
-    error = (answer.get("networkPolicy") or {}).get("error")
-    return f"network policies: {error}" if error else ""
 
 
 def about_node(module: AnsibleModule) -> Dict[str, Any]:

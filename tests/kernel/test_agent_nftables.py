@@ -12,6 +12,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import served_state, state_of
 from tests.kernel.agent_node import (
     AgentNode,
     Object,
@@ -232,3 +234,16 @@ def test_a_repair_and_a_refused_object_are_posted_as_events(node: AgentNode) -> 
     wait_for(lambda: any(event["reason"] == "ObjectRefused" for event in posted), PATIENCE_SECONDS)
     refused = next(event for event in posted if event["reason"] == "ObjectRefused")
     assert (refused["regarding"]["name"], refused["related"]["name"]) == ("svc-99", "node1")
+
+
+def test_a_live_report_has_what_the_agent_serves(node: AgentNode) -> None:
+    node.store.put(service(99, clusterIP="nonsense", clusterIPs=["nonsense"]))
+    node.start()
+    answer = node.status()
+    result = {"agent": state_of(answer), **served_state(answer)}
+    (found,) = read_nodes([{"name": "node1", "results": [result]}])
+    assert (found.failure, found.node_name, found.mode, found.families) == ("", "node1", "nftables", ("IPv4", "IPv6"))
+    assert found.agent is not None and found.agent.running and found.agent.healthy
+    assert found.services == 4 and found.endpoints and sum(found.programmed.values()) > 20
+    assert [item.object for item in found.refused] == ["Service default/svc-99"]
+    assert found.refused[0].reason.startswith("spec.clusterIP: ")

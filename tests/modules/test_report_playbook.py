@@ -135,3 +135,18 @@ def test_without_the_clusters_state_and_in_check_mode(reporter):
     assert (found["title"], [node["state"] for node in found["nodes"]]) == ("Two", ["ok"])
     assert (found["nodes"][0]["drift"], found["nodes"][0]["services"]) == (None, None)
     assert [item["kind"] for item in found["exceptions"]] == ["warned"]
+
+
+def test_a_live_report_reads_the_agents_only(reporter):
+    status, output = reporter.run(
+        *("-i", str(reporter.place / "lost.json"), "-e", "proxy_report_live=true", "-e", "proxy_report_json=live.json")
+    )
+    assert status == 0 and "Read the cluster's state" not in output, output
+    found = {node["name"]: node for node in reporter.document("live.json")["nodes"]}
+    # No agent runs on the lab's node.
+    assert {name: node["state"] for name, node in found.items()} == {
+        "bare": "failed",
+        "gone": "unreachable",
+        NODE: "agent",
+    }
+    assert "no agent answers" in found[NODE]["agent"]["trouble"] and found[NODE]["drift"] is None

@@ -1,0 +1,100 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The status of the node's agent, from its control socket, in the form in which modules return it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any, Dict, List, Mapping
+
+from ..convergence.runtime.agent_client import ask_agent
+from ..convergence.runtime.state_directory import control_socket
+from ..errors import ProxyError
+from ..timestamps import timestamp
+
+# The last second that a time of four digits for the year can express.
+_LATEST = 253402300800
+_REFUSAL = re.compile(
+    r"(?:\S+: )?(?P<kind>[A-Za-z]+) (?:(?P<namespace>[^/\s]+)/)?(?P<name>[^:\s]+): (?P<reason>.*)", re.S
+)
+
+
+def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
+    """Return the agent's status; empty if no agent is installed and none listens."""
+    if not installed and not os.path.exists(control_socket(state_directory)):
+        return {}
+    try:
+        return state_of(ask_agent(control_socket(state_directory), {"command": "status"}))
+    except ProxyError as error:
+        return {"running": False, "error": str(error)}
+
+
+def state_of(answer: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the state in an agent's answer."""
+    last = answer.get("lastSync") or 0
+    return {
+        "running": True,
+        "healthy": answer.get("healthy", False),
+        "error": answer.get("lastError") or _policy_error(answer),
+        "mode": answer.get("mode", ""),
+        "version": answer.get("version", ""),
+        "last_sync_age": round(max(time.time() - last, 0.0), 1) if last else None,
+        "syncs": answer.get("syncs", 0),
+        "drift_repaired": answer.get("driftRepaired", 0),
+        "started_from_cache": answer.get("startedFromCache", False),
+        "api_server": answer.get("apiServer", {}),
+        "api_server_lost_seconds": answer.get("apiServerLostSeconds", {}),
+        "drained_until": _drained_until(answer.get("drain")),
+    }
+
+
+def served_state(answer: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return what an agent serves: its mode, numbers, the entries that it has programmed, and invalid objects."""
+    families: Dict[str, Dict[str, Any]] = answer.get("families") or {}
+    refused: List[str] = answer.get("refused") or []
+    numbers = list(families.values())
+    return {
+        "node_name": answer.get("node", ""),
+        "mode": answer.get("mode", ""),
+        "mode_reason": answer.get("modeReason", ""),
+        "variant": next((item["iptables"] for item in numbers if item.get("iptables")), ""),
+        "families": list(families),
+        "counts": {
+            "services": max((item.get("services", 0) for item in numbers), default=0),
+            "service_ports": sum(item.get("ports", 0) for item in numbers),
+            "endpoints": sum(item.get("endpoints", 0) for item in numbers),
+        },
+        "programmed": {
+            f"{family} {table}": count
+            for family, item in families.items()
+            for table, count in (item.get("entries") or {}).items()
+            if count
+        },
+        "refused": [_refusal(line) for line in refused],
+        "refused_count": len(refused),
+        "cautions": [str(line) for line in answer.get("ignored") or []],
+    }
+
+
+def _refusal(line: str) -> Dict[str, str]:
+    """Return the parts of a line about an object that the agent skips, or of one of its fields."""
+    found = _REFUSAL.fullmatch(line)
+    if found is None:
+        return {"kind": "", "namespace": "", "name": "", "field": "", "reason": line}
+    return {key: value or "" for key, value in {**found.groupdict(), "field": ""}.items()}
+
+
+def _drained_until(drain: Any) -> str:
+    """Return when the drain in an agent's answer ends; empty without one, and for an agent that knows none."""
+    if not isinstance(drain, dict) or not drain.get("drained"):
+        return ""
+    until = drain.get("until")
+    return timestamp(until) if isinstance(until, (int, float)) and 0 <= until < _LATEST else "unknown"
+
+
+def _policy_error(answer: Mapping[str, Any]) -> str:
+    error = (answer.get("networkPolicy") or {}).get("error")
+    return f"network policies: {error}" if error else ""
