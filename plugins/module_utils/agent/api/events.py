@@ -100,6 +100,7 @@ class EventPoster:
     def post(
         self,
         regarding: Dict[str, str],
+        *,
         kind: str,
         reason: str,
         action: str,

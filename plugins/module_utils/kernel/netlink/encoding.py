@@ -21,7 +21,7 @@ _PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
 
 
 def encode_sends(
-    messages: Sequence[Message], first: int, origin: int, most_bytes: int, most_messages: int, acknowledge: bool
+    messages: Sequence[Message], first: int, *, origin: int, most_bytes: int, most_messages: int, acknowledge: bool
 ) -> List[Tuple[bytes, int, int]]:
     """Encode messages as triples (bytes, first sequence number, last sequence number), one per send.
 

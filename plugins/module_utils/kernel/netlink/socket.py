@@ -168,9 +168,14 @@ class NetlinkSocket:
 
         ``first`` is the sequence number of the first message; the others count up from it.
         """
-        most_bytes = _UNLIMITED if single_send else self._bytes_per_send
-        most_messages = _UNLIMITED if single_send else self._messages_per_send
-        return encode_sends(messages, first, self._origin, most_bytes, most_messages, acknowledge)
+        return encode_sends(
+            messages,
+            first,
+            origin=self._origin,
+            most_bytes=_UNLIMITED if single_send else self._bytes_per_send,
+            most_messages=_UNLIMITED if single_send else self._messages_per_send,
+            acknowledge=acknowledge,
+        )
 
     def transact(self, messages: Sequence[Message], single_send: bool = False, acknowledge: bool = True) -> Outcome:
         """Send messages in as few sends as the buffers allow and collect errors and answers.
