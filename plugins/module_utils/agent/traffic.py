@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 from ..configuration.sections.traffic import TrafficSettings
 from ..convergence.handles import KernelHandles
-from ..convergence.traffic import Numbers, TrafficAccount
-from ..convergence.traffic_resets import counters_reset
+from ..convergence.traffic.account import Numbers, TrafficAccount
+from ..convergence.traffic.resets import counters_reset
 from ..errors import ProxyError
 from ..resources import PlannedChange
 from ..serviceports.frontends import Frontends

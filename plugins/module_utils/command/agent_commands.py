@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List
 from ..convergence.runtime.agent_client import NoAgent, ask_agent
 from ..errors import ProxyError
 from .connection_lines import PASSING, connection_lines
-from .drain_lines import drain_line
+from .drain.lines import drain_line
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult
 
 #: The maximum number of names in one line of the status; --output json has all of them.

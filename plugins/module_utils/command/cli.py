@@ -25,8 +25,10 @@ from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..errors import ConfigurationError, ProxyError
 from ..packaging.identity import identity
-from . import completion, drain_options, top_options
+from . import completion
+from .drain import options as drain_options
 from .result import FAILED, USAGE, CommandResult, Refused, UsageError
+from .top import options as top_options
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"
@@ -248,11 +250,11 @@ def _command(name: str) -> Callable[[argparse.Namespace], CommandResult]:
 
         return confirm_change
     if name == "drain":
-        from .drain_command import drain
+        from .drain.command import drain
 
         return drain
     if name == "top":
-        from .top_command import show_traffic
+        from .top.command import show_traffic
 
         return show_traffic
     if name == "rollback":
@@ -322,7 +324,7 @@ def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, st
     if arguments.command == "top":
         top_options.check(arguments)
         if arguments.watch is not None:
-            from .top_command import watch_traffic
+            from .top.command import watch_traffic
 
             return watch_traffic(arguments, streams.output)
     outcome = _command(arguments.command)(arguments)

@@ -10,9 +10,9 @@ import json
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.command import top_command
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
-from ansible_collections.kubenode.proxy.plugins.module_utils.command.top_lines import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.top import command as top_command
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.top.lines import (
     busiest,
     rated,
     short,

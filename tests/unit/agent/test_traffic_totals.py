@@ -14,13 +14,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic impor
     Measured,
     MeasuredPort,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic.account import (
     EVERYTHING,
     Sample,
     TrafficAccount,
     connections_only,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic_resets import counters_reset
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic.resets import counters_reset
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.counters import (
     EndpointChain,
     parse_counters,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Iterator
 
-from ...convergence.traffic import COUNTERS, GAUGES
+from ...convergence.traffic.account import COUNTERS, GAUGES
 from ..traffic import Measured
 
 # Without it the agent does not start, with an error message: see ``metrics``.

@@ -26,7 +26,7 @@ from .userspace import USERSPACE_MODE, ForwardedConnections
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends
-    from ..traffic import Sample
+    from ..traffic.account import Sample
 
 
 class WithListeners(Mode):

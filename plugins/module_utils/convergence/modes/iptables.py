@@ -30,7 +30,7 @@ from .mode import Families, Mode, Subsystems
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends
-    from ..traffic import Sample
+    from ..traffic.account import Sample
 
 #: Created at the start of iptables mode if the kernel supports them, as by kube-proxy; nothing ever removes them.
 NFACCT_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
@@ -83,7 +83,7 @@ class IptablesMode(Mode):
 
     def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
         """See the base class; each endpoint has a chain, whose last rule counts connections."""
-        from ..traffic_samples import of_chains
+        from ..traffic.samples import of_chains
 
         return of_chains(context.variant, frontends, handles) if context.variant is not None else []
 

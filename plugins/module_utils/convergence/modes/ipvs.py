@@ -38,7 +38,7 @@ from .mode import Adjustments, Deprecation, Mode
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends
-    from ..traffic import Sample
+    from ..traffic.account import Sample
 
 
 class IpvsMode(Mode):
@@ -112,7 +112,7 @@ class IpvsMode(Mode):
 
     def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
         """See the base class; IPVS counts everything by itself."""
-        from ..traffic_samples import of_servers
+        from ..traffic.samples import of_servers
 
         return of_servers(frontends, handles)
 

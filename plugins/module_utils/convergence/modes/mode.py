@@ -27,7 +27,7 @@ from ..live import Flow, LiveConnection, Remembered, tracked
 if TYPE_CHECKING:
     from ...rendering.desired import Changes
     from ...serviceports.frontends import Frontends
-    from ..traffic import Sample
+    from ..traffic.account import Sample
 
 
 class Subsystems(NamedTuple):

@@ -26,7 +26,7 @@ from .mode import Families, Mode, Subsystems
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends
-    from ..traffic import Sample
+    from ..traffic.account import Sample
 
 
 class NftablesMode(Mode):
@@ -72,7 +72,7 @@ class NftablesMode(Mode):
         """See the base class; elements of maps count the connections that look them up."""
         if not context.settings.count_connections:
             return []
-        from ..traffic_samples import of_elements
+        from ..traffic.samples import of_elements
 
         return of_elements(frontends)
 

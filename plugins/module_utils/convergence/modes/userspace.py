@@ -27,7 +27,7 @@ from .mode import Adjustments, Families, Mode, Subsystems
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends
-    from ..traffic import Sample
+    from ..traffic.account import Sample
 
 
 class UserspaceMode(Mode):
@@ -82,7 +82,7 @@ class UserspaceMode(Mode):
 
     def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
         """See the base class; the agent itself counts."""
-        from ..traffic_samples import of_listeners
+        from ..traffic.samples import of_listeners
 
         return of_listeners(frontends, handles)
 

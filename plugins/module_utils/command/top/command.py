@@ -11,10 +11,10 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, Optional, TextIO, TypeVar
 
-from ..convergence.runtime.agent_client import NoAgent, ask_agent
-from ..errors import ProxyError
-from .result import NOT_RUNNING, OK, CommandResult, Refused
-from .top_lines import busiest, rated, traffic_lines
+from ...convergence.runtime.agent_client import NoAgent, ask_agent
+from ...errors import ProxyError
+from ..result import NOT_RUNNING, OK, CommandResult, Refused
+from .lines import busiest, rated, traffic_lines
 
 Result = TypeVar("Result")
 

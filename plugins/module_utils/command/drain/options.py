@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import argparse
 
-from ..convergence.drain.record import DEFAULT_FILE, DEFAULT_SECONDS, MOST_SECONDS
-from ..convergence.runtime.state_directory import DEFAULT_CONTROL
-from .result import UsageError
+from ...convergence.drain.record import DEFAULT_FILE, DEFAULT_SECONDS, MOST_SECONDS
+from ...convergence.runtime.state_directory import DEFAULT_CONTROL
+from ..result import UsageError
 
 DEADLINE_SECONDS, QUIET_SECONDS = 300.0, 30.0
 
 
 def _duration(text: str) -> float:
     # Imported only where it is needed: other commands do not need the agent's configuration.
-    from ..configuration.duration import parse_duration
+    from ...configuration.duration import parse_duration
 
     seconds = float(text) if text.isascii() and text.isdecimal() and len(text) < 10 else parse_duration(text)
     if seconds is None or seconds < 0:

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional
 
-from ..addresses import address_and_port, family_of, unpacked
-from ..kernel.ipvs.statistics import real_server_statistics, virtual_server_statistics
-from ..kernel.netlink.protocol import NETLINK_NETFILTER
-from ..kernel.netlink.socket import NetlinkSocket
-from ..kernel.nftables.traffic.element_counters import CountedElement, counted_elements
-from ..kernel.xtables.counters import chain_counters
-from ..kernel.xtables.variant import XtablesVariant
-from ..rendering.iptables.names import CLUSTER_PREFIX, LOCAL_PREFIX, hash16
-from ..rendering.ipvs.model import VirtualServerKey
-from ..rendering.nftables import layout
-from ..rendering.nftables.keys import address_key, transport_key
-from ..rendering.nftables.objects import TABLE_NAME
-from ..rendering.userspace.entries import owner_name
-from ..serviceports.frontends import Frontends
-from ..serviceports.info import ServicePortName
-from .handles import KernelHandles
-from .traffic import UNCOUNTED, Sample, connections_only
+from ...addresses import address_and_port, family_of, unpacked
+from ...kernel.ipvs.statistics import real_server_statistics, virtual_server_statistics
+from ...kernel.netlink.protocol import NETLINK_NETFILTER
+from ...kernel.netlink.socket import NetlinkSocket
+from ...kernel.nftables.traffic.element_counters import CountedElement, counted_elements
+from ...kernel.xtables.counters import chain_counters
+from ...kernel.xtables.variant import XtablesVariant
+from ...rendering.iptables.names import CLUSTER_PREFIX, LOCAL_PREFIX, hash16
+from ...rendering.ipvs.model import VirtualServerKey
+from ...rendering.nftables import layout
+from ...rendering.nftables.keys import address_key, transport_key
+from ...rendering.nftables.objects import TABLE_NAME
+from ...rendering.userspace.entries import owner_name
+from ...serviceports.frontends import Frontends
+from ...serviceports.info import ServicePortName
+from ..handles import KernelHandles
+from .account import UNCOUNTED, Sample, connections_only
 
 _FRONTENDS = (layout.FRONTENDS, layout.NODE_PORT_FRONTENDS)
 _ENDPOINTS = (

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..convergence.runtime.state_directory import DEFAULT_CONTROL
-from .result import UsageError
+from ...convergence.runtime.state_directory import DEFAULT_CONTROL
+from ..result import UsageError
 
 #: Rows that fit a terminal of 24 lines.
 DEFAULT_LIMIT = 20

@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from ..convergence.drain.external import Serving, describe, external_connections, parse_serving
-from ..convergence.drain.record import (
+from ...convergence.drain.external import Serving, describe, external_connections, parse_serving
+from ...convergence.drain.record import (
     MOST_SECONDS,
     DrainError,
     DrainRecord,
@@ -24,11 +24,11 @@ from ..convergence.drain.record import (
     remove_record,
     write_record,
 )
-from ..convergence.runtime.agent_client import Answer, NoAgent, ask_agent
-from ..errors import KernelError, ProxyError
-from ..timestamps import timestamp
-from .drain_lines import drain_line
-from .result import LEFT, NOT_RUNNING, OK, CommandResult, Refused
+from ...convergence.runtime.agent_client import Answer, NoAgent, ask_agent
+from ...errors import KernelError, ProxyError
+from ...timestamps import timestamp
+from ..result import LEFT, NOT_RUNNING, OK, CommandResult, Refused
+from .lines import drain_line
 
 #: The maximum number of remaining connections that the result names.
 _NAMED = 20

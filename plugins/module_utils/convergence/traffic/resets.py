@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Hashable, Iterable, Iterator, Set
 
-from ..rendering.iptables.tables import NAT, ChainKey
-from ..rendering.nftables.objects import ElementKey, ObjectKey, index_bytes, list_items
-from ..resources import Change, Kind, PlannedChange
-from .traffic import EVERYTHING
+from ...rendering.iptables.tables import NAT, ChainKey
+from ...rendering.nftables.objects import ElementKey, ObjectKey, index_bytes, list_items
+from ...resources import Change, Kind, PlannedChange
+from .account import EVERYTHING
 
 
 def counters_reset(planned: Iterable[PlannedChange]) -> Set[Hashable]:

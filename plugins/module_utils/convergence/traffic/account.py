@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import AbstractSet, Any, Dict, Hashable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from ..serviceports.info import ServicePortName
+from ...serviceports.info import ServicePortName
 
 #: The counters of a sample, in this order, by their names in documents.
 COUNTERS = ("connections", "packetsIn", "packetsOut", "bytesIn", "bytesOut")

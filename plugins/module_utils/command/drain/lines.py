@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ..timestamps import timestamp
+from ...timestamps import timestamp
 
 
 def drain_line(answer: Dict[str, Any]) -> str:
