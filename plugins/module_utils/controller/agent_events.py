@@ -10,6 +10,7 @@ its count rises. When a watch cannot continue, the Events are listed again, so n
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from typing import Any, Callable, Collection, Dict, Iterator, List, Optional
@@ -17,6 +18,7 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Optional
 from ..cluster.answers import InvalidAnswer
 from ..cluster.api import ApiClient
 from ..cluster.api_errors import Expired, WatchFailed
+from ..cluster.fields import Invalid, dns_subdomain
 from ..cluster.resource_types import ResourceType
 from ..errors import ProxyError
 
@@ -43,6 +45,7 @@ KINDS = (*dict.fromkeys(KIND_OF_REASON.values()), OTHER)
 _WATCH_SECONDS = (300, 600)
 _SHORTEST_WATCH_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+_BRACE = re.compile(r"\{(?! )")
 
 
 def described(raw: Dict[str, Any]) -> Dict[str, Any]:
@@ -71,7 +74,20 @@ def _mapping(value: object) -> Dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """Return a text in which a space follows each opening brace, empty for another type.
+
+    Users of the cluster determine parts of it. ansible-rulebook writes what a rulebook's templates yield into a
+    playbook, where Ansible would evaluate a template in it on the control node.
+    """
+    return _BRACE.sub("{ ", value) if isinstance(value, str) else ""
+
+
+def _node_name(value: object) -> str:
+    """Return the name of a Node, empty if it is not valid; ansible-rulebook limits playbooks to it as a pattern."""
+    try:
+        return dns_subdomain(value, "name")
+    except Invalid:
+        return ""
 
 
 def _count(raw: Dict[str, Any]) -> int:
@@ -83,13 +99,14 @@ def _count(raw: Dict[str, Any]) -> int:
 def _node(raw: Dict[str, Any], regarding: Dict[str, Any]) -> str:
     """Return the name of the node whose agent has posted the Event.
 
-    It is that of the Node which the Event regards or to which it is related; otherwise the host name of the agent.
+    It is that of the Node which the Event regards or to which it is related; otherwise the host name of the agent;
+    empty if that is no valid name of a Node.
     """
     for reference in (regarding, _mapping(raw.get("related"))):
         if reference.get("kind") == "Node":
-            return _text(reference.get("name"))
+            return _node_name(reference.get("name"))
     instance = _text(raw.get("reportingInstance"))
-    return instance[len(REPORTER) + 1 :] if instance.startswith(f"{REPORTER}-") else ""
+    return _node_name(instance[len(REPORTER) + 1 :]) if instance.startswith(f"{REPORTER}-") else ""
 
 
 class EventFollower:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import runpy
 
+import jinja2
 import pytest
 import yaml
 
@@ -218,6 +219,30 @@ def test_an_event_with_wrong_types_is_described(raw):
     assert (found["kind"], found["count"], found["node"], found["note"]) == ("other", 1, "", "")
 
 
+@pytest.mark.parametrize("text", ["{{ 6 * 7 }}", "{{{ 6 * 7 }}", "{% set a = 1 %}", "{# note #}", 'is "{{ 6 * 7 }}"'])
+def test_no_text_of_an_event_is_a_template(text):
+    found = described(event(text, {"kind": text, "name": text, "namespace": text}, note=text, action=text, type=text))
+    texts = [item for item in found["agent_event"].values() if isinstance(item, str)]
+    texts += found["agent_event"]["object"].values()
+    assert sum("{" in item for item in texts) == 7
+    # Nor do two texts, one after the other, make one.
+    for item in [*texts, "".join(texts)]:
+        assert jinja2.Environment().from_string(item).render() == item
+    halves = described(event("x{", note="{ 6 * 7 }}"))["agent_event"]
+    both = halves["reason"] + halves["note"]
+    assert jinja2.Environment().from_string(both).render() == both
+
+
+@pytest.mark.parametrize("name", ["worker-1,all", "*", "worker-1 worker-2", "{{ x }}", "@/etc/hosts", "!worker-1", ""])
+def test_an_event_with_an_invalid_name_of_a_node_names_none(name):
+    web = service_reference("shop", "web")
+    assert described(event("DriftNotRepaired", {"kind": "Node", "name": name}))["agent_event"]["node"] == ""
+    related = {"kind": "Node", "name": name}
+    assert described(event("DriftNotRepaired", web, related=related))["agent_event"]["node"] == ""
+    instance = f"kube-proxy-{name}"
+    assert described(event("DriftNotRepaired", web, reportingInstance=instance))["agent_event"]["node"] == ""
+
+
 def test_the_documentation_names_all_kinds():
     options = yaml.safe_load(runpy.run_path(str(SOURCE))["DOCUMENTATION"])["options"]
     assert tuple(options["kinds"]["choices"]) == KINDS
@@ -235,3 +260,5 @@ def test_rulebooks_use_kinds_and_playbooks_that_exist(path):
         for rule in ruleset["rules"]:
             playbook = rule["action"].get("run_playbook", {}).get("name", "kubenode.proxy.agent")
             assert (ROOT / "playbooks" / f"{playbook.rpartition('.')[2]}.yml").exists()
+            # Without a limit, a playbook runs on all hosts.
+            assert "run_playbook" not in rule["action"] or 'event.agent_event.node != ""' in rule["condition"]

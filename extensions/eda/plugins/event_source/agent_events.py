@@ -81,7 +81,7 @@ EXAMPLES = r"""
         kinds: [drift, repair]
   rules:
     - name: A node differs and its agent cannot repair it
-      condition: event.agent_event.kind == "drift"
+      condition: event.agent_event.kind == "drift" and event.agent_event.node != ""
       action:
         run_playbook:
           name: kubenode.proxy.agent
