@@ -68,6 +68,17 @@ def test_rates_are_between_readings():
     assert set(rated(after, after)["ports"][0]["perSecond"].values()) == {None}
 
 
+def test_totals_that_begin_again_have_no_rate():
+    before = reading(port("web", connections=100, bytesIn=10), port("db", connections=5), at=100.0)
+    # The Service web was removed and created again.
+    after = reading(port("web", connections=3, bytesIn=20), port("db", connections=9), at=102.0)
+    web, database = rated(after, before)["ports"]
+    assert (web["perSecond"]["connections"], database["perSecond"]["connections"]) == (None, 2.0)
+    # Another mode, or an agent that was restarted, counts something else.
+    after["since"] = 101.0
+    assert [row["perSecond"]["connections"] for row in rated(after, before)["ports"]] == [None, None]
+
+
 def test_busiest_ports_are_first_and_others_are_counted():
     document = reading(port("a", connections=1), port("b", connections=9), port("c"))
     found = busiest(document, 2)

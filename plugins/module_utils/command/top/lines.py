@@ -22,10 +22,12 @@ _RESET = (
 def rated(document: Dict[str, Any], before: Dict[str, Any]) -> Dict[str, Any]:
     """Return a reading with ``perSecond`` in each row: what each counter has counted since an earlier reading.
 
-    A row has none if it was not in the earlier reading, or if both are the same reading.
+    A row has none if it was not in the earlier reading, or if both are the same reading. Nor has a counter that begins
+    again: that of a Service or endpoint which was removed and created again, and all counters after a restart of the
+    agent or a change of the mode.
     """
     seconds = float(document["at"]) - float(before["at"])
-    known = _by_place(before)
+    known = _by_place(before) if document["since"] == before["since"] else {}
     found = dict(document, seconds=round(seconds, 3))
     found["ports"] = [
         {
@@ -57,7 +59,8 @@ def _with_rates(row: Dict[str, Any], before: Optional[Dict[str, Any]], seconds: 
     rates: Dict[str, Optional[float]] = {}
     for name in _COUNTERS:
         now, then = row[name], before[name] if before is not None else None
-        rates[name] = round((now - then) / seconds, 1) if seconds > 0 and None not in (now, then) else None
+        comparable = seconds > 0 and None not in (now, then) and now >= then
+        rates[name] = round((now - then) / seconds, 1) if comparable else None
     return {**row, "perSecond": rates}
 
 
