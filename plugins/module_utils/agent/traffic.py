@@ -137,7 +137,7 @@ class Traffic:
             del self._families[name]
 
     def _seconds(self) -> float:
-        """Return how long the last reading took."""
+        """Return how long the last reading took, with the document that was made of it."""
         return 0.0 if self._began is None or self._ended is None else self._ended - self._began
 
     def _measure(self) -> None:
@@ -167,11 +167,12 @@ class Traffic:
                 found.append(MeasuredPort(name, port, tuple(total.counters), tuple(total.gauges)))
         self.measured = Measured(tuple(found), omitted)
 
-    def document(self, namespace: str = "", again: bool = False) -> Dict[str, Any]:
+    def document(self, namespace: str = "", endpoints: bool = True, known: Optional[float] = None) -> Dict[str, Any]:
         """Return the totals as plain JSON values. Raises ProxyError.
 
-        ``namespace``: only its Services, unless it is empty. ``again``: the caller asks regularly, so that the
-        last reading must do for a while if readings take long.
+        ``namespace``: only its Services, unless it is empty. ``endpoints``: those of each ServicePort as well.
+        ``known``: the time of the reading that the caller has, if it asks regularly. The last reading must do for a
+        while then if readings take long, and the result has nothing but its time if the caller has it.
 
         In the result, ``at``: when the kernel was read; ``since``: when it was read first. What the kernel had counted
         before that is included.
@@ -180,15 +181,22 @@ class Traffic:
         if proxiers is None:
             raise ProxyError("the agent does not know the cluster yet")
         recent = self._ended is not None and self._clock() - self._ended < _WATCH_FACTOR * self._seconds()
-        if not (again and recent) or proxiers.mode.name != self._mode:
+        must_read = known is None or not recent or proxiers.mode.name != self._mode
+        if must_read:
             self._read()
+        at = round(self._read_at, 3)
+        if known == at:
+            return {"at": at}
         rows: List[Dict[str, Any]] = []
         for name, family in sorted(self._families.items()):
-            rows += family.account.document(name, namespace)
+            rows += family.account.document(name, namespace, endpoints)
+        if must_read:
+            # With many endpoints, this takes long as well.
+            self._ended = self._clock()
         return {
             "mode": self._mode,
             "uncounted": proxiers.mode.uncounted,
             "since": round(self._since, 3),
-            "at": round(self._read_at, 3),
+            "at": at,
             "ports": rows,
         }

@@ -120,8 +120,10 @@ def test_the_command_asks_the_agent(monkeypatch):
     monkeypatch.setattr(top_command, "ask_agent", ask)
     code, output, _errors = run("--namespace", "shop")
     assert (code, output.splitlines()[2].split()[:2]) == (0, ["shop/web:http", "3"])
-    assert asked == [{"command": "traffic", "namespace": "shop", "again": False}]
+    question = {"command": "traffic", "namespace": "shop", "endpoints": False, "known": None}
+    assert asked == [question]
     assert json.loads(run("--json")[1])["ports"][0]["connections"] == 3
+    assert asked[1] == {**question, "namespace": "", "endpoints": True}
 
 
 def test_watching_ends_with_an_interrupt_and_prints_one_object_a_line_as_json(monkeypatch):
@@ -140,6 +142,24 @@ def test_watching_ends_with_an_interrupt_and_prints_one_object_a_line_as_json(mo
     assert (code, slept) == (0, [0.5, 0.5])
     assert first["ports"][0]["perSecond"]["connections"] is None
     assert second["ports"][0]["perSecond"]["connections"] == 1.0
+
+
+def test_a_reading_that_is_known_is_shown_again(monkeypatch):
+    answers = [reading(port("web", connections=7), at=5.0), {"node": "node1", "at": 5.0}]
+    asked = []
+
+    def ask(_path, question):
+        asked.append(question["known"])
+        return answers.pop(0)
+
+    def sleep(_seconds):
+        if not answers:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(top_command, "ask_agent", ask)
+    monkeypatch.setattr(top_command.time, "sleep", sleep)
+    code, output, _errors = run("--watch")
+    assert (code, asked, output.count("shop/web:http")) == (0, [None, 5.0], 2)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,8 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     ``question``: ``command`` is status, explain, listeners, traffic or drain; explain has a ``destination`` and
     possibly the address of a ``client``, or the ends ``from`` and ``to`` of a connection; ``kernel`` False: do not read
     the kernel. drain may ask to ``read`` the file of the drain, and for what is needed to count external
-    ``connections``; traffic may have a ``namespace``, and be asked ``again`` and again.
+    ``connections``; traffic may have a ``namespace``, want ``endpoints``, and give the time of the reading that is
+    ``known`` already.
     """
     command = question.get("command")
     if command == "status":
@@ -165,7 +166,9 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
 
 def _traffic(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     try:
-        document = state.traffic.document(str(question.get("namespace", "")), bool(question.get("again")))
+        document = state.traffic.document(
+            str(question.get("namespace", "")), bool(question.get("endpoints")), question.get("known")
+        )
         return {"node": state.node, **document}
     except ProxyError as error:
         return {"error": str(error)}

@@ -37,7 +37,7 @@ def watch_traffic(arguments: argparse.Namespace, output: TextIO) -> int:
     shown: Dict[str, Any] = {}
     try:
         while True:
-            document = _read(arguments, again=before is not None)
+            document = _read(arguments, before)
             if before is None or document.get("at") != before.get("at"):
                 shown = _valid(partial(_compared, before or document, arguments.limit), document)
                 before = document
@@ -70,8 +70,14 @@ def _valid(use: Callable[[Dict[str, Any]], Result], document: Dict[str, Any]) ->
         raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
 
 
-def _read(arguments: argparse.Namespace, again: bool = False) -> Dict[str, Any]:
-    question = {"command": "traffic", "namespace": arguments.namespace, "again": again}
+def _read(arguments: argparse.Namespace, before: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    """Return the agent's answer, which has nothing but a time if that is the time of the reading before."""
+    question = {
+        "command": "traffic",
+        "namespace": arguments.namespace,
+        "endpoints": arguments.endpoints or arguments.output == "json",
+        "known": before.get("at") if before is not None else None,
+    }
     try:
         return ask_agent(arguments.control, question)
     except NoAgent as error:

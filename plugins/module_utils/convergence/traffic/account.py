@@ -126,8 +126,11 @@ class TrafficAccount:
             if not endpoint:
                 yield port, total
 
-    def document(self, family: str, namespace: str = "") -> List[Dict[str, Any]]:
-        """Return the totals as plain JSON values, those of one namespace if it is not empty."""
+    def document(self, family: str, namespace: str = "", endpoints: bool = True) -> List[Dict[str, Any]]:
+        """Return the totals as plain JSON values, those of one namespace if it is not empty.
+
+        ``endpoints``: with the totals of endpoints.
+        """
         found: Dict[ServicePortName, Dict[str, Any]] = {}
         for (port, endpoint), total in self._totals.items():
             if namespace and port.namespace != namespace:
@@ -137,6 +140,6 @@ class TrafficAccount:
                 row = {**names, "protocol": port.protocol, "family": family, **total.document(), "endpoints": []}
                 found[port] = row
         for (port, endpoint), total in self._totals.items():
-            if endpoint and port in found:
+            if endpoints and endpoint and port in found:
                 found[port]["endpoints"].append({"endpoint": endpoint, **total.document()})
         return list(found.values())
