@@ -15,7 +15,7 @@ description:
     cluster.
   - An agent that does not answer is no failure of the module.
   - The playbook kubenode.proxy.report uses it with C(proxy_report_live=true).
-  - Requires the rights to connect to the control socket, which root and the group of the agent have.
+  - Requires the rights to connect to the control socket, which root and the account of the agent have.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.info
   - kubenode.proxy.attributes

@@ -36,4 +36,7 @@ class RefusalEvents:
             # A static object comes from a file of this node.
             about = object_reference(refusal) if refusal.name and not refusal.source else None
             self._post(about, WARNING, "ObjectRefused", "Sync", f"skipped: {refusal}")
+        if len(new) > MOST:
+            text = "further invalid objects are skipped; kubenode-proxy status lists them"
+            self._limited.warning("refused", text, objects=len(new) - MOST)
         self._known = now
