@@ -27,7 +27,8 @@ notes:
   - Kubelets report the addresses and most labels of their own Nodes. What identifies a host to Ansible is its ssh host
     key, so check host keys, and select by labels that kubelets cannot set, such as those with the prefix
     C(node-restriction.kubernetes.io/), where that matters.
-  - A Node that cannot be used is skipped with a warning. It is an error if the cluster has Nodes but none can be used.
+  - A Node that cannot be used, or that has the name of a group, is skipped with a warning. It is an error if the
+    cluster has Nodes but none can be used.
 extends_documentation_fragment:
   - constructed
   - inventory_cache
@@ -94,7 +95,7 @@ cache_timeout: 300
 import contextlib
 import hashlib
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
@@ -139,8 +140,19 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         except ProxyError as error:
             raise AnsibleParserError(f"{path}: {error}") from error
         group = self.inventory.add_group(self._sanitize_group_name(self.get_option("group")))
+        taken = self._group_names(hosts)
         for host in hosts:
-            self._add(host, group)
+            if host.name in taken:
+                # Ansible would put the group in place of the host into other groups, or refuse the whole inventory.
+                reason = f"{host.name} is the name of a group"
+                self.display.warning(f"skipped {Refusal(NODES.kind, '', host.name, 'metadata.name', reason)}")
+            else:
+                self._add(host, group)
+
+    def _group_names(self, hosts: List[NodeHost]) -> Set[str]:
+        """Return the names of the groups of these hosts and of those that exist; keyed groups are not known yet."""
+        names = {*self.inventory.groups, *(self.get_option("groups") or ())}
+        return names | {self._sanitize_group_name(found) for host in hosts for found in host.groups}
 
     def _hosts(self, path: str, cache: bool) -> List[NodeHost]:
         """Return the hosts from the cache if it may be used and has them; otherwise read them. Raises ProxyError."""

@@ -165,6 +165,17 @@ def test_a_node_that_cannot_be_used_is_skipped_by_name(cluster):
     assert "skipped Node worker-3: spec.unschedulable" in errors.replace("\n", " ")
 
 
+def test_a_node_with_the_name_of_a_group_is_skipped(cluster):
+    for name in ("all", "ready", "unschedulable", "arm"):
+        cluster.store.put(node(name, "192.0.2.99", "10.1.9.0/24"))
+    options = {"groups": {"arm": "kubernetes_node_info.architecture == 'arm64'"}}
+    groups, variables = cluster.inventory(**options)
+    assert sorted(groups["k8s_cluster"]) == sorted(variables) == ["cp", "worker-1", "worker-2"]
+    assert groups["ready"] == groups["unschedulable"] == ["worker-2"]
+    _status, _output, errors = cluster.run("inventory", "--list", **options)
+    assert "skipped Node ready: metadata.name: ready is the name of a group" in errors.replace("\n", " ")
+
+
 def test_an_api_server_that_cannot_be_read_is_an_error(cluster):
     cluster.api.failing["/api/v1/nodes"] = 403
     _status, _output, errors = cluster.run("inventory", "--list")
