@@ -26,6 +26,10 @@ EXPOSURES = {
     ("root", False): (1.9, 2.1),
     ("root", True): (2.5, 2.7),
 }
+LIBRARY = "/usr/local/lib/kubenode-proxy"
+ARCHIVE = f"{LIBRARY}/kubenode-proxy.pyz"
+# The path of a module that was imported from bytecode ends in .pyc.
+WHERE_FROM = "import sys; sys.path.insert(0, sys.argv[1]); from kubenode_proxy.command import cli; print(cli.__file__)"
 # Kernel state, as it appears in the differences of a picture.
 OF_THE_DATAPLANE = re.compile("(iptables|ip6tables|nftables): new: ")
 
@@ -94,6 +98,16 @@ def test_agent_reports_the_hash_of_the_source_that_the_controller_has(node, inst
     play([node], [look, {"ansible.builtin.assert": {"that": f"found.agent_version == '{expected.text}'"}}], {})
 
 
+def imported_from(node):
+    return node.output("python3", "-I", "-B", "-c", WHERE_FROM, ARCHIVE).strip()
+
+
+def test_the_engine_starts_from_bytecode_that_only_root_can_write(node, installed):
+    listing = node.output("stat", "-c", "%a %U %G", LIBRARY, f"{LIBRARY}/source.pyz", ARCHIVE)
+    assert listing.splitlines() == ["755 root root", "644 root root", "644 root root"]
+    assert imported_from(node) == f"{ARCHIVE}/kubenode_proxy/command/cli.pyc"
+
+
 def test_agent_is_not_root_and_has_two_capabilities(node, installed):
     status = node.output("cat", f"/proc/{start_of(node)['MainPID']}/status")
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -122,6 +136,22 @@ def test_only_the_agent_can_read_secrets(node, installed):
 def test_change_in_the_cluster_reaches_the_kernel(node, installed, cluster):
     cluster.store.put(endpoint_slice("web", [POD, "10.244.1.3"]))
     endpoint_is_served(node, "10.244.1.3")
+
+
+@pytest.mark.full
+def test_an_archive_without_bytecode_of_an_earlier_version_is_replaced(node, installed, variables):
+    node.run("mv", f"{LIBRARY}/source.pyz", ARCHIVE)
+    assert imported_from(node).endswith("/cli.py")
+    tasks = [f"kubenode.proxy.agent : {name}" for name in ("Copy the engine to the host", "Restart")]
+    tasks.insert(1, "kubenode.proxy.agent : Add bytecode of the host's Python")
+    preview = node.role("agent", variables, "--check")
+    # The source is not there yet, so its bytecode cannot be predicted.
+    assert preview.changed_tasks == [tasks[0], tasks[2]]
+    before = start_of(node)
+    assert node.role("agent", variables).changed_tasks == tasks
+    assert start_of(node) != before
+    assert imported_from(node).endswith("/cli.pyc")
+    assert node.output("ls", LIBRARY).split() == ["VERSION", "kubenode-proxy.pyz", "source.pyz"]
 
 
 def test_changed_configuration_is_read_without_a_restart(node, installed, variables):

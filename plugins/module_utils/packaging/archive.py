@@ -41,9 +41,10 @@ class Archive(NamedTuple):
     content: bytes
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
+def archive_entry(name: str, compression: int = zipfile.ZIP_DEFLATED) -> zipfile.ZipInfo:
+    """Return the entry of a file in an archive, with a time, a creator and a mode that are always the same."""
     entry = zipfile.ZipInfo(name, _TIME)
-    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.compress_type = compression
     # Always marked as created on Unix, so that the bytes are reproducible, and readable by all users.
     entry.create_system = 3
     entry.external_attr = 0o100644 << 16
@@ -73,7 +74,7 @@ def zip_application(files: Mapping[str, bytes], main: str, first_line: bytes = b
     buffer.write(first_line)
     with zipfile.ZipFile(buffer, "a") as archive:
         for name in sorted(members):
-            archive.writestr(_entry(name), members[name])
+            archive.writestr(archive_entry(name), members[name])
     return buffer.getvalue()
 
 

@@ -54,6 +54,7 @@ KNOWN: Dict[str, str] = {
     "kernel/xtables/variant.py": PROC,
     "module_support/binary_files.py": TOOL,
     "packaging/archive.py": OWN,
+    "packaging/bytecode.py": "an archive in memory",
     "packaging/identity.py": OWN,
     "packaging/running.py": OWN,
     "preflight/processes.py": PROC,
