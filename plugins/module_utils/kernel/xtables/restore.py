@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run iptables-restore and report a failure in one line, with the offending line of our text."""
+"""Run iptables-save and iptables-restore, and report a failure in one line, with the offending line of our text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from typing import List, Set
 
 from ...errors import KernelError
 from ...progress import Progress, unheeded
+from ..netlink.protocol import NETLINK_NETFILTER
+from ..netlink.socket import NetlinkSocket
+from ..nftables.listing import nft_tables
 from ..programs import Completed, run
 from .lock import XtablesLock, held_message
-from .variant import LEGACY, XtablesVariant, run_save
+from .variant import LEGACY, NFT, XtablesVariant, run_save
 
 DEFAULT_WAIT = 5.0
+
+_TABLES = ("raw", "mangle", "nat", "filter", "security")
+_UNPARSED = "Parsing nftables rule failed"
+#: The comment of iptables-nft-save about a table with such rules where it does not stop at them.
+_INCOMPATIBLE = "# Table `{}' is incompatible, use 'nft' tool.\n"
 
 _LINE = re.compile(r"\bline:? (\d+)(?: failed|:|\s*$)", re.MULTILINE)
 _MISSING_EXTENSION = re.compile(r"Extension (\S+) revision \d+ not supported")
@@ -125,8 +133,34 @@ def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT, prog
 
 
 def save(variant: XtablesVariant, progress: Progress = unheeded) -> str:
-    """Return the text of all tables that exist, without creating any. Raises KernelError."""
+    """Return the text of all tables that exist, without creating any. Raises KernelError.
+
+    Where a table holds rules that only nft understands, the text has a comment in place of it.
+    """
     done = run_save(variant.save, variant.name, variant.family, progress)
+    if variant.name == NFT and _stopped(done):
+        return _saved_one_by_one(variant, progress)
+    return _output(variant, done)
+
+
+def _stopped(done: Completed) -> bool:
+    """Return whether iptables-nft-save has stopped at a rule that only nft understands, as 1.8.8 and later may."""
+    return bool(done.status) and _UNPARSED in done.errors
+
+
+def _saved_one_by_one(variant: XtablesVariant, progress: Progress) -> str:
+    """Return the text of all tables, each from a run of its own, so that one that cannot be shown hides no other."""
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        existing = {table.name for table in nft_tables(sock, variant.family)}
+    texts = []
+    for table in _TABLES:
+        if table in existing:
+            done = run([variant.save, "-t", table], progress=progress)
+            texts.append(_INCOMPATIBLE.format(table) if _stopped(done) else _output(variant, done))
+    return "".join(texts)
+
+
+def _output(variant: XtablesVariant, done: Completed) -> str:
     if done.status:
         program = variant.save.rsplit("/", 1)[-1]
         raise KernelError(f"{program}: {' '.join(done.errors.split()) or 'exit status ' + str(done.status)}")
