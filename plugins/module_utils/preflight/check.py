@@ -78,7 +78,7 @@ def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], L
     return variants, findings
 
 
-def foreign_chain_findings(families: Sequence[str]) -> List[Finding]:
+def _foreign_chain_findings(families: Sequence[str]) -> List[Finding]:
     """Return a warning for each family whose iptables chain FORWARD drops packets that none of its rules accepts.
 
     For a mode that does not use iptables: an accept in another table of nf_tables does not overrule that chain. Without
@@ -122,5 +122,5 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     findings += sysctl_findings(intention.sysctls, modules)
     if needs.exclusive:
         findings += conflict_findings(variants)
-        findings += [] if needs.extensions else foreign_chain_findings(intention.families)
+        findings += [] if needs.extensions else _foreign_chain_findings(intention.families)
     return findings

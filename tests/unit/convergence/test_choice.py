@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Set
+from typing import Any, List, Set
 
 import pytest
 
@@ -22,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.r
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import ERROR, MODULES, Finding
 
 ALL = {"nftables", "ipvs", "iptables"}
 
@@ -30,12 +31,17 @@ def request(mode: str = "auto", **more: Any) -> Request:
     return Request(ClusterState(), load({}).configuration, mode=mode, **more)
 
 
+def lacking_where(lacking: bool, name: str) -> List[Finding]:
+    return [Finding(MODULES, ERROR, f"no {name} here", "")] if lacking else []
+
+
 @pytest.fixture
 def impossible(monkeypatch) -> Set[str]:
     """Provide the modes that the node cannot run."""
     found: Set[str] = set()
     monkeypatch.setattr(choose, "capabilities", lambda: (1 << 41) - 1)
-    monkeypatch.setattr(choose, "_obstacles", lambda mode, *_: [f"no {mode.name} here"] if mode.name in found else [])
+    monkeypatch.setattr(choose, "_findings", lambda mode, _schedulers: lacking_where(mode.name in found, mode.name))
+    monkeypatch.setattr(choose, "_errors", lambda findings, _ignored: [item.what for item in findings])
     monkeypatch.setattr(choose, "_serving_glue", lambda: None)
     monkeypatch.setattr(Mode, "unsupported_reasons", lambda _mode, _families: [])
     for mode in (*map(mode_object, choose._PREFERRED), *map(ipvs_with, GLUES)):
@@ -134,7 +140,7 @@ IPTABLES, NFTABLES = ipvs_with("iptables"), ipvs_with("nftables")
 )
 def test_glue_of_ipvs_mode(impossible, monkeypatch, wanted, serving, lacking, glue, reason):
     monkeypatch.setattr(choose, "_serving_glue", lambda: serving)
-    monkeypatch.setattr(choose, "_obstacles", lambda mode, *_: [f"no {mode.glue} here"] if mode.glue in lacking else [])
+    monkeypatch.setattr(choose, "_findings", lambda mode, _schedulers: lacking_where(mode.glue in lacking, mode.glue))
     asked = request("ipvs")
     node_proxy = asked.configuration.node_proxy._replace(ipvs_glue=wanted)
     found = choose.choose_mode(asked._replace(configuration=asked.configuration._replace(node_proxy=node_proxy)))

@@ -11,9 +11,9 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from ...configuration.model import IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
 from ...errors import ConfigurationError, PreflightError
 from ...kernel.facts import supported_families
-from ...preflight.check import Intention, foreign_chain_findings, preflight
+from ...preflight.check import Intention, preflight
 from ...preflight.features import capabilities, rights_findings
-from ...preflight.findings import CONFLICTS, ERROR, judge
+from ...preflight.findings import CONFLICTS, ERROR, FORWARD_DROP, Finding, judge
 from ..handles import NO_AGENT, KernelHandles
 from ..request import Request
 from ..runtime.state_directory import control_socket
@@ -87,8 +87,9 @@ def automatic_glue(schedulers: Sequence[str], ignored: Sequence[str] = ()) -> Ch
     possible: List[Mode] = []
     reasons: List[str] = []
     for preferred in map(ipvs_with, GLUES):
-        lacking = _obstacles(preferred, schedulers, ignored) or preferred.unsupported_reasons(families)
-        overruled = [] if lacking or preferred.needs.extensions else foreign_chain_findings(families)
+        findings = _findings(preferred, schedulers)
+        lacking = _errors(findings, ignored) or preferred.unsupported_reasons(families)
+        overruled = [item for item in findings if item.name == FORWARD_DROP and not preferred.needs.extensions]
         if lacking:
             reasons.append(f"glue {preferred.glue} is not possible: {'; '.join(lacking)}")
         elif overruled:
@@ -115,14 +116,21 @@ def _schedulers(mode: Mode, request: Request) -> Tuple[str, ...]:
     return tuple(request.configuration._replace(mode=mode.name).effective_schedulers)
 
 
+def _findings(mode: Mode, schedulers: Sequence[str]) -> List[Finding]:
+    """Return what preflight finds on this node for the mode, without changing it."""
+    return preflight(Intention(needs=mode.needs, families=supported_families(), schedulers=tuple(schedulers)))
+
+
+def _errors(findings: Sequence[Finding], ignored: Sequence[str]) -> List[str]:
+    """Return what the node lacks according to findings. Conflicts with other programs are ignored."""
+    return [
+        str(finding) for finding in findings if finding.severity == ERROR and finding.name not in (*ignored, *CONFLICTS)
+    ]
+
+
 def _obstacles(mode: Mode, schedulers: Sequence[str], ignored: Sequence[str]) -> List[str]:
     """Return what this node lacks for the mode, without changing it. Conflicts with other programs are ignored."""
-    intention = Intention(needs=mode.needs, families=supported_families(), schedulers=tuple(schedulers))
-    return [
-        str(finding)
-        for finding in preflight(intention)
-        if finding.severity == ERROR and finding.name not in (*ignored, *CONFLICTS)
-    ]
+    return _errors(_findings(mode, schedulers), ignored)
 
 
 def choose_mode(request: Request) -> ChosenMode:
