@@ -36,7 +36,7 @@ SERVICES = Selection(
         r"LoadBalancer": "needs a cloud's load balancers",
         r"IPerf": "measures the machine",
         r"should be rejected for evicted pods": "needs a disk that pods can fill",
-        r"\[Feature:Networking-IPv4\]|\[Feature:Networking-IPv6\]": "needs a way to the internet",
+        r"\[Feature:Networking-(IPv4|IPv6|DNS)\]": "needs a way to the internet",
     },
 )
 NETWORK_POLICIES = Selection(r"\[sig-network\] Netpol", {})

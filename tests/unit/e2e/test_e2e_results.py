@@ -18,6 +18,7 @@ NAMES = [
     "registry.example/agnhost:2.63.0",
     "registry.example/agnhost:2.55",
     "registry.example/busybox:1.37",
+    "registry.example/distroless-iptables:v0.9.3",
     "registry.example/pause:3.10",
     "registry.example/regression-issue-74839:1.4",
 ]
