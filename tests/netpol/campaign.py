@@ -105,8 +105,9 @@ def gradual_differences(seed: int) -> tuple[int, list[str]]:
     """Start the pods of the node of a random cluster, and end them, while grants follow pod by pod.
 
     Between the transactions no packet may pass that the oracle denies, and a packet that the oracle allows may be
-    denied only if one of its ends is a new pod. After each pod something else changes as well. Return how often grants
-    followed later, and one line for each packet for which this is wrong.
+    denied only if one of its ends is a new pod, or an address that now belongs to another pod than before. After each
+    pod something else changes as well. Return how often grants followed later, and one line for each packet for which
+    this is wrong.
     """
     generator = Generator(seed, cluster_policies=seed % 2 == 0)
     options = Options(tiers=seed % 2 == 0, unknown=seed % 3 == 0)
@@ -131,8 +132,8 @@ def gradual_differences(seed: int) -> tuple[int, list[str]]:
             if cluster.refusals:
                 return later, wrong
             policy.update(cluster.policy.pop_changes())
-            started = {address for each in now.keys() - earlier.keys() for address in _addresses(now[each])}
-            judge = Oracle(now.values(), "node1", NODE_ADDRESSES, _POD_RANGES if options.unknown else ())
+            ranges = _POD_RANGES if options.unknown else ()
+            former, judge = (Oracle(each.values(), "node1", NODE_ADDRESSES, ranges) for each in (earlier, now))
             packets = generator.packets(PACKETS)
             while True:
                 _apply(change_of(policy.table.pop_journal(), policy.table.rows, options), table)
@@ -140,7 +141,8 @@ def gradual_differences(seed: int) -> tuple[int, list[str]]:
                 for packet in packets:
                     expected = judge.allowed(packet) and not judge.is_unknown(packet)
                     found = interpreter.allowed(packet, frozenset(NODE_ADDRESSES))
-                    may_wait = policy.pending and not started.isdisjoint((packet.source, packet.destination))
+                    ends = packet.source, packet.destination
+                    may_wait = policy.pending and any(_is_new(end, former, judge) for end in ends)
                     if found != expected and not (may_wait and expected):
                         verdict = "allowed" if expected else "denied"
                         wrong.append(f"seed {seed} {key}: {packet}: the oracle says {verdict}")
@@ -153,9 +155,10 @@ def gradual_differences(seed: int) -> tuple[int, list[str]]:
     return later, wrong
 
 
-def _addresses(item: dict[str, Any]) -> set[str]:
-    status = item.get("status", {})
-    return {each["ip"] for each in status.get("podIPs", ())} | {status.get("podIP", "")}
+def _is_new(address: str, former: Oracle, judge: Oracle) -> bool:
+    """Return whether an address belongs to another pod than before, as where one of several pods with it has ended."""
+    before, now = former.pod_at(address), judge.pod_at(address)
+    return now is not None and (before is None or before["metadata"]["uid"] != now["metadata"]["uid"])
 
 
 def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers: bool) -> bool:
