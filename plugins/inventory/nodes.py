@@ -27,8 +27,8 @@ notes:
   - Kubelets report the addresses and most labels of their own Nodes. What identifies a host to Ansible is its ssh host
     key, so check host keys, and select by labels that kubelets cannot set, such as those with the prefix
     C(node-restriction.kubernetes.io/), where that matters.
-  - A Node that cannot be used, or that has the name of a group, is skipped with a warning. It is an error if the
-    cluster has Nodes but none can be used.
+  - A Node that cannot be used, or that has the name of a group, is skipped with a warning; a group of O(keyed_groups)
+    that has the name of a host is skipped, too. It is an error if the cluster has Nodes but none can be used.
 extends_documentation_fragment:
   - constructed
   - inventory_cache
@@ -122,6 +122,37 @@ def untemplated(value: Any) -> Any:
     return wrap_var(value) if isinstance(value, str) and "{" in value else value
 
 
+class _KeyedInventory:
+    """The inventory without the names of hosts as names of groups, which make the hosts ambiguous.
+
+    Labels, of which keyed groups are made, are less trustworthy than names of Nodes, so such a group is skipped.
+    """
+
+    def __init__(self, inventory: Any, display: Any) -> None:
+        self._inventory = inventory
+        self._display = display
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inventory, name)
+
+    def add_group(self, group: str) -> str:
+        """Add a group, unless a host has its name; return its name."""
+        if group in self._inventory.hosts:
+            self._display.warning(f"skipped the keyed group {group}: it is the name of a host")
+            return group
+        return str(self._inventory.add_group(group))
+
+    def add_host(self, host: str, group: str) -> None:
+        """Add a host to a group that was not skipped."""
+        if group not in self._inventory.hosts:
+            self._inventory.add_host(host, group)
+
+    def add_child(self, group: str, child: str) -> None:
+        """Add a group to a group, if neither was skipped."""
+        if group not in self._inventory.hosts and child not in self._inventory.hosts:
+            self._inventory.add_child(group, child)
+
+
 class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     """The inventory: hosts from the cache or the API server, their groups, and what the configuration adds."""
 
@@ -141,13 +172,25 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             raise AnsibleParserError(f"{path}: {error}") from error
         group = self.inventory.add_group(self._sanitize_group_name(self.get_option("group")))
         taken = self._group_names(hosts)
+        added: Dict[str, Dict[str, Any]] = {}
         for host in hosts:
             if host.name in taken:
                 # Ansible would put the group in place of the host into other groups, or refuse the whole inventory.
                 reason = f"{host.name} is the name of a group"
                 self.display.warning(f"skipped {Refusal(NODES.kind, '', host.name, 'metadata.name', reason)}")
             else:
-                self._add(host, group)
+                added[host.name] = self._add(host, group)
+        self._add_keyed_groups(added)
+
+    def _add_keyed_groups(self, hosts: Dict[str, Dict[str, Any]]) -> None:
+        """Add keyed groups once all hosts are known; ``hosts``: variables by name."""
+        inventory, self.inventory = self.inventory, _KeyedInventory(self.inventory, self.display)
+        try:
+            for name, variables in hosts.items():
+                strict = self.get_option("strict")
+                self._add_host_to_keyed_groups(self.get_option("keyed_groups"), variables, name, strict=strict)
+        finally:
+            self.inventory = inventory
 
     def _group_names(self, hosts: List[NodeHost]) -> Set[str]:
         """Return the names of the groups of these hosts and of those that exist; keyed groups are not known yet."""
@@ -192,7 +235,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             raise ProxyError(f"none of the {len(items)} Nodes of the cluster can be used")
         return [hosts[name] for name in sorted(hosts)]
 
-    def _add(self, host: NodeHost, group: str) -> None:
+    def _add(self, host: NodeHost, group: str) -> Dict[str, Any]:
+        """Add a host with its variables, which are returned, to all groups but keyed ones."""
         name = self.inventory.add_host(host.name, group=group)
         variables: Dict[str, Any] = untemplated(host.variables)
         address = host.address(self.get_option("address_types"))
@@ -205,4 +249,4 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         strict = self.get_option("strict")
         self._set_composite_vars(self.get_option("compose"), variables, name, strict=strict)
         self._add_host_to_composed_groups(self.get_option("groups"), variables, name, strict=strict)
-        self._add_host_to_keyed_groups(self.get_option("keyed_groups"), variables, name, strict=strict)
+        return variables

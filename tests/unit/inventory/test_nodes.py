@@ -176,6 +176,25 @@ def test_a_node_with_the_name_of_a_group_is_skipped(cluster):
     assert "skipped Node ready: metadata.name: ready is the name of a group" in errors.replace("\n", " ")
 
 
+def test_a_keyed_group_with_the_name_of_a_host_is_skipped(cluster):
+    # A kubelet may set such a label, on its own Node.
+    labels = {"labels": {"pool": "cp", "rack": "zz"}}
+    cluster.store.put(node("a", "192.0.2.99", "10.1.9.0/24", metadata=labels))
+    cluster.store.put(node("zz", "192.0.2.98", "10.1.8.0/24", metadata={"labels": {"pool": "blue"}}))
+    keyed = [
+        {"prefix": "", "separator": "", "key": "kubernetes_node_labels.pool", "parent_group": "pools"},
+        {"prefix": "rack", "key": "kubernetes_node_labels.rack", "parent_group": "zz"},
+    ]
+    groups, variables = cluster.inventory(keyed_groups=keyed)
+    assert sorted(variables) == sorted(groups["k8s_cluster"]) == ["a", "cp", "worker-1", "worker-2", "zz"]
+    assert (groups["blue"], groups["rack_zz"]) == (["zz"], ["a"]) and not {"cp", "zz"} & set(groups)
+    _status, _output, errors = cluster.run("inventory", "--list", keyed_groups=keyed)
+    text = " ".join(errors.split())
+    assert text.count("skipped the keyed group cp: it is the name of a host") == 1
+    assert text.count("skipped the keyed group zz: it is the name of a host") == 1
+    assert "Found both group and host" not in text
+
+
 def test_an_api_server_that_cannot_be_read_is_an_error(cluster):
     cluster.api.failing["/api/v1/nodes"] = 403
     _status, _output, errors = cluster.run("inventory", "--list")
