@@ -25,6 +25,13 @@ options:
     type: path
     default: /run/kubenode-proxy
 attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.state)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.state
   idempotent:
     description: Changes nothing. Ages and counters differ between runs.
     support: full

@@ -93,13 +93,14 @@ requirements:
 attributes:
   action_group:
     description:
-      - Use C(group/kubenode.proxy.kubernetes_api), C(group/kubenode.proxy.convergence) or
-        C(group/kubenode.proxy.history) in C(module_defaults) to set options that all modules of the group have.
+      - Use C(group/kubenode.proxy.kubernetes_api), C(group/kubenode.proxy.convergence), C(group/kubenode.proxy.history)
+        or C(group/kubenode.proxy.state) in C(module_defaults) to set options that all modules of the group have.
     support: full
     membership:
       - kubenode.proxy.kubernetes_api
       - kubenode.proxy.convergence
       - kubenode.proxy.history
+      - kubenode.proxy.state
 seealso:
   - module: kubenode.proxy.service_proxy_confirm
   - module: kubenode.proxy.service_proxy_rollback

@@ -52,7 +52,9 @@ class Benchmark(NamedTuple):
 BENCHMARKS: Dict[str, Benchmark] = {
     "agent-ipvs": Benchmark(UML, "agent_latency", ("--mode", "ipvs", "--services", "1000,5000")),
     "agent-iptables": Benchmark(NAMESPACE, "agent_latency", ("--mode", "iptables", "--services", "1000,5000")),
+    "agent-memory": Benchmark(NAMESPACE, "agent_memory", ("--to", "iptables", "--sizes", "5000x5", "44000x1")),
     "agent-nftables": Benchmark(NAMESPACE, "agent_latency", ("--mode", "nftables", "--services", "1000,5000")),
+    "agent-refill": Benchmark(NAMESPACE, "agent_refill"),
     "agent-start": Benchmark(NAMESPACE, "agent_start"),
     "api-servers": Benchmark((), "api_servers", needs="KUBENODE_HAPROXY"),
     "controller": Benchmark((), "controller_scale", ("--nodes", "1", "10", "50")),
@@ -64,6 +66,7 @@ BENCHMARKS: Dict[str, Benchmark] = {
     "failed-endpoint": Benchmark((), "failed_endpoint"),
     "hashing": Benchmark((), "hashing"),
     "ipvs": Benchmark(UML, "ipvs_netlink"),
+    "many-agents": Benchmark(NAMESPACE, "many_agents"),
     "modes": Benchmark(QEMU, "modes_traffic"),
     "network-policy": Benchmark((), "network_policy"),
     "nftables": Benchmark((), "nftables_scale"),

@@ -13,6 +13,7 @@ Service has ``--endpoints`` endpoints. Prints one line of JSON for each number o
 
 from __future__ import annotations
 
+import os
 import random
 import select
 import statistics
@@ -87,6 +88,7 @@ def measure(node: AgentNode, services: int, endpoints: int, changes: int) -> dic
         prepare = table_changed() if node.kernel_variant == "legacy" else notified()
     time.sleep(1.5)
     seconds = []
+    used = node.processor_seconds()
     # No Service twice, so that each change removes an endpoint.
     for change, number in enumerate(random.Random(1).sample(range(1, services + 1), changes)):
         done = prepare(number)
@@ -100,6 +102,7 @@ def measure(node: AgentNode, services: int, endpoints: int, changes: int) -> dic
         seconds.append(time.monotonic() - started)
         time.sleep(0.1)
     time.sleep(8.0)
+    used = node.processor_seconds() - used
     before = node.processor_seconds()
     time.sleep(20.0)
     idle = (node.processor_seconds() - before) / 20.0
@@ -112,6 +115,8 @@ def measure(node: AgentNode, services: int, endpoints: int, changes: int) -> dic
         "first_sync_s": round(first_sync, 2),
         "p50_ms": round(statistics.median(ordered) * 1000, 1),
         "p99_ms": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000, 1),
+        "change_processor_ms": round(used / changes * 1000, 1),
+        "load": round(os.getloadavg()[0], 1),
         "idle_cpu_percent": round(idle * 100, 2),
         "rss_mib": round(node.resident_mebibytes(), 1),
         "foreign_repairs": node.status()["driftRepaired"],

@@ -11,10 +11,11 @@ one on the same machine. Seconds are those of the processor, user and system, un
 Python: a bare start of Python; the same answers decoded by ``json.loads`` in a process of their own, without that
 start; the imports of the agent from the installed archive, and from the one without bytecode, as after an upgrade of
 Python; the agent until everything is programmed, how much of that is in the kernel, and how much is beyond Python and
-``json.loads``. Then the seconds by the clock: from the first request until the API server and DNS are served and until
-everything is; and from exec until everything is programmed from the copy on disk, with an API server that is away and
-an empty kernel. ``--libraries`` has the packages of the agent that these Pythons lack, as the role ships them. The best
-of several rounds counts.
+``json.loads``; and how much the agent had used when the API server and DNS were served. Then seconds by the clock, all
+on an empty kernel: from the first answer of the API server until the API server and DNS are served and until everything
+is; from exec until they are from the copy on disk, with an API server that refuses connections, and with one that does
+not answer; and from exec until a static Service is served beside that copy. ``--libraries`` has the packages of the
+agent that these Pythons lack, as the role ships them. The best of several rounds counts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import argparse
 import json
 import os
 import resource
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,10 +41,12 @@ from tests.lab import system
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import PACKAGE, pack
 from tests.benchmarks.large_cluster import large_cluster
 from tests.kernel.agent_node import ROOT, AgentNode, wait_for
+from tests.kernel.backends import manifests as static_manifests
+from tests.kernel.backends import write_manifests
 from tests.lab import manifests
 
 PAGE = 500
-FIRST, ALL = "API server and DNS are served", "filled an empty node"
+FIRST, ALL = "API server and DNS are served", 'filled an empty node" services={}'
 _IMPORT = f"import sys; sys.path.insert(0, sys.argv[1]); import {PACKAGE}.command.cli, {PACKAGE}.command.run_command"
 _COMPILE = (
     f"import sys; sys.path.insert(0, sys.argv[1]); from {PACKAGE}.packaging.bytecode import main; "
@@ -133,48 +138,82 @@ def pages(node: AgentNode, directory: Path) -> List[str]:
     return paths
 
 
-def starts(node: InstalledNode) -> Dict[str, Any]:
+def starts(node: InstalledNode, services: int) -> Dict[str, Any]:
     """Start the agent with and without the API server, each time on an empty kernel."""
-    asked: List[float] = []
+    answered: List[float] = []
 
-    def first_request(_path: str) -> None:
-        asked.append(time.monotonic())
+    def first_answer(_path: str) -> None:
+        answered.append(time.monotonic())
 
     assert node.api is not None
-    node.api.wrong = first_request
-    node.start(wait=False)
-    first = node.wait_for_line(FIRST)
-    everything = node.wait_for_line(ALL)
-    used = node.processor()
-    wait_for(lambda: node.status().get("syncs", 0) > 0)
-    memory = node.resident_mebibytes()
-    node.stop()
-    subprocess.run(["nft", "flush", "ruleset"], check=True)
-    node.stop_api()
+    node.api.wrong = first_answer
     began = time.monotonic()
     node.start(wait=False)
-    cached = node.wait_for_line(ALL) - began
-    node.stop()
-    subprocess.run(["nft", "flush", "ruleset"], check=True)
+    first = node.wait_for_line(FIRST)
+    used_first = node.processor()
+    everything = node.wait_for_line(ALL.format(services))
+    used = node.processor()
+    wait_for(lambda: bool(node.status().get("clusterKnown")))
+    memory = node.resident_mebibytes()
+    end(node)
+    node.stop_api()
+    refused = from_disk(node, services)
+    with socket.create_server(("127.0.0.1", node.port)):
+        silent = from_disk(node, services)
+    static = with_static(node)
     node.start_api()
     return {
         "agent": round(used.seconds, 2),
         "agent_kernel": round(used.kernel, 2),
-        "first_services_clock": round(first - asked[0], 2),
-        "all_clock": round(everything - asked[0], 2),
-        "from_cache_clock": round(cached, 2),
+        "agent_first": round(used_first.seconds, 2),
+        "first_clock": round(first - answered[0], 2),
+        "all_clock": round(everything - answered[0], 2),
+        "exec_to_first_clock": round(first - began, 2),
+        "exec_to_all_clock": round(everything - began, 2),
+        "refused": refused,
+        "silent": silent,
+        "static": static,
         "memory_mib": round(memory, 1),
     }
 
 
-def measure(node: InstalledNode, scratch: Path, rounds: int) -> Dict[str, Any]:
+def from_disk(node: InstalledNode, services: int) -> Dict[str, float]:
+    """Start the agent without the API server, and return the seconds until the state on disk is programmed."""
+    began = time.monotonic()
+    node.start(wait=False)
+    first = node.wait_for_line(FIRST) - began
+    everything = node.wait_for_line(ALL.format(services)) - began
+    used = node.processor().seconds
+    end(node)
+    return {"first_clock": round(first, 2), "all_clock": round(everything, 2), "agent": round(used, 2)}
+
+
+def with_static(node: InstalledNode) -> Dict[str, float]:
+    """Start the agent with a static Service, and return the seconds until it is served."""
+    write_manifests(node.services, static_manifests())
+    began = time.monotonic()
+    node.start(wait=False)
+    served = node.wait_for_line(ALL.format(1)) - began
+    used = node.processor().seconds
+    end(node)
+    shutil.rmtree(node.services)
+    return {"clock": round(served, 2), "agent": round(used, 2)}
+
+
+def end(node: InstalledNode) -> None:
+    """Stop the agent, and empty the kernel."""
+    node.stop()
+    subprocess.run(["nft", "flush", "ruleset"], check=True)
+
+
+def measure(node: InstalledNode, scratch: Path, rounds: int, services: int) -> Dict[str, Any]:
     """Return the figures of one Python."""
     python = node.python
     bare = run([python, "-I", "-c", "pass"], rounds)
     decoding = run([python, "-I", "-c", _DECODE, *pages(node, scratch)], rounds) - bare
     imports = run([python, "-I", "-B", "-c", _IMPORT, str(node.archive)], rounds) - bare
     compiling = run([python, "-I", "-B", "-c", _IMPORT, str(node.source)], rounds) - bare
-    best = min((starts(node) for _round in range(rounds)), key=lambda found: float(found["agent"]))
+    best = min((starts(node, services) for _round in range(rounds)), key=lambda found: float(found["agent"]))
     return {
         "python": subprocess.run([python, "-V"], check=True, capture_output=True, text=True).stdout.strip(),
         "load": round(os.getloadavg()[0], 1),
@@ -207,7 +246,9 @@ def main(arguments: Sequence[str]) -> int:
                 if options.libraries is not None:
                     (scratch / "libraries").symlink_to(options.libraries.resolve())
                 fill(node, options.services, options.endpoints)
-                sys.stdout.write(json.dumps(measure(node, scratch, options.rounds)) + "\n")
+                sys.stdout.write(
+                    json.dumps(measure(node, scratch, options.rounds, options.services + len(_FIRST_SERVICES))) + "\n"
+                )
                 sys.stdout.flush()
             finally:
                 node.close()

@@ -38,7 +38,7 @@ import time
 import urllib.request
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import manifests, system
@@ -116,19 +116,14 @@ def network() -> Iterator[Dict[str, str]]:
 
 
 @contextmanager
-def server(path: str) -> Iterator[None]:
-    """Run a process that accepts connections to all endpoints and leaves closing them to the clients."""
+def in_namespace(path: str, serve: Callable[[Callable[[], object]], object]) -> Iterator[None]:
+    """Run a function in a process of a network namespace, and begin once it calls its argument."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         system.enter(path, system.CLONE_NEWNET)
-        # Clients are faster than this loop; a full queue would make them wait for a second.
-        Path("/proc/sys/net/core/somaxconn").write_text(str(BACKLOG))
-        listening = socket.create_server(("", 8080), backlog=BACKLOG)
-        os.write(writing, b"x")
-        accepted = collections.deque(maxlen=256)  # type: ignore[var-annotated]
-        while True:
-            accepted.append(listening.accept()[0])
+        serve(lambda: os.write(writing, b"x"))
+        os._exit(1)
     os.read(reading, 1)
     os.close(reading)
     os.close(writing)
@@ -137,6 +132,17 @@ def server(path: str) -> Iterator[None]:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def accept_all(listens: Callable[[], object]) -> None:
+    """Accept connections to all endpoints, and leave closing them to the clients."""
+    # Clients are faster than this loop; a full queue would make them wait for a second.
+    Path("/proc/sys/net/core/somaxconn").write_text(str(BACKLOG))
+    listening = socket.create_server(("", 8080), backlog=BACKLOG)
+    listens()
+    accepted = collections.deque(maxlen=256)  # type: ignore[var-annotated]
+    while True:
+        accepted.append(listening.accept()[0])
 
 
 def connections(path: str, target: Tuple[str, int], seconds: float) -> List[float]:
@@ -158,7 +164,7 @@ def connections(path: str, target: Tuple[str, int], seconds: float) -> List[floa
 def traffic(paths: Dict[str, str], target: Tuple[str, int], seconds: float) -> Tuple[int, int, int]:
     """Return the microseconds to connect (p50, p99) and the connections per second."""
     fork = multiprocessing.get_context("fork")
-    with server(paths["server"]):
+    with in_namespace(paths["server"], accept_all):
         with fork.Pool(1) as pool:
             pool.apply(connections, (paths["client"], target, 0.2))
             alone = pool.apply(connections, (paths["client"], target, seconds))

@@ -179,10 +179,12 @@ class AgentNode:
         if wait:
 
             def synced() -> bool:
-                """Return whether the agent has completed a sync. Raises AssertionError if it has exited."""
+                """Return whether the cluster is served, or static Services. Raises AssertionError if it has exited."""
                 if self.process is not None and self.process.poll() is not None:
                     raise AssertionError(f"the agent has ended:\n{self.log}")
-                return self.status().get("syncs", 0) > 0
+                status = self.status()
+                served = status.get("clusterKnown") or status.get("staticServices")
+                return bool(served) and status["syncs"] > 0
 
             wait_for(synced, 300.0, 0.05)
 

@@ -9,11 +9,15 @@ its rules those that a Service's packets meet. Ranges replace ipsets, which not 
 
 from __future__ import annotations
 
+import re
 from typing import Dict, NamedTuple, Tuple
 
 
 class Neighbour(NamedTuple):
-    """The rules of one program: input for ``iptables-restore --noflush``, input for ``nft -f``, or both."""
+    """The rules of one program: input for ``iptables-restore --noflush``, input for ``nft -f``, or both.
+
+    For IPv6 the former is input for ``ip6tables-restore``.
+    """
 
     iptables: str = ""
     nft: str = ""
@@ -229,6 +233,41 @@ COMMIT
 """
 
 
+#: What the rules for IPv6 have in place of words of those for IPv4, with the same chains.
+_IPV6 = {
+    "table ip ": "table ip6 ",
+    "rule ip ": "rule ip6 ",
+    "ip saddr ": "ip6 saddr ",
+    "ip daddr ": "ip6 daddr ",
+    "10.0.0.0/8": "fd00:10::/64",
+    "10.0.0.9/32": "fd00:10::9/128",
+    "172.17.0.0/16": "fd00:17::/64",
+    "172.17.0.2:80": "[fd00:17::2]:80",
+    "172.17.0.2/32": "fd00:17::2/128",
+    "172.17.0.2 ": "fd00:17::2 ",
+    "127.0.0.0/8": "::1/128",
+    "127.0.0.1/32": "::1/128",
+    # istio's addresses of its own.
+    "127.0.0.6/32": "::6/128",
+    "169.254.7.127": "fd16:9254:7127:1337:ffff:ffff:ffff:ffff",
+    "7127:1337:ffff:ffff:ffff:ffff/32": "7127:1337:ffff:ffff:ffff:ffff/128",
+}
+
+
+#: Tailscale's range of addresses, of which its rules for IPv6 say nothing.
+_IPV4_ONLY = re.compile(r"^.*(?:-s|saddr) 100\..*\n", re.MULTILINE)
+
+
+def of_family(family: str, text: str) -> str:
+    """Return rules for IPv4 as the same program writes them for a family."""
+    if family != "IPv6":
+        return text
+    text = _IPV4_ONLY.sub("", text)
+    for word, other in _IPV6.items():
+        text = text.replace(word, other)
+    return text
+
+
 def _node_local_dns(address: str, port: int) -> str:
     skip, allow = (
         f'-m comment --comment "NodeLocal DNS Cache: {what}"' for what in ("skip conntrack", "allow DNS traffic")
@@ -238,26 +277,29 @@ def _node_local_dns(address: str, port: int) -> str:
     ]
     raw, accepted = ["*raw"], ["*filter"]
     for to, of in matches:
-        raw += [f"-A {chain} -d {address}/32 {to} {skip} -j NOTRACK" for chain in ("PREROUTING", "OUTPUT")]
-        raw.append(f"-A OUTPUT -s {address}/32 {of} {skip} -j NOTRACK")
-        accepted.append(f"-A INPUT -d {address}/32 {to} {allow} -j ACCEPT")
-        accepted.append(f"-A OUTPUT -s {address}/32 {of} {allow} -j ACCEPT")
+        raw += [f"-A {chain} -d {address} {to} {skip} -j NOTRACK" for chain in ("PREROUTING", "OUTPUT")]
+        raw.append(f"-A OUTPUT -s {address} {of} {skip} -j NOTRACK")
+        accepted.append(f"-A INPUT -d {address} {to} {allow} -j ACCEPT")
+        accepted.append(f"-A OUTPUT -s {address} {of} {allow} -j ACCEPT")
     return "\n".join([*raw, "COMMIT", *accepted, "COMMIT", ""])
 
 
-#: NodeLocal DNSCache for the cluster IP of the DNS Service.
-NODE_LOCAL_DNS = _node_local_dns("172.30.0.53", 5353)
+def on_the_node(family: str) -> Dict[str, Neighbour]:
+    """Return the neighbours on the node for one family, by name."""
+    six = family == "IPv6"
+    return {
+        "calico-iptables": Neighbour(of_family(family, CALICO_IPTABLES)),
+        "calico-nftables": Neighbour(nft=of_family(family, CALICO_NFTABLES)),
+        "tailscale-iptables": Neighbour(of_family(family, TAILSCALE_IPTABLES)),
+        "tailscale-nftables": Neighbour(nft=of_family(family, TAILSCALE_NFTABLES)),
+        "docker-nftables": Neighbour(nft=of_family(family, DOCKER_NFTABLES)),
+        "istio-node": Neighbour(of_family(family, ISTIO_NODE)),
+        # For the cluster IP of the DNS Service.
+        "node-local-dns": Neighbour(_node_local_dns("fd00:30::53/128" if six else "172.30.0.53/32", 5353)),
+    }
 
-#: Neighbours on the node, by name.
-ON_THE_NODE: Dict[str, Neighbour] = {
-    "calico-iptables": Neighbour(CALICO_IPTABLES),
-    "calico-nftables": Neighbour(nft=CALICO_NFTABLES),
-    "tailscale-iptables": Neighbour(TAILSCALE_IPTABLES),
-    "tailscale-nftables": Neighbour(nft=TAILSCALE_NFTABLES),
-    "docker-nftables": Neighbour(nft=DOCKER_NFTABLES),
-    "istio-node": Neighbour(ISTIO_NODE),
-    "node-local-dns": Neighbour(NODE_LOCAL_DNS),
-}
+
+NAMES_ON_THE_NODE = tuple(on_the_node("IPv4"))
 
 #: Inside a pod with a sidecar, whose Envoy runs as 1337.
 ISTIO_SIDECAR = """\

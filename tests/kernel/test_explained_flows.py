@@ -275,6 +275,20 @@ def test_packets_are_followed_without_drift_and_without_a_trace(node: AgentNode,
     wait_for(lambda: not tables(), 10)
 
 
+@pytest.mark.parametrize("node", [pytest.param("ipvs", marks=pytest.mark.uml)], indirect=True)
+def test_a_kernel_that_cannot_follow_packets_is_named_beside_the_explanation(node: AgentNode, network: Network) -> None:
+    # That of user-mode Linux has no chains of nf_tables for IPv4; test_ipvs_glue.py follows packets to IPVS.
+    node.start()
+    words = ("explain", "--control", str(node.scratch / "agent.sock"), "--from", FOUR["X"], "--to", f"{SOLE}:80")
+    done = node.run(*words, "--live", "5", "-o", "json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["flows"][0]["verdict"] == "forwarded"
+    (problem,) = found["problems"]
+    assert found["traced"] == [] and problem.startswith("packets cannot be traced: ")
+    assert answers(network, "X", SOLE, 80, 1) == ["r:80+M"]
+    assert tables() == [] and node.status()["driftRepaired"] == 0
+
+
 def test_the_agent_shows_what_it_forwards_itself(tmp_path: Path) -> None:
     client, first, second = "192.0.2.1", "10.244.1.11", "10.244.1.12"
     ip_batch([f"address add {client}/32 dev lo", "route add 10.96.0.0/12 dev lo"])

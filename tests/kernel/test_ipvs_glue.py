@@ -8,6 +8,7 @@ It needs a kernel with IPVS, ipset, and nf_tables with NAT: Debian's own in QEMU
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import re
 import socket
@@ -17,12 +18,14 @@ from typing import Any, Dict, List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.live_lines import follow_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import restore
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.conformance.wirelab.cases import load_case
+from tests.kernel.agent_node import wait_for
 from tests.kernel.convergence_node import cluster, remove, rules, run
 from tests.kernel.explained import explain_everything
 from tests.lab import recorded, system
@@ -154,6 +157,40 @@ def test_flows_are_explained_with_what_each_glue_holds(tmp_path):
     flows = explain_everything(request(tmp_path, "ipvs", "nftables")).values()
     (plain,) = [flow for flow in flows if (flow["service"], flow["family"]) == ("shop/plain", "IPv4")]
     assert any("missing in the kernel: element ip kubenode-ipvs" in line for line in plain["differences"])
+    remove(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("glue", "table", "chains"),
+    [
+        ("nftables", "ip kubenode-ipvs", ["nat-output", "nat-postrouting"]),
+        ("iptables", "ip nat", ["OUTPUT", "POSTROUTING"]),
+    ],
+)
+def test_packets_are_followed_to_ipvs_and_behind_it(tmp_path, glue, table, chains):
+    program(tmp_path, "ipvs", glue)
+    explained = explain_everything(request(tmp_path, "ipvs", glue))
+    (flow,) = [found for name, found in explained.items() if name.startswith("10.96.0.1:80")]
+    endpoints = [f"10.244.1.{last}" for last in (1, 2, 3)]
+    addresses = (flow["source"], *endpoints)
+    system.ip_batch([f"address add {address}/32 dev lo" for address in addresses])
+    document: Dict[str, Any] = {"flows": [flow]}
+    with contextlib.ExitStack() as stack:
+        for address in endpoints:
+            stack.enter_context(socket.create_server((address, 8080)))
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(1))
+        followed = pool.submit(follow_flows, document, 10.0)
+        wait_for(lambda: "kubenode-trace" in run("nft", "list", "tables"), 60, 0.2)
+        socket.create_connection(("10.96.0.1", 80), 30, (flow["source"], 0)).close()
+        followed.result()
+    assert "problems" not in document
+    found = [hit["chain"] for hit in document["traced"] if hit["packet"] == 1 and hit["table"] == table]
+    before, behind = chains
+    assert found.index(before) < found.index(behind)
+    assert "kubenode-trace" not in run("nft", "list", "tables")
+    # They are addresses of the node, so node ports would get virtual servers there.
+    system.ip_batch([f"address del {address}/32 dev lo" for address in addresses])
+    assert not converge(request(tmp_path, "ipvs", glue, check=True)).changed
     remove(tmp_path / "state")
 
 

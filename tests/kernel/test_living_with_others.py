@@ -177,6 +177,21 @@ class Neighbour:
                 process.close()
 
 
+def settled_listing(*table: str) -> str:
+    """Return the listing of a table once two in a row are equal.
+
+    While another program's transaction is aborted, the kernel repeats or omits chains in a dump of several parts: it
+    counts those of the transaction in one part and not in the next, and the generation does not change.
+    """
+    last = ""
+    for _attempt in range(10):
+        found = run("nft", "list", "table", *table)
+        if found == last:
+            break
+        last = found
+    return found
+
+
 class Node(AgentNode):
     """The node with its endpoints and an external client."""
 
@@ -240,7 +255,7 @@ class Node(AgentNode):
         found = [line for line in rules.splitlines() if not skipped.match(line) and not OURS.search(line)]
         if external_rules.has_nftables():
             for name in re.findall(r"^table (inet \S+)$", run("nft", "list", "tables"), re.MULTILINE):
-                found += COUNTERS.sub("", run("nft", "list", "table", *name.split())).splitlines()
+                found += COUNTERS.sub("", settled_listing(*name.split())).splitlines()
         return found
 
     def repairs(self) -> float:

@@ -94,12 +94,13 @@ def load_recorded(case: Case, mode: str, variant: str) -> None:
             Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
 
 
-def convergence(case: Case, mode: str, directory: Path, check: bool) -> Report:
+def convergence(case: Case, mode: str, directory: Path, check: bool, **own: object) -> Report:
+    """Converge to the first state of a case; ``own``: sections of the NodeProxyConfiguration."""
     return converge(
         Request(
             whole_cluster=False,
             cluster=ClusterState.from_objects(case.snapshots()[0]),
-            configuration=load(case.proxy_configuration(mode, "", None)).configuration,
+            configuration=load(case.proxy_configuration(mode, "", None), node_source=own or None).configuration,
             node_name=case.node,
             mode=mode,
             check=check,

@@ -155,12 +155,15 @@ def test_small_transactions_result_in_the_same_table(resource: NftablesResource)
         converge(cut, {})
 
 
+@pytest.mark.parametrize("setting", ["count_connections", "count_bytes"])
 @pytest.mark.parametrize("most_elements", [3, transactions.ELEMENTS_PER_TRANSACTION])
-def test_counters_are_added_to_a_table_and_removed_from_it(resource: NftablesResource, most_elements: int) -> None:
-    """The maps are created again with all their elements, also if these are more than a transaction usually has."""
+def test_counters_are_added_to_a_table_and_removed_from_it(
+    resource: NftablesResource, most_elements: int, setting: str
+) -> None:
+    """Maps are created again with all their elements, also if these are more than a transaction usually has."""
     family = resource.family
     plain, counted = (
-        RENDERING.desired_tables(sample_routes(family), sample_settings(family, count_connections=wanted))
+        RENDERING.desired_tables(sample_routes(family), sample_settings(family, **{setting: wanted}))
         for wanted in (False, True)
     )
     with NftablesResource(family, most_elements=most_elements) as cut:

@@ -83,7 +83,8 @@ def test_objects_that_kube_proxy_does_not_use_are_removed_and_the_rest_is_kube_p
     recorded.load(Path(case.file("state-nftables.txt")), run, "")
     before = objects()
     assert not any(is_own("set" if kind == "map" else kind, name) for kind, name in names(before))
-    assert convergence(case, "nftables", tmp_path, check=False).changed
+    counting = {"traffic": {"countConnections": True, "countBytes": True}} if name == "nodeport-cluster" else {}
+    assert convergence(case, "nftables", tmp_path, check=False, **counting).changed
     for check in (True, False):
         with pytest.raises(KernelError, match="kube-proxy has not taken it over yet"):
             released(tmp_path, check)
@@ -91,6 +92,7 @@ def test_objects_that_kube_proxy_does_not_use_are_removed_and_the_rest_is_kube_p
     after = objects()
     left = {family: set(after[family]) - set(before[family]) for family in before}
     assert all("map service-frontends" in items for items in left.values())
+    assert all(("set service-traffic" in items) == bool(counting) for items in left.values())
     checked = released(tmp_path, check=True)
     assert objects() == after and checked.changed
     shown = {line.split()[1] for change in checked.changes for line in change.before if line[:1] not in ("\t", "}")}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 from collections import Counter
@@ -18,6 +19,7 @@ from tests.kernel import backends
 from tests.kernel.agent_node import AgentNode, node_object, wait_for
 from tests.kernel.userspace_node import node_in_mode
 from tests.lab import manifests
+from tests.lab.system import run
 
 PORT = manifests.port(backends.PORT, name="https")
 COUNT = 12
@@ -41,7 +43,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentNode]:
     mode, *words = request.param.split()
     backends.make_network()
     made = AgentNode(tmp_path, mode, "nft") if words else node_in_mode(tmp_path, mode)
-    made.node_configuration["traffic"] = {"countConnections": True, "metricsPorts": 1}
+    made.node_configuration["traffic"] = {"countConnections": True, "countBytes": True, "metricsPorts": 1}
     made.write_configuration()
     made.store.put(node_object(status={"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}))
     made.store.put(manifests.service("web", backends.ADDRESS, [{**PORT, "nodePort": NODE_PORT}], type="NodePort"))
@@ -80,25 +82,33 @@ def connect(times: int = COUNT) -> Dict[str, int]:
     return {f"{backends.endpoint(int(number))}:{backends.PORT}": count for number, count in answers.items()}
 
 
+_COUNTERS = (("map", "ip", "kube-proxy", "service-frontends"), ("set", "ip", "kube-proxy", "service-traffic"))
+_SIZES = ("packetsIn", "packetsOut", "bytesIn", "bytesOut")
+
+
+def nft_sets() -> str:
+    return run(["nft", "list", "sets"])
+
+
 def remove_counters(node: AgentNode) -> None:
     """Delete what counts the connections, as another program might."""
     if node.mode == "nftables":
-        commands = [["nft", "flush", "map", "ip", "kube-proxy", name] for name in ("service-frontends",)]
+        # In one transaction, which the agent repairs as a whole.
+        command = ["nft", "; ".join(f"flush {' '.join(words)}" for words in _COUNTERS)]
     elif node.mode == "iptables":
         program = f"iptables-{node.kernel_variant}" if node.kernel_variant else "iptables"
-        commands = [[program, "-t", "nat", "-F"]]
+        command = [program, "-t", "nat", "-F"]
     else:
-        commands = [["ipvsadm", "-D", "-t", f"{backends.ADDRESS}:{backends.PORT}"]]
-    for command in commands:
-        subprocess.run(command, check=True)
+        command = ["ipvsadm", "-D", "-t", f"{backends.ADDRESS}:{backends.PORT}"]
+    subprocess.run(command, check=True)
 
 
 def test_connections_are_counted_by_endpoint_and_kept_over_repairs(node: AgentNode) -> None:
     assert (web(node)["connections"] or 0, sum(counts(web(node)).values())) == (0, 0)
     made = Counter(connect())
     first = counted(node, COUNT)
-    sizes = [first[name] for name in ("packetsIn", "packetsOut", "bytesIn", "bytesOut")]
-    assert all(size > COUNT for size in sizes) if node.mode == "ipvs" else set(sizes) == {None}
+    sizes = [first[name] for name in _SIZES]
+    assert all(size > COUNT for size in sizes) if node.mode in ("ipvs", "nftables") else set(sizes) == {None}
     assert {key: count for key, count in counts(first).items() if count} == made
     assert first["resetAt"] == 0
 
@@ -112,14 +122,57 @@ def test_connections_are_counted_by_endpoint_and_kept_over_repairs(node: AgentNo
     second = counted(node, 2 * COUNT)
     assert {key: count for key, count in counts(second).items() if count} == made
     assert second["resetAt"] > 0
+    assert all(second[name] is None or second[name] > size for name, size in zip(_SIZES, sizes))
+
+
+@pytest.mark.parametrize("node", ["nftables"], indirect=True)
+def test_bytes_are_counted_as_long_as_the_configuration_says_so(node: AgentNode) -> None:
+    connect()
+    found = counted(node, COUNT)
+
+    def configure(value: bool) -> None:
+        node.node_configuration["traffic"]["countBytes"] = value
+        node.write_configuration()
+        node.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: ("service-traffic" in nft_sets()) == value)
+
+    configure(False)
+    connect()
+    without = counted(node, 2 * COUNT)
+    assert [without[name] for name in _SIZES] == [found[name] for name in _SIZES]
+    configure(True)
+    connect()
+    again = counted(node, 3 * COUNT)
+    assert all(again[name] > found[name] for name in _SIZES)
+    # What was counted before is part of the totals, and connections were counted all the time.
+    assert (sum(counts(again).values()), node.status()["driftRepaired"]) == (3 * COUNT, 0)
 
 
 def test_counters_of_the_kernel_are_kept_over_a_restart_of_the_agent(node: AgentNode) -> None:
     connect()
+    before = counted(node, COUNT)
     node.stop()
     connect()
     node.start()
-    counted(node, 2 * COUNT)
+    after = counted(node, 2 * COUNT)
+    assert all(after[name] is None or after[name] > before[name] for name in _SIZES)
+
+
+@pytest.mark.parametrize("node", [pytest.param("ipvs", marks=pytest.mark.uml)], indirect=True)
+def test_a_real_server_that_ipvs_revives_with_its_counters_is_counted_once(node: AgentNode) -> None:
+    made = Counter(connect())
+    counted(node, COUNT)
+    repaired = node.status()["driftRepaired"]
+    first = f"{backends.endpoint(1)}:{backends.PORT}"
+    server = ["-t", f"{backends.ADDRESS}:{backends.PORT}", "-r", first]
+    subprocess.run(["ipvsadm", "-d", *server], check=True)
+    wait_for(lambda: node.status()["driftRepaired"] > repaired)
+    made.update(connect())
+    found = counted(node, 2 * COUNT)
+    # IPVS has continued to count.
+    assert f"{first} {made[first]}" in " ".join(run(["ipvsadm", "-Ln", "--stats"]).split())
+    assert (counts(found), found["resetAt"]) == (made, 0)
+    assert [item["resetAt"] for item in found["endpoints"]] == [0, 0]
 
 
 @pytest.mark.parametrize("node", ["userspace"], indirect=True)
@@ -155,6 +208,9 @@ def test_only_so_many_ports_as_configured_have_metrics(node: AgentNode) -> None:
     name = 'kubenode_proxy_service_connections_total{ip_family="IPv4",namespace="default",port="https",protocol="TCP"'
     wait_for(lambda: f'{name},service="web"}} {COUNT:.1f}' in node.fetch("/metrics"), 60.0, 0.5)
     assert 'service="idle"' not in node.fetch("/metrics")
+    assert (
+        node.metric("kubenode_proxy_service_bytes_total") > node.metric("kubenode_proxy_service_packets_total") > COUNT
+    )
     assert node.metric("kubenode_proxy_service_ports_without_metrics") == 1
 
 

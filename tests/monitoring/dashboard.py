@@ -52,6 +52,10 @@ def _number(title: str, about: str, queries: Tuple[Tuple[str, str], ...], alarm:
 _SYNC = "kubeproxy_sync_proxy_rules"
 _PROGRAMMING = "kubeproxy_network_programming_duration_seconds"
 _SERVICE = "namespace, service, port"
+_COUNTED_BYTES = (
+    "Of the ten ports of Services with the most, per second and in both directions; in ipvs mode, and with "
+    "traffic.countBytes in nftables mode."
+)
 _SERVICE_NAME = "{{namespace}}/{{service}}:{{port}}"
 REPAIRED = f"increase({selected('kubenode_proxy_drift_repaired_total')}[1h])"
 
@@ -326,13 +330,13 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Bytes",
-                "Of the ten ports of Services with the most, per second and in both directions; in ipvs mode.",
+                _COUNTED_BYTES,
                 ((f"topk(10, sum by ({_SERVICE}) ({rate('kubenode_proxy_service_bytes_total')}))", _SERVICE_NAME),),
                 unit="Bps",
             ),
             Panel(
                 "Packets",
-                "Of the ten ports of Services with the most, per second and in both directions; in ipvs mode.",
+                _COUNTED_BYTES,
                 ((f"topk(10, sum by ({_SERVICE}) ({rate('kubenode_proxy_service_packets_total')}))", _SERVICE_NAME),),
                 unit="pps",
             ),

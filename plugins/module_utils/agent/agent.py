@@ -25,6 +25,7 @@ from .fatal import Fatal
 from .options import AgentOptions
 from .parts import Parts
 from .reload import reload
+from .source.first_services import FirstObjects
 from .source.reflector import Batch
 from .source.static_source import CHECK_SECONDS
 from .surface.control import ControlRequest, ControlServer
@@ -36,8 +37,8 @@ LOCK_SECONDS = 30.0
 #: When to report to the service manager that the agent is ready although the API server has not answered.
 READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
-#: How often to check whether the cluster is known while only static Services are served.
-CLUSTER_PAUSE_SECONDS = 0.5
+#: How often to check whether the cluster is known, since a request that fails wakes nothing.
+CLUSTER_PAUSE_SECONDS = 0.05
 
 
 class Agent:
@@ -54,6 +55,7 @@ class Agent:
         parts.drain.changed = self._show_status
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
+        self._ready_timer = self.timers.add("report that the agent is ready", self._send_ready)
         self._static_timer = self.timers.add("look for static Services", self._look_for_static)
         self._stop = False
         self._reload = False
@@ -95,14 +97,16 @@ class Agent:
             try:
                 self.parts.drain.read()
                 self.parts.ports.open()
+                self._ready_timer.start(READY_PATIENCE_SECONDS)
+                self._static_timer.start(CHECK_SECONDS)
                 serving = self._is_serving()
+                if not serving:
+                    self.views.begin_preliminary()
+                    self._serve_preliminary()
                 settings = self.parts.settings
                 self.source.start(settings.followed_node, serving, settings.policies, settings.follows_every_node)
-                self._static_timer.start(CHECK_SECONDS)
-                if serving or not self._serve_static_first():
-                    self._await_cluster()
-                    if not self._stop:
-                        self._begin()
+                self.parts.memory.look()
+                self._await_cluster()
                 self._loop()
             except Fatal as error:
                 self.log.error("the agent exits", reason=error)
@@ -120,23 +124,27 @@ class Agent:
             self.log.debug("cannot determine whether the kernel already serves", error=error)
             return False
 
-    def _serve_static_first(self) -> bool:
-        """Serve static Services on a node that serves nothing, before the cluster is known; return whether it does.
-
-        They may be the way to the API servers. The rest follows in :meth:`_serve_cluster`.
-        """
-        if not self.views.serve_static():
-            return False
+    def _serve_preliminary(self) -> None:
+        """Serve what the preliminary view has so far. The rest follows in :meth:`_serve_cluster`."""
+        if not self.views.preliminary or not self.views.current.state.services:
+            return
+        if self.sync.proxiers is not None:
+            self._sync()
+            return
         try:
             self._begin()
         except ProxyError as error:
-            self.log.warning("static Services must wait for the cluster", error=error)
+            self.log.warning("the first Services must wait for the cluster", error=error)
             self.views.serve_cluster()
-            return False
-        return True
+
+    def _serve_first(self, found: FirstObjects) -> None:
+        """Serve the first Services of the cluster, and only then have all of it listed."""
+        self.views.add_first(found)
+        self._serve_preliminary()
+        self.source.follow_all()
 
     def _serve_cluster(self) -> None:
-        """Switch from static Services to all Services."""
+        """Serve all Services instead of the preliminary view."""
         self.views.serve_cluster()
         self.sync.rebuild(self.parts.request())
         self._sync(first=True)
@@ -144,6 +152,8 @@ class Agent:
     def _look_for_static(self) -> None:
         self._static_timer.start(CHECK_SECONDS)
         self.views.look_for_static()
+        if self.sync.proxiers is None:
+            self._serve_preliminary()
         self._follow_listeners()
 
     def _follow_listeners(self) -> None:
@@ -160,17 +170,26 @@ class Agent:
             self._ready_sent = False
 
     def _await_cluster(self) -> None:
-        """Wait for the lists; if the API server is late, use the state kept on disk for the missing ones."""
-        began = self.timers.clock()
+        """Wait until something is served: the cluster, or before it is known the preliminary view.
+
+        If the API server is late, the state kept on disk replaces the lists that are missing.
+        """
         self.systemd.status("waiting for the API server")
-        while not self._stop and not self.views.cluster_known(self.timers.clock()):
-            now, due = self.timers.clock(), self.source.patience_ends()
-            if now - began >= READY_PATIENCE_SECONDS:
-                self._send_ready()
-            self._inbox.wait((), 1.0 if due is None else min(0.5, max(0.01, due - now)))
+        while not self._stop and not (self.views.preliminary and self.sync.proxiers is not None):
+            if self.views.cluster_known(self.timers.clock()):
+                self.views.serve_cluster()
+                self._begin()
+                return
+            self._inbox.wait((), self._cluster_pause())
             self._empty_inbox()
             self._look_after_threads()
+            self.parts.memory.look_if_due()
             self.parts.ports.open()
+            self.timers.run()
+
+    def _cluster_pause(self) -> float:
+        """Return the seconds after which to check again whether the cluster is known."""
+        return 1.0 if self.source.patience_ends() is None else CLUSTER_PAUSE_SECONDS
 
     def _begin(self) -> None:
         settings = self.parts.settings
@@ -196,7 +215,7 @@ class Agent:
             if self._reload:
                 self._reload = False
                 self._reload_configuration()
-            if self.views.static_only and not self._stop and self.views.cluster_known(self.timers.clock()):
+            if self.views.preliminary and not self._stop and self.views.cluster_known(self.timers.clock()):
                 self._serve_cluster()
             if self._stop or self.sync.proxiers is None:
                 continue
@@ -210,8 +229,8 @@ class Agent:
 
     def _delay(self) -> float:
         delays = [self.sync.delay(), self.supervisor.delay(), self.timers.delay()]
-        if self.views.static_only:
-            delays.append(CLUSTER_PAUSE_SECONDS)
+        if self.views.preliminary:
+            delays.append(self._cluster_pause())
         if self.systemd.watchdog_seconds:
             delays.append(self.systemd.watchdog_seconds / 2)
         return max(0.0, min(delays))
@@ -240,11 +259,13 @@ class Agent:
         if first and self.sync.proxiers is not None:
             # Before systemd is notified: kubelet does not start until then.
             self.policy.sync(self.sync.proxiers.node_view.addresses)
-        if first or not self._ready_sent:
+        if (first or not self._ready_sent) and (self.views.has_static or not self.views.preliminary):
+            # kubelet waits for static Services, or for all.
             self._send_ready()
             self.sync.clean_up()
-        if first and not self.views.static_only:
+        if first and not self.views.preliminary:
             end_loading()
+            self._save_soon()
         self._show_status()
 
     def _empty_inbox(self) -> None:
@@ -253,6 +274,8 @@ class Agent:
             if isinstance(item, Batch):
                 self._apply(item)
                 changed = True
+            elif isinstance(item, FirstObjects):
+                self._serve_first(item)
             elif isinstance(item, VerdictChange):
                 self.parts.checks.changed(self.views.current, item)
             elif isinstance(item, ControlRequest):
@@ -270,7 +293,7 @@ class Agent:
         if slices:
             self.parts.metrics.endpoint_changes.inc(slices)
             self.parts.metrics.endpoint_changes_pending.set(view.pending_slices)
-        if self.views.static_only:
+        if self.views.preliminary:
             return
         if batch.kind == NODES.kind:
             parts = self.parts
@@ -279,6 +302,9 @@ class Agent:
             self.sync.refresh_addresses_soon()
         if view.dirty:
             self.sync.note_queued()
+        self._save_soon()
+
+    def _save_soon(self) -> None:
         if self.source.is_unsaved:
             self._save_timer.start(CACHE_SECONDS)
 
@@ -303,6 +329,7 @@ class Agent:
     def _send_ready(self) -> None:
         if not self._ready_sent:
             self._ready_sent = True
+            self._ready_timer.cancel()
             self.systemd.ready()
 
     def _show_status(self) -> None:

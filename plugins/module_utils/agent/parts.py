@@ -13,14 +13,17 @@ from __future__ import annotations
 import time
 from typing import Callable, Dict, Optional, Tuple
 
-from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
+from ..configuration.model import MODES, NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
+from ..convergence.modes.mode import LEAST_MEMORY_FACTOR
+from ..convergence.modes.registry import mode_object
 from ..convergence.request import Request
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
 from .drain import Drain
 from .forwarding import Forwarding
+from .memory import MemoryBudget
 from .options import AgentOptions, command_line_flags
 from .settings import configure_log, load_settings
 from .source.cluster_source import ClusterSource
@@ -31,6 +34,7 @@ from .supervision import Supervisor
 from .surface.health import ProxyHealth
 from .surface.http.connections import limits_of, raise_open_files
 from .surface.log import LimitedLog, Log
+from .surface.memory_metrics import MemoryMetrics
 from .surface.metrics import Metrics
 from .surface.policy_metrics import PolicyMetrics
 from .surface.ports import PortKeeper
@@ -78,6 +82,17 @@ class Parts:
             log=log,
         )
         self.api.configure(loaded.node_proxy.api_servers)
+        self.memory = MemoryBudget(
+            timers=self.timers,
+            log=log,
+            health=self.health,
+            post=self.post,
+            size=lambda: self.source.view.size,
+            held_back=lambda: len(self.source.view.held_back),
+            factor=self._memory_factor,
+            list_held_back=self._list_held_back,
+        )
+        self.metrics.registry.register(MemoryMetrics(self.memory.use))
         self.source = ClusterSource(
             connect=self.api.connect,
             deliver=self.inbox.deliver,
@@ -85,6 +100,7 @@ class Parts:
             keeper=CacheKeeper(options.cache, log),
             log=log,
             node_required=lambda: self.configuration.detect_local_mode == NODE_CIDR,
+            room=self.memory,
         )
         self.surface = Surface(
             loaded,
@@ -129,6 +145,7 @@ class Parts:
         self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync)
+        self.health.preliminary = lambda: self.views.preliminary
         self.traffic = Traffic(
             self.sync, lambda: self.views.current, self.handles, timers=self.timers, limited=self.limited
         )
@@ -202,7 +219,20 @@ class Parts:
             handles=self.handles,
             drain=self.drain,
             traffic=self.traffic,
+            memory=self.memory,
         )
+
+    def _memory_factor(self) -> float:
+        """Return that of the mode in effect, or before it is chosen, the configured or the most frugal one."""
+        proxiers = self.sync.proxiers
+        if proxiers is not None:
+            return proxiers.mode.memory_factor
+        name = self.settings.configuration.mode
+        return mode_object(name).memory_factor if name in MODES else LEAST_MEMORY_FACTOR
+
+    def _list_held_back(self) -> None:
+        """List again what was held back. The source is made after the memory budget, which it asks."""
+        self.source.list_held_back()
 
     def _leave(self, url: str) -> None:
         """End the watches at an API server that no longer answers. The source is made after the API it reads."""

@@ -32,6 +32,10 @@ class Timer:
         """Run the action after this time, whatever was planned before."""
         self.due = self._clock() + seconds
 
+    def cancel(self) -> None:
+        """Do not run the action unless it is started again."""
+        self.due = None
+
     def run(self) -> None:
         """Run the action, which may start the timer again."""
         self.due = None

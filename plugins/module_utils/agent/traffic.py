@@ -12,6 +12,7 @@ from ..configuration.sections.traffic import TrafficSettings
 from ..convergence.handles import KernelHandles
 from ..convergence.traffic.account import Numbers, TrafficAccount
 from ..convergence.traffic.resets import counters_reset
+from ..convergence.traffic.samples import revived
 from ..errors import ProxyError
 from ..resources import PlannedChange
 from ..serviceports.frontends import Frontends
@@ -22,8 +23,8 @@ from .sync.node import NodeSync
 from .timers import Timers
 
 METRICS_SECONDS = 15.0
-#: A reading costs O(cluster). Those for metrics take at most 1 % of a processor, those of watchers 10 %.
-_METRICS_FACTOR, _WATCH_FACTOR = 100.0, 10.0
+#: A reading costs O(cluster). Those for metrics take at most 1 % of a processor, those on demand 10 %.
+_METRICS_FACTOR, _DEMAND_FACTOR = 100.0, 10.0
 #: Connections count half in the choice of the busiest ServicePorts after this time, so that the choice changes slowly.
 HALF_LIFE_SECONDS = 600.0
 
@@ -113,8 +114,14 @@ class Traffic:
     def _applied(self, family: str, changes: Sequence[PlannedChange]) -> None:
         """Note that a sync has changed the objects of a family, and with them their counters."""
         kept = self._families.get(family)
-        if kept is not None and changes:
-            kept.account.forget(counters_reset(changes), self._now())
+        if kept is None or not changes:
+            return
+        reset = counters_reset(changes)
+        try:
+            reset -= revived(changes, kept.account, self._handles)
+        except ProxyError as error:
+            self._limited.warning("traffic", "the traffic of Services cannot be read", error=error)
+        kept.account.forget(reset, self._now())
 
     def _read(self) -> None:
         """Add up what the kernel has counted. Raises KernelError."""
@@ -171,8 +178,8 @@ class Traffic:
         """Return the totals as plain JSON values. Raises ProxyError.
 
         ``namespace``: only its Services, unless it is empty. ``endpoints``: those of each ServicePort as well.
-        ``known``: the time of the reading that the caller has, if it asks regularly. The last reading must do for a
-        while then if readings take long, and the result has nothing but its time if the caller has it.
+        ``known``: the time of the reading that the caller has; the result has nothing but that time if it is the last
+        reading. That one must do for a while if readings take long.
 
         In the result, ``at``: when the kernel was read; ``since``: when it was read first. What the kernel had counted
         before that is included.
@@ -180,8 +187,8 @@ class Traffic:
         proxiers = self._sync.proxiers
         if proxiers is None:
             raise ProxyError("the agent does not know the cluster yet")
-        recent = self._ended is not None and self._clock() - self._ended < _WATCH_FACTOR * self._seconds()
-        must_read = known is None or not recent or proxiers.mode.name != self._mode
+        recent = self._ended is not None and self._clock() - self._ended < _DEMAND_FACTOR * self._seconds()
+        must_read = not recent or proxiers.mode.name != self._mode
         if must_read:
             self._read()
         at = round(self._read_at, 3)

@@ -1,55 +1,71 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The view that the node is kept in sync with: the cluster's, or until that is known, static Services only."""
+"""The view that the node is kept in sync with: the cluster's, or until that is known, one of what is needed first."""
 
 from __future__ import annotations
 
 from typing import Optional
 
 from .source.cluster_source import ClusterSource
+from .source.first_services import FirstObjects
 from .source.static_source import StaticSource
 from .source.view import ClusterView
 from .sync.node import NodeSync
 
 
 class Views:
-    """The cluster's view with static Services, and until the cluster is known, a view with static Services only."""
+    """The cluster's view with static Services, and on a node that serves nothing, a preliminary view.
+
+    That one has static Services, which may be the way to the API servers, and the first Services of the cluster. It is
+    complete in neither, so it is a view of its own: whatever needs the cluster reads the source's view, and finds that
+    unknown.
+    """
 
     def __init__(self, source: ClusterSource, static: StaticSource, sync: NodeSync) -> None:
         self._source = source
         self._static = static
         self._sync = sync
-        self._first: Optional[ClusterView] = None
+        self._preliminary: Optional[ClusterView] = None
         static.apply(source.view)
 
     @property
     def current(self) -> ClusterView:
         """The view that the node is kept in sync with."""
-        return self._first or self._source.view
+        return self._preliminary or self._source.view
 
     @property
-    def static_only(self) -> bool:
-        """Whether the current view is the one with static Services only."""
-        return self._first is not None
+    def preliminary(self) -> bool:
+        """Whether the current view is the preliminary one."""
+        return self._preliminary is not None
 
-    def serve_static(self) -> bool:
-        """Switch to the view with static Services only; return False, without doing so, if there are none."""
-        if not self._static.objects.services:
-            return False
-        self._first = ClusterView()
-        self._static.apply(self._first)
-        self._sync.follow(self._first)
-        return True
+    @property
+    def has_static(self) -> bool:
+        """Whether there are static Services."""
+        return bool(self._static.objects.services)
+
+    def begin_preliminary(self) -> None:
+        """Switch to the preliminary view, which has the static Services."""
+        self._preliminary = ClusterView()
+        self._static.apply(self._preliminary)
+        self._sync.follow(self._preliminary)
+
+    def add_first(self, found: FirstObjects) -> None:
+        """Add the first Services of the cluster to the preliminary view."""
+        self._source.keep_first(found)
+        if self._preliminary is not None:
+            for batch in found.batches:
+                self._preliminary.apply(batch)
 
     def serve_cluster(self) -> None:
-        """Switch to the view of the cluster. The caller sets the node up again for it."""
-        self._first = None
+        """Switch to the view of the cluster. The caller sets the node up for it."""
+        self._preliminary = None
         self._sync.follow(self._source.view)
 
     def cluster_known(self, now: float) -> bool:
         """Return whether the cluster is known, by ``now`` from the copy on disk if the API server does not answer."""
         if self._source.listed:
+            self._source.release_cache()
             return True
         due = self._source.patience_ends()
         if due is None or now < due:
@@ -64,7 +80,7 @@ class Views:
         if not self._static.look():
             return
         self._static.apply(self._source.view)
-        if self._first is not None:
-            self._static.apply(self._first)
+        if self._preliminary is not None:
+            self._static.apply(self._preliminary)
         if self.current.dirty:
             self._sync.note_queued()

@@ -52,9 +52,12 @@ _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _GONE, _INTERNAL_ERROR = 400, 401, 403,
 
 
 class ListResult(NamedTuple):
-    """Raw objects with kind and apiVersion filled in, and the resourceVersion at which a watch continues."""
+    """Raw objects with kind and apiVersion filled in, or what they were reduced to.
 
-    items: List[Dict[str, Any]]
+    ``resource_version``: where a watch continues.
+    """
+
+    items: List[Any]
     resource_version: str
 
 
@@ -131,7 +134,7 @@ class ApiClient:
         resource: ResourceType,
         field_selector: str = "",
         resource_version: str = "",
-        reduce: Callable[[Any], Optional[Dict[str, Any]]] = lambda item: item,
+        reduce: Callable[[Any], Any] = lambda item: item,
     ) -> ListResult:
         """Return all objects of a collection that its selectors match, read in pages of one resourceVersion.
 
@@ -156,7 +159,7 @@ class ApiClient:
         resource: ResourceType,
         field_selector: str,
         resource_version: str,
-        reduce: Callable[[Any], Optional[Dict[str, Any]]],
+        reduce: Callable[[Any], Any],
     ) -> ListResult:
         query = self._selectors(resource, field_selector)
         query["limit"] = str(PAGE_SIZE)
@@ -164,7 +167,7 @@ class ApiClient:
             query["resourceVersion"] = resource_version
         purpose = f"list {resource.name}"
         where = f"API server {self.host}: {purpose}"
-        items: List[Dict[str, Any]] = []
+        items: List[Any] = []
         short = 0
         for _number in range(_MOST_PAGES):
             page = self._get_json(resource.path, query, purpose)
@@ -210,10 +213,7 @@ class ApiClient:
 
     def get(self, resource: ResourceType, name: str, namespace: str = "") -> Dict[str, Any]:
         """Return one raw object. Raises ApiStatusError with code 404 if it does not exist, ApiError otherwise."""
-        path = resource.path
-        if namespace:
-            base, _slash, plural = path.rpartition("/")
-            path = f"{base}/namespaces/{urllib.parse.quote(namespace, safe='')}/{plural}"
+        path = (resource.in_namespace(namespace) if namespace else resource).path
         return self._get_json(f"{path}/{urllib.parse.quote(name, safe='')}", {}, f"get {resource.name} {name}")
 
     def watch(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import math
 import os
@@ -37,8 +38,7 @@ class CachedState(NamedTuple):
 
 def write_cache(path: str, objects: Iterable[bytes]) -> None:
     """Write objects, each encoded as JSON, replacing an older cache atomically. Raises SnapshotError."""
-    document = b'{"apiVersion":"v1","kind":"List","items":[' + b",".join(objects) + b"]}"
-    payload = gzip.compress(document, compresslevel=1, mtime=0)
+    payload = _compressed(objects)
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -50,6 +50,18 @@ def write_cache(path: str, objects: Iterable[bytes]) -> None:
         write_whole(path, json.dumps(header).encode() + b"\n" + payload)
     except OSError as error:
         raise SnapshotError(f"{path}: the cluster state cannot be written: {error.strerror}") from error
+
+
+def _compressed(objects: Iterable[bytes]) -> bytes:
+    """Return the List of the objects, compressed as it is put together: it is ten times as large."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as stream:
+        before = b'{"apiVersion":"v1","kind":"List","items":['
+        for item in objects:
+            stream.write(before + item)
+            before = b","
+        stream.write((b"" if before == b"," else before) + b"]}")
+    return packed.getvalue()
 
 
 def read_cache(path: str) -> CachedState:

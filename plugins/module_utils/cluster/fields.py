@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any, Dict, List, Optional
 
 from ..addresses import canonical_address, family_of
@@ -19,6 +20,8 @@ _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a
 _SHOWN_CHARACTERS = 60
 _DURATION = re.compile(r"([0-9]{1,6})(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
+# Python 3.12 alone keeps an interned string until it ends, so that each change of an object would cost memory.
+_INTERNED_ARE_FREED = sys.version_info[:2] != (3, 12)
 
 
 class Invalid(Exception):
@@ -112,10 +115,16 @@ def is_dns_subdomain(value: str) -> bool:
     return len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None
 
 
+def once(value: str) -> str:
+    """Return the same object for equal strings, of which a cluster has many: names, namespaces, kinds, times."""
+    # Ansible has classes of strings, which cannot be interned.
+    return sys.intern(value) if _INTERNED_ARE_FREED and value.__class__ is str else value
+
+
 def dns_label(value: object, field: str) -> str:
-    """Return an RFC 1123 label. Raises Invalid."""
+    """Return an RFC 1123 label, of equal ones the same object, since clusters have many. Raises Invalid."""
     if isinstance(value, str) and _DNS_LABEL.fullmatch(value) is not None:
-        return value
+        return once(value)
     if value is None or value == "":
         raise Invalid(field, "is missing")
     raise Invalid(field, f"{shown(value)} is not a DNS label (a-z, 0-9 and -, at most 63 characters)")
@@ -127,9 +136,9 @@ def optional_dns_label(value: object, field: str) -> str:
 
 
 def dns_subdomain(value: object, field: str) -> str:
-    """Return an RFC 1123 subdomain. Raises Invalid."""
+    """Return an RFC 1123 subdomain, of equal ones the same object. Raises Invalid."""
     if isinstance(value, str) and len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None:
-        return value
+        return once(value)
     if value is None or value == "":
         raise Invalid(field, "is missing")
     raise Invalid(field, f"{shown(value)} is not a DNS name (a-z, 0-9, - and ., at most 253 characters)")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from typing import NamedTuple
 
 from .parsing.endpoint_slice import HEADLESS_LABEL
@@ -19,6 +20,15 @@ class ResourceType(NamedTuple):
     kind: str
     label_selector: str = ""
     field_selector: str = ""
+
+    def in_namespace(self, namespace: str) -> ResourceType:
+        """Return the part of the collection that is in one namespace."""
+        base, _slash, plural = self.path.rpartition("/")
+        return self._replace(path=f"{base}/namespaces/{urllib.parse.quote(namespace, safe='')}/{plural}")
+
+    def with_label(self, label: str, value: str) -> ResourceType:
+        """Return the part of the collection that has a label of this value."""
+        return self._replace(label_selector=f"{label}={value},{self.label_selector}".rstrip(","))
 
 
 SERVICES = ResourceType(

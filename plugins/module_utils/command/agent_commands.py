@@ -67,6 +67,7 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
         lines.append(f"forwarding: {text}, {forwarding['sockets']} of {forwarding['listeners']} listeners open")
         lines += [f"            cannot listen: {line}" for line in forwarding["unbound"]]
     lines += _policy_lines(document.get("networkPolicy") or {})
+    lines += _memory_lines(document.get("memory") or {})
     lines.append(f"syncs:      {document['syncs']}, external changes repaired: {document['driftRepaired']}")
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")
@@ -78,6 +79,19 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
     lines += [f"unchecked:  {line}" for line in document.get("unchecked", ())]
     lines += [f"skipped:    {refusal}" for refusal in document["refused"]]
     lines += [f"conflict:   {conflict}" for conflict in document.get("conflicts", ())]
+    return lines
+
+
+def _memory_lines(memory: Dict[str, Any]) -> List[str]:
+    if not memory.get("limit"):
+        return []
+    percent = round(memory["cluster"] * 100 / memory["capacity"]) if memory["capacity"] else 100
+    text = f"{memory['used'] >> 20} of {memory['limit'] >> 20} MiB, which carry the cluster to {percent} %"
+    lines = [f"memory:     {text}"]
+    if memory["refusedLists"]:
+        lines.append(f"            too large to be listed: {', '.join(memory['refusedLists'])}")
+    if memory["heldBack"]:
+        lines.append(f"            {memory['heldBack']} objects keep their previous version")
     return lines
 
 

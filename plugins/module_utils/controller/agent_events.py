@@ -36,6 +36,8 @@ KIND_OF_REASON = {
     "EndpointPassing": "check_passed",
     "ModeChanged": "mode_changed",
     "EndpointsLost": "endpoints_lost",
+    "MemoryLow": "memory",
+    "MemoryLimit": "memory",
     "DrainStarted": "drain_started",
     "DrainEnded": "drain_ended",
     "Starting": "started",

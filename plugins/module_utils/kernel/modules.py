@@ -106,12 +106,8 @@ def _built_in_by_configuration(names: Iterable[str], release: str, root: str) ->
                 text = stream.read()
         except (OSError, EOFError):
             return set()
-    found = set()
-    for line in text.splitlines():
-        option, equals, value = line.partition("=")
-        if equals and value.strip() == "y" and option in options:
-            found.add(options[option])
-    return found
+    lines = f"\n{text}\n"
+    return {name for option, name in options.items() if f"\n{option}=y\n" in lines}
 
 
 def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[str]:

@@ -106,4 +106,5 @@ def dataplane_settings(
         behaviour=configuration.behaviour,
         masquerade_ports=configuration.masquerade_ports,
         count_connections=configuration.node_proxy.traffic.count_connections,
+        count_bytes=configuration.node_proxy.traffic.count_bytes,
     )

@@ -41,7 +41,8 @@ class DataplaneSettings(NamedTuple):
     has. ``service_cidrs``: nftables mode.
     ``behaviour``: which of kube-proxy's defects are corrected. ``masquerade_ports``: first and last source port for
     masquerading, (0, 0) if the kernel chooses.
-    ``count_connections``: nftables mode counts the connections of each frontend and endpoint.
+    ``count_connections``: nftables mode counts the connections of each frontend and endpoint. ``count_bytes``: it
+    counts the packets and bytes of each frontend.
     ``large_cluster_endpoints``: above this number of endpoints iptables mode omits per-endpoint comments.
     """
 
@@ -66,3 +67,4 @@ class DataplaneSettings(NamedTuple):
     behaviour: Behaviour = KUBE_PROXY
     masquerade_ports: Tuple[int, int] = (0, 0)
     count_connections: bool = False
+    count_bytes: bool = False

@@ -20,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
     service_reference,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
@@ -141,7 +142,7 @@ def test_the_view_counts_real_changes_and_keeps_small_objects():
     assert view.apply(Batch("EndpointSlice", [small(endpoints(version="6"))], [])) == (0, 0)
     assert view.revision == 1 and view.listed == {"EndpointSlice"}
     assert view.pop_dirty() == {NamespacedName("default", "web")} and view.pop_dirty() == set()
-    (text,) = view.objects()
+    text = text_in(*view.objects())
     assert b"managedFields" not in text and b"resourceVersion" not in text
     assert view.apply(Batch("EndpointSlice", [], [endpoints()])) == (0, 1)
     assert view.objects() == [] and view.revision == 2 and view.pending_slices == 2
@@ -196,6 +197,17 @@ def test_an_empty_node_is_filled_in_the_order_of_importance():
     assert batches[0] == []
     assert batches[1] == [NamespacedName("default", "kubernetes"), NamespacedName("kube-system", "kube-dns")]
     assert [len(batch) for batch in batches[2:]] == [3, 2]
+    assert sorted(name for batch in batches for name in batch) == sorted(services)
+
+
+def test_a_node_whose_filling_was_begun_keeps_what_it_has_in_the_first_batch():
+    """The first batch is compared with the kernel, so whatever it lacks is removed."""
+    services = [NamespacedName("shop", f"s{number}") for number in range(5)]
+    services.append(NamespacedName("kube-system", "kube-dns"))
+    begun = {NamespacedName("default", "kubernetes"), NamespacedName("kube-system", "kube-dns"), services[3]}
+    batches = list(cold_batches(services, 3, begun))
+    assert batches[0] == [NamespacedName("kube-system", "kube-dns"), services[3]]
+    assert [len(batch) for batch in batches[1:]] == [3, 1]
     assert sorted(name for batch in batches for name in batch) == sorted(services)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluster_source import ClusterSource
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import FirstObjects
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
@@ -53,6 +54,10 @@ class Bench:
 
         return SimpleNamespace(list=items, close=lambda: None, interrupt=lambda: None)
 
+    def reflector(self, kind):
+        (found,) = [each for each in self.source.reflectors if each.resource.kind == kind]
+        return found
+
     def list(self, *kinds):
         for kind in kinds:
             self.source.view.apply(Batch(kind, [], [], True))
@@ -68,10 +73,19 @@ def cache(tmp_path):
 
 def test_each_collection_and_the_copy_on_disk_have_a_thread():
     bench = Bench()
-    bench.source.start("n1", serving=False)
+    bench.source.start("n1", serving=True)
     watches = [f"watch-{name}" for name in ("endpointslices", "nodes", "servicecidrs", "services")]
     assert sorted(bench.started) == ["cache", *watches]
     assert not bench.source.connected
+
+
+def test_on_a_node_that_serves_nothing_the_first_services_are_read_before_the_collections():
+    bench = Bench()
+    bench.source.start("n1", serving=False)
+    assert bench.started == ["cache", "watch-services"]
+    bench.source.follow_all()
+    bench.source.follow_all()
+    assert sorted(bench.started[2:]) == ["watch-endpointslices", "watch-nodes", "watch-servicecidrs"]
 
 
 def test_all_kinds_have_to_be_listed():
@@ -127,9 +141,78 @@ def test_the_copy_on_disk_provides_only_kinds_the_server_has_not_listed(cache):
     assert "starting from the cluster state kept on disk" in bench.text.getvalue()
 
 
+def test_a_request_that_fails_ends_the_patience_of_a_node_that_serves_nothing(cache):
+    """Only a request without an answer is awaited. While the kernel serves, a failure is awaited as well."""
+    bench = Bench(cache)
+    bench.source.start("n1", serving=False)
+    services = bench.reflector("Service")
+    services.requested_at, services.error = bench.now, "cannot be reached"
+    assert bench.source.patience_ends() == bench.now
+    services.error, bench.reflector("Node").error = "", "not allowed"
+    assert bench.source.patience_ends() == bench.now + cluster_source.API_PATIENCE_SECONDS
+    bench = Bench(cache)
+    bench.source.start("n1", serving=True)
+    services = bench.reflector("Service")
+    services.requested_at, services.error = bench.now, "cannot be reached"
+    assert bench.source.patience_ends() == bench.now + cluster_source.SERVING_PATIENCE_SECONDS
+
+
+def named(namespace, name, **labels):
+    kind = "EndpointSlice" if labels else "Service"
+    metadata = {"namespace": namespace, "name": name, "labels": {"kubernetes.io/service-name": labels.get("of", "")}}
+    return {"kind": kind, "metadata": metadata, "spec": {}, "addressType": "IPv4", "endpoints": []}
+
+
+def test_a_server_that_has_sent_the_first_services_gets_time_for_the_lists_unless_it_fails(cache):
+    bench = Bench(cache)
+    bench.source.start("n1", serving=False)
+    bench.reflector("Service").requested_at = bench.now
+    bench.source.keep_first(FirstObjects((Batch("Service", [named("default", "kubernetes")], []),)))
+    bench.source.follow_all()
+    assert bench.source.patience_ends() == bench.now + cluster_source.PARTIAL_PATIENCE_SECONDS
+    bench.reflector("EndpointSlice").error = "cannot be reached"
+    assert bench.source.patience_ends() == bench.now
+
+
+def test_the_first_services_replace_those_of_the_copy_on_disk(tmp_path):
+    kept = [
+        named("default", "kubernetes"),
+        named("kube-system", "coredns"),
+        named("kube-system", "old", of="coredns"),
+        named("default", "old", of="kubernetes"),
+        named("default", "other"),
+        named("default", "other-1", of="other"),
+    ]
+    write_cache(str(tmp_path / "kept"), [json.dumps(item).encode() for item in kept])
+    bench = Bench(tmp_path / "kept")
+    bench.source.start("n1", serving=False)
+    batches = (
+        Batch("Node", [NODE], []),
+        Batch("Service", [named("default", "kubernetes")], []),
+        Batch("EndpointSlice", [named("default", "new", of="kubernetes")], []),
+    )
+    bench.source.keep_first(FirstObjects(batches))
+    bench.source.use_cache()
+    view = bench.source.view
+    assert sorted(view.names("Service")) == [("default", "kubernetes"), ("default", "other")]
+    assert sorted(view.names("EndpointSlice")) == [("default", "new"), ("default", "other-1")]
+    assert set(view.state.nodes) == {"n1"} and not view.listed
+    # What the lists lack is removed, whether it came from the disk or from the server.
+    gone = bench.reflector("EndpointSlice").known.replace([]).gone
+    assert {item["metadata"]["name"] for item in gone} == {"old", "new", "other-1"}
+
+
+def test_what_is_read_after_the_copy_on_disk_was_used_is_not_kept(cache):
+    bench = Bench(cache)
+    bench.source.start("n1", serving=False)
+    bench.source.use_cache()
+    bench.source.keep_first(FirstObjects((Batch("Service", [named("default", "kubernetes")], []),)))
+    assert [item["metadata"]["name"] for item in bench.reflector("Service").known.replace([]).gone] == ["kept"]
+
+
 def test_another_node_is_read_at_once_and_followed_instead():
     bench = Bench()
-    bench.source.start("n0", serving=False)
+    bench.source.start("n0", serving=True)
     bench.source.read_node("n1")
     assert set(bench.source.view.state.nodes) == {"n1"}
     first = bench.source.reflectors[0]
@@ -145,7 +228,8 @@ def test_all_nodes_are_followed_where_their_weights_count():
     bench.source.view.apply(Batch("Node", others, [], True))
     bench.source.follow_node("n1", "n1", all_nodes=False)
     assert set(bench.source.view.state.nodes) == {"n1", "n2"}
-    bench.source.view.apply(bench.source.reflectors[-1].known.replace([NODE]))
+    known = bench.source.reflectors[-1].known
+    bench.source.view.apply(known.replace([known.listed(NODE)]))
     assert set(bench.source.view.state.nodes) == {"n1"}
     selectors = []
     for every in (True, False):
@@ -179,5 +263,6 @@ def test_objects_deleted_while_a_collection_was_not_followed_are_removed():
     bench.source.view.apply(Batch("NetworkPolicy", policies, [], True))
     bench.source.follow_others([])
     bench.source.follow_others([NETWORK_POLICIES])
-    bench.source.view.apply(bench.source.reflectors[-1].known.replace(policies[1:]))
+    known = bench.source.reflectors[-1].known
+    bench.source.view.apply(known.replace([known.listed(policies[1])]))
     assert [key.name for key in bench.source.view.state.policy.policies] == ["kept"]

@@ -107,3 +107,9 @@ def test_service_health(count, proxy, code):
         '{\n\t"service": {\n\t\t"namespace": "ns",\n\t\t"name": "svc"\n\t},\n'
         f'\t"localEndpoints": {count},\n\t"serviceProxyHealthy": {flag}\n}}'
     )
+
+
+def test_a_node_that_serves_only_the_first_services_is_alive_but_gets_no_traffic(health):
+    health.preliminary = lambda: True
+    assert codes(health) == (503, 200)
+    assert json.loads(health.answer(True).body)["nodeEligible"] is False

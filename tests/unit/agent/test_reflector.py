@@ -202,7 +202,7 @@ def test_a_collection_that_the_server_does_not_know_is_empty_where_it_is_optiona
     setup.api.failing[SERVICE_CIDRS.path] = 404
     setup.follow(SERVICE_CIDRS, optional=True)
     batch = setup.next()
-    assert (batch.changed, batch.gone, batch.listed) == ([], [], True)
+    assert (names(batch.changed), batch.gone, batch.listed) == ([], [], True)
     wait_for(lambda: setup.reflectors[0].connected)
     assert setup.reflectors[0].error == "" and setup.said == []
 
@@ -212,10 +212,11 @@ def test_cached_objects_that_the_list_lacks_are_removed():
     known.assume([("default", "a"), ("default", "gone")])
     raw = service("a")
     raw["metadata"]["resourceVersion"] = "7"
-    batch = known.replace([raw])
+    batch = known.replace([known.listed(raw)])
     assert names(batch.changed) == ["a"]
     assert batch.gone == [{"kind": "Service", "metadata": {"namespace": "default", "name": "gone"}}]
-    assert known.replace([raw]).changed == []
+    again = known.listed(raw)
+    assert again.item is None and not known.replace([again]).changed
 
 
 def test_backoff_grows_to_half_a_minute_and_is_reset_by_success():

@@ -10,6 +10,7 @@ import random
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
 from tests.apiserver.wire import Answer, broken, failure, head, response, silent
 from tests.unit.agent.scripted_reflector import Run, bookmark, event, events, page, service
 
@@ -138,3 +139,17 @@ def test_backoff_differs_between_agents():
     assert len(pauses) == 20
     assert all(0.8 <= first <= 1.6 for first, _second, _third in pauses)
     assert random.random() != random.random()
+
+
+def test_the_prelude_comes_before_the_first_list_and_is_repeated_until_it_succeeds():
+    run = Run(lambda query: page([service("a")]), lambda query: events())
+    calls = []
+
+    def prelude(client):
+        calls.append(len(run.lists))
+        if len(calls) < 3:
+            raise ApiError("cannot be reached")
+
+    run.reflector._prelude = prelude
+    run.go(20.0)
+    assert calls == [0, 0, 0] and run.names == ["a"]

@@ -67,3 +67,13 @@ def test_due_timers_run_in_the_order_in_which_they_were_added(timers):
     first.start(0)
     timers.run()
     assert ran == [1, 2]
+
+
+def test_a_cancelled_timer_does_not_run_until_it_is_started_again(timers, clock):
+    ran = []
+    timer = timers.add("a", lambda: ran.append("a"))
+    timer.start(5)
+    timer.cancel()
+    assert timers.delay() == math.inf
+    timer.start(7)
+    assert timers.delay() == 7

@@ -82,6 +82,22 @@ def test_a_watcher_costs_the_agent_a_tenth_of_its_time(traffic: Traffic, mode: M
     assert busy < 12
 
 
+def test_single_questions_cost_no_more_readings_than_a_watcher(traffic: Traffic, mode: Mode, clock: Clock) -> None:
+    began = clock.now
+    found = []
+    while clock.now < began + 100:
+        found.append(traffic.document())
+        clock.wait(0.1)
+    assert mode.readings * READING_SECONDS < 12
+    # Each answer has the time of its reading, and the next one is not missed.
+    assert len({item["at"] for item in found}) == mode.readings
+    assert [item["ports"][0]["connections"] for item in found] == sorted(
+        item["ports"][0]["connections"] for item in found
+    )
+    mode.name = "ipvs"
+    assert traffic.document()["mode"] == "ipvs"
+
+
 def test_a_reading_that_the_caller_has_is_not_sent_again(traffic: Traffic, mode: Mode, clock: Clock) -> None:
     first = traffic.document()
     assert traffic.document(known=first["at"]) == {"at": first["at"]}

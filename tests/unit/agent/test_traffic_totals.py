@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.traffic_metrics import TrafficMetrics
@@ -15,12 +18,18 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic impor
     MeasuredPort,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic.account import (
-    EVERYTHING,
+    UNCOUNTED,
+    CountedElement,
     Sample,
     TrafficAccount,
     connections_only,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic.resets import counters_reset
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic.samples import revived
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.statistics import (
+    RealServerStatistics,
+    Statistics,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.counters import (
     EndpointChain,
     parse_counters,
@@ -75,14 +84,32 @@ def test_a_counter_that_fell_was_reset() -> None:
     assert (row(account)["resetAt"], row(account)["endpoints"][0]["resetAt"]) == (20.0, 20.0)
 
 
-@pytest.mark.parametrize("objects", [{"a"}, {EVERYTHING}])
-def test_a_counter_that_was_created_again_counts_from_zero_even_if_it_is_higher_than_before(objects: set) -> None:
+def test_a_counter_that_was_created_again_counts_from_zero_even_if_it_is_higher_than_before() -> None:
     account = TrafficAccount()
     account.update([WEB], [*chain("a", A, 5)], 10.0)
-    account.forget(objects, 15.0)
+    account.forget({"a"}, 15.0)
     account.update([WEB], [*chain("a", A, 9)], 20.0)
     assert row(account)["connections"] == 14
     assert row(account)["resetAt"] == 15.0
+
+
+def test_a_set_that_was_created_again_counts_from_zero_and_others_do_not() -> None:
+    def samples(count: int) -> list:
+        frontends, endpoints, bytes_in = (CountedElement(name, b"k") for name in ("frontends", "endpoints", "bytes"))
+        return [
+            Sample(frontends, WEB, "", connections_only(count)),
+            Sample(endpoints, DB, "", connections_only(count)),
+            Sample(bytes_in, WEB, "", (None, count, None, 60 * count, None)),
+            Sample("chain", DB, A, connections_only(count)),
+        ]
+
+    account = TrafficAccount()
+    account.update([WEB, DB], samples(5), 10.0)
+    account.forget({CountedElement("frontends")}, 15.0)
+    account.update([WEB, DB], samples(9), 20.0)
+    web, db = row(account), row(account, DB)
+    assert [web[name] for name in ("connections", "packetsIn", "packetsOut", "bytesIn")] == [14, 9, None, 540]
+    assert (web["resetAt"], db["connections"], db["resetAt"], db["endpoints"][0]["connections"]) == (15.0, 9, 0, 9)
 
 
 def test_the_total_of_a_port_outlasts_its_endpoints() -> None:
@@ -119,6 +146,49 @@ def test_open_connections_are_those_of_the_last_reading() -> None:
     assert (row(account)["active"], row(account)["inactive"], row(account)["bytesOut"]) == (0, 2, 10)
 
 
+def test_a_removed_endpoint_takes_nothing_from_a_port_with_counters_of_its_own() -> None:
+    def samples(*endpoints: str) -> list:
+        found = [Sample("server", WEB, "", (9, 9, 9, 9, 9))]
+        for name in endpoints:
+            found += [Sample(name, WEB, name, (4, 4, 4, 4, 4)), Sample(name, WEB, "", UNCOUNTED, 1, 0)]
+        return found
+
+    account = TrafficAccount()
+    account.update([WEB], samples(A, B), 10.0)
+    account.update([WEB], samples(A), 20.0)
+    account.forget({A}, 25.0)
+    account.update([WEB], samples(A), 30.0)
+    assert (row(account)["connections"], row(account)["resetAt"], endpoints(account)) == (9, 0, {A: 8})
+    assert row(account)["endpoints"][0]["resetAt"] == 25.0
+
+
+@pytest.mark.parametrize(("count", "total", "reset_at"), [(7, 7, 0), (5, 5, 0), (2, 7, 15.0)])
+def test_a_real_server_that_is_added_again_may_continue_to_count(
+    monkeypatch: pytest.MonkeyPatch, count: int, total: int, reset_at: float
+) -> None:
+    server = RealServerKey(VirtualServerKey("tcp", "10.96.0.1", 80), "10.244.1.1", 80)
+    new = server._replace(ip="10.244.1.2")
+    account = TrafficAccount()
+    account.update([WEB], [Sample(server, WEB, A, (5, 5, 5, 5, 5))], 10.0)
+    asked = []
+
+    def read(_sock: object, servers: set) -> dict:
+        asked.extend(servers)
+        return {server: RealServerStatistics(Statistics(*[count] * 5), 0, 0)}
+
+    monkeypatch.setattr(f"{revived.__module__}.real_server_statistics", read)
+    handles: Any = SimpleNamespace(ipvs=None)
+    removed = [PlannedChange(_Table(Kind.REAL_SERVERS), Change(removed={server: RealServer(1)}))]
+    account.forget(counters_reset(removed) - revived(removed, account, handles), 12.0)
+    assert not asked
+    added = [PlannedChange(_Table(Kind.REAL_SERVERS), Change(added={server: RealServer(1), new: RealServer(1)}))]
+    account.forget(counters_reset(added) - revived(added, account, handles), 15.0)
+    assert asked == [server.server]
+    account.update([WEB], [Sample(server, WEB, A, (count,) * 5)], 20.0)
+    assert endpoints(account) == {A: total}
+    assert row(account)["endpoints"][0]["resetAt"] == reset_at
+
+
 class _Table(Resource):
     def __init__(self, kind: str) -> None:
         self.kind, self.family = kind, "IPv4"
@@ -136,7 +206,9 @@ def test_chains_that_are_written_count_from_zero() -> None:
 def test_ipvs_keeps_counters_of_what_is_edited() -> None:
     server = VirtualServerKey("tcp", "10.96.0.1", 80)
     one, two = (RealServerKey(server, ip, 80) for ip in ("10.244.1.1", "10.244.1.2"))
-    change = Change(added={one: RealServer(1)}, replaced={two: (RealServer(1), RealServer(0))})
+    three = RealServerKey(server, "10.244.1.3", 80)
+    edited = {two: (RealServer(1), RealServer(0))}
+    change = Change(added={one: RealServer(1)}, replaced=edited, removed={three: RealServer(1)})
     assert reset(Kind.REAL_SERVERS, change) == {one}
     assert reset(Kind.VIRTUAL_SERVERS, Change(removed={server: None})) == {server}
 
@@ -144,12 +216,12 @@ def test_ipvs_keeps_counters_of_what_is_edited() -> None:
 def test_only_the_elements_that_differ_count_from_zero() -> None:
     lists, frontend = ElementKey("list", "service-endpoints", b"k"), ElementKey("element", "service-frontends", b"k")
     change = Change(replaced={lists: ((b"a", b"b", b"c"), (b"a", b"x")), frontend: ("goto a", "goto b")})
-    at = [("service-endpoints", b"k" + index_bytes(index)) for index in range(3)]
-    assert reset(Kind.TABLE_OBJECTS, change) == {at[1], at[2], ("service-frontends", b"k")}
+    at = [CountedElement("service-endpoints", b"k" + index_bytes(index)) for index in range(3)]
+    assert reset(Kind.TABLE_OBJECTS, change) == {at[1], at[2], CountedElement("service-frontends", b"k")}
     assert reset(Kind.TABLE_OBJECTS, Change(added={lists: (b"a",)})) == {at[0]}
     plain, counted = SetValue(("ipv4_addr",)), SetValue(("ipv4_addr",), counted=True)
     replaced = {ObjectKey("set", "service-frontends"): (plain, counted)}
-    assert reset(Kind.TABLE_OBJECTS, Change(replaced=replaced)) == {EVERYTHING}
+    assert reset(Kind.TABLE_OBJECTS, Change(replaced=replaced)) == {CountedElement("service-frontends")}
 
 
 def test_counters_of_iptables_are_parsed() -> None:

@@ -59,14 +59,19 @@ def test_modules_document_their_action_groups(modules):
         assert (attribute["membership"], attribute["support"]) == (own, "full" if own else "none"), name
 
 
-@pytest.mark.parametrize(
-    ("group", "options"),
-    [
-        ("kubernetes_api", {"kubeconfig", "context", "host", "api_key", "ca_cert", "validate_certs", "api_timeout"}),
-        ("convergence", {"lock_timeout", "state_directory", "diff_lines"}),
-        ("history", {"history_directory"}),
-    ],
-)
+GROUP_OPTIONS = {
+    "kubernetes_api": {"kubeconfig", "context", "host", "api_key", "ca_cert", "validate_certs", "api_timeout"},
+    "convergence": {"lock_timeout", "state_directory", "diff_lines"},
+    "history": {"history_directory"},
+    "state": {"state_directory"},
+}
+
+
+def test_the_options_of_each_action_group_are_known():
+    assert set(collection.runtime()["action_groups"]) == set(GROUP_OPTIONS)
+
+
+@pytest.mark.parametrize(("group", "options"), GROUP_OPTIONS.items())
 def test_all_modules_of_an_action_group_have_its_options(modules, group, options):
     members = collection.runtime()["action_groups"][group]
     assert sorted(members) == sorted(name for name, item in modules.items() if options <= set(item["doc"]["options"]))

@@ -81,6 +81,10 @@ def test_invalid_proc_table(line):
         ipvs_messages.parse_proc(line.splitlines(), "IPv4")
 
 
+def decoded_service(message: bytes, start: int = 0):
+    return ipvs_messages.decode_service(ipvs_messages.service_attributes(memoryview(message), start, len(message)))
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -92,14 +96,14 @@ def test_invalid_proc_table(line):
 def test_virtual_server_survives_encoding(key, value):
     message = ipvs_messages.ServiceEncoder(30).message(ipvs_messages.NEW_SERVICE, key, value)
     assert HEADER.unpack_from(message) == (len(message), 30, NLM_F_REQUEST, 0, 0)
-    assert ipvs_messages.decode_service(memoryview(message), 16, len(message)) == (key, value)
+    assert decoded_service(message, 16) == (key, value)
 
 
 def test_unsupported_virtual_servers_are_not_decoded():
     key = VirtualServerKey("tcp", "10.96.0.1", 80)
     marked = nested(1, attribute(1, struct.pack("=H", socket.AF_INET)), attribute(5, bytes(4)))
-    assert ipvs_messages.decode_service(memoryview(bytes(4) + marked), 0, len(marked) + 4) is None
-    assert ipvs_messages.decode_service(memoryview(bytes(4)), 0, 4) is None
+    assert decoded_service(bytes(4) + marked) is None
+    assert decoded_service(bytes(4)) is None
     for bad in (key._replace(protocol="icmp"), key._replace(address="nonsense")):
         with pytest.raises(KernelError):
             ipvs_messages.service_identity(bad)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Dict
 
@@ -12,10 +13,11 @@ import pytest
 
 from tests.benchmarks import __main__ as driver
 from tests.benchmarks import plots
+from tests.benchmarks.many_agents import slope
 
 DIRECTORY = Path(driver.__file__).parent
 # Programs that measure nothing by themselves.
-OTHERS = {"__main__", "plots", "payload"}
+OTHERS = {"__main__", "plots", "payload", "measured_servers", "simulated_agents"}
 
 
 def test_the_driver_knows_every_benchmark() -> None:
@@ -64,3 +66,12 @@ def test_the_lines_of_a_plot_are_sorted_by_size_without_rows_that_have_none() ->
 def test_a_benchmark_that_printed_no_table_has_no_plots(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"modes has printed no row for modes-connection\.svg"):
         plots.draw("modes", "nothing\n", tmp_path)
+
+
+def test_slopes_are_those_of_least_squares():
+    exact = slope([(10.0, 7.0), (20.0, 12.0), (40.0, 22.0)])
+    assert (exact["slope"], exact["error"], exact["intercept"]) == (0.5, 0.0, 2.0)
+    # The residuals are 0.25, -0.5 and 0.25.
+    rough = slope([(1.0, 2.0), (2.0, 2.0), (3.0, 3.5)])
+    assert (rough["slope"], rough["intercept"]) == (0.75, 1.0) and rough["error"] == 0.43
+    assert math.isnan(slope([(1.0, 1.0), (2.0, 2.0)])["error"])

@@ -109,4 +109,5 @@ def settings_of_other_rules() -> List[Dict[str, Any]]:
         {"local_traffic": LocalTraffic("prefix", "veth"), "service_cidrs": ()},
         {"local_traffic": None},
         {"count_connections": True},
+        {"count_bytes": True},
     ]

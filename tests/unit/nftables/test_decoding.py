@@ -107,19 +107,24 @@ def counter(packets: int) -> bytes:
     return nested(NFTA_SET_ELEM_EXPR, text_attribute(NFTA_EXPR_NAME, "counter"), nested(NFTA_EXPR_DATA, numbers))
 
 
+MEMBERS = [(key, True) for key, _data in SAME]
+
+
+@pytest.mark.parametrize("pairs", [SAME, MEMBERS], ids=["map", "set"])
 @pytest.mark.parametrize("uncounted", [None, 0, 2, 4])
-def test_counters_of_elements_are_no_part_of_their_values(uncounted):
+def test_counters_of_elements_are_no_part_of_their_values(uncounted, pairs):
     parts = [
         encoded(key, value, *([counter(number)] if number != uncounted else []))
-        for number, (key, value) in enumerate(SAME)
+        for number, (key, value) in enumerate(pairs)
     ]
-    assert parse_elements([b"".join(parts)]) == dict(SAME)
+    assert parse_elements([b"".join(parts)]) == dict(pairs)
 
 
-def test_elements_with_counters_are_decoded_together(monkeypatch):
+@pytest.mark.parametrize("pairs", [SAME, MEMBERS], ids=["map", "set"])
+def test_elements_with_counters_are_decoded_together(monkeypatch, pairs):
     monkeypatch.setattr(decoding, "each_attribute", None)
-    parts = [encoded(key, value, counter(number)) for number, (key, value) in enumerate(SAME)]
-    assert parse_elements([b"".join(parts)]) == dict(SAME)
+    parts = [encoded(key, value, counter(number)) for number, (key, value) in enumerate(pairs)]
+    assert parse_elements([b"".join(parts)]) == dict(pairs)
 
 
 def test_an_element_of_the_same_size_but_another_form_is_decoded_among_others():

@@ -45,6 +45,7 @@ KNOWN: Dict[str, str] = {
     "kernel/files.py": "files below /etc, by names that root gives",
     "kernel/ipvs/servers.py": PROC,
     "kernel/ipvs/connections.py": PROC,
+    "kernel/memory_group.py": PROC,
     "kernel/module_parameters.py": PROC,
     "kernel/modules.py": PROC,
     "kernel/sysctls.py": PROC,

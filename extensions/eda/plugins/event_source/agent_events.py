@@ -60,6 +60,7 @@ options:
       - check_passed
       - mode_changed
       - endpoints_lost
+      - memory
       - drain_started
       - drain_ended
       - started

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Union
 
 from ...cluster.api import ApiClient
-from ...cluster.parsing.objects import object_key
 from ...cluster.resource_types import (
     CLUSTER_NETWORK_POLICIES,
     ENDPOINT_SLICES,
@@ -22,12 +21,16 @@ from ...cluster.resource_types import (
 from ..supervision import Supervisor, Task
 from ..surface.log import Log
 from ..timers import monotonic
+from .first_services import FirstObjects, FirstServices, is_first
 from .keeper import CacheKeeper
+from .packed import Packed, with_items
 from .reflector import Batch, Reflector
+from .room import UNLIMITED, Room
 from .view import ClusterView, small
 
 #: How long the API server may take to answer before the state kept on disk is programmed, counted from the first
-#: request: on a node that serves nothing yet, and on one whose kernel may already serve a newer state.
+#: request: on a node that serves nothing yet (where a request that fails ends the wait), and on one whose kernel may
+#: already serve a newer state.
 API_PATIENCE_SECONDS = 1.0
 SERVING_PATIENCE_SECONDS = 10.0
 #: How long a server that answers some of the lists may take for the others, and the credentials to be ready at all.
@@ -41,6 +44,7 @@ START_JITTER_SECONDS = 1.0
 LOOP_REQUEST_SECONDS = 5.0
 
 _KINDS = frozenset(resource.kind for resource in (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS))
+_VITAL_KINDS = frozenset((SERVICES.kind, ENDPOINT_SLICES.kind))
 _OPTIONAL_KINDS = frozenset((NODES.kind, SERVICE_CIDRS.kind))
 #: Collections that an API server need not have.
 _OPTIONAL = (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES)
@@ -57,21 +61,24 @@ class ClusterSource:
     """Follows the API server in separate threads and saves the cluster state to disk.
 
     Only the main thread calls its methods, except :meth:`leave`. The threads call ``deliver`` with each :class:`Batch`,
-    which the main thread applies to the view. ``node_required``: whether nothing can be served without the Node.
+    which the main thread applies to the view; on a node that serves nothing, :class:`FirstObjects` come before. The
+    main thread calls :meth:`follow_all` when they are served. ``node_required``: whether nothing can be served without
+    the Node. ``room``: how much of the cluster may be held.
     """
 
     def __init__(
         self,
         *,
         connect: Connect,
-        deliver: Callable[[Batch], None],
+        deliver: Callable[[Union[Batch, FirstObjects]], None],
         supervisor: Supervisor,
         keeper: CacheKeeper,
         log: Log,
         node_required: Callable[[], bool],
+        room: Room = UNLIMITED,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.view = ClusterView()
+        self.view = ClusterView(room)
         self.reflectors: List[Reflector] = []
         self.from_cache = False
         self.keeper = keeper
@@ -80,12 +87,16 @@ class ClusterSource:
         self._supervisor = supervisor
         self._log = log
         self._node_required = node_required
+        self._room = room
         self._clock = clock
         self._started = clock()
         self._serving = False
+        self._first = FirstServices(deliver)
+        self._found = FirstObjects()
+        self._held: List[Reflector] = []
         self._needed = _KINDS
         self._all_nodes = False
-        self._cached: List[Dict[str, Any]] = []
+        self._cached: Mapping[str, Packed] = {}
         self._keeper_task: Optional[Task] = None
 
     @property
@@ -114,19 +125,45 @@ class ClusterSource:
         ``all_nodes``: follow every Node, not only this one.
         ``others``: collections that are followed besides those that Services need, whose start does not wait for them.
         ``serving``: whether the kernel already serves Services from before this start. Such a node can wait longer for
-        the API server than one that serves nothing.
+        the API server than one that serves nothing, which needs the first Services before all others.
         """
         self._serving = serving
         self._cached, known = self.keeper.read()
+        if not self._room.carries(sum(items.size for items in self._cached.values())):
+            self._log.warning("the cluster state kept on disk is not used: the memory limit does not carry it")
+            self._cached = {}
         self._keeper_task = self._supervisor.start("cache", self.keeper.run)
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
         self._needed = _KINDS if node_name else _KINDS - {NODES.kind}
         self._all_nodes = all_nodes
+        self._first.node_name = node_name
         self.reflectors = [self._node_reflector(node_name, pause)] if node_name or all_nodes else []
         resources = (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, *others)
         self.reflectors += [self._reflector(resource, pause) for resource in resources]
         for reflector in self.reflectors:
             reflector.known.assume(known.get(reflector.resource.kind, ()))
+        self._held = list(self.reflectors)
+        if serving:
+            self.follow_all()
+        else:
+            self._release(SERVICES)
+
+    def keep_first(self, found: FirstObjects) -> None:
+        """Keep the first Services, which replace those of the copy on disk if that must be used after all."""
+        if self._held:
+            self._found = found
+            for reflector in self.reflectors:
+                reflector.known.assume(found.names(reflector.resource.kind))
+
+    def follow_all(self) -> None:
+        """Follow every collection from now on, not only read the first Services."""
+        self._first.release()
+        self._release(*(reflector.resource for reflector in self._held))
+
+    def _release(self, *resources: ResourceType) -> None:
+        """Start the threads of these collections."""
+        for reflector in [reflector for reflector in self._held if reflector.resource in resources]:
+            self._held.remove(reflector)
             self._run(reflector)
 
     def _reflector(self, resource: ResourceType, pause: float = 0.0) -> Reflector:
@@ -135,9 +172,11 @@ class ClusterSource:
             self._connect,
             self._deliver,
             self._log,
+            room=self._room,
             optional=resource in _OPTIONAL,
             reduce=small,
             first_pause=pause,
+            prelude=self._first.read if resource is SERVICES else None,
         )
 
     def follow_others(self, resources: Sequence[ResourceType]) -> None:
@@ -165,6 +204,7 @@ class ClusterSource:
         """End all threads, and bring the copy on disk up to date."""
         for reflector in self.reflectors:
             reflector.stop()
+        self._first.release()
         if self.listed:
             self.keeper.write_now(self.view, self._keeper_task)
 
@@ -178,6 +218,7 @@ class ClusterSource:
             self._deliver,
             self._log,
             field_selector="" if self._all_nodes else f"metadata.name={node_name}",
+            room=self._room,
             reduce=small,
             first_pause=pause,
         )
@@ -197,6 +238,7 @@ class ClusterSource:
             self.view.apply(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
         self._needed = _KINDS if name else _KINDS - {NODES.kind}
         self._all_nodes = all_nodes
+        self._first.node_name = name
         if name or all_nodes:
             reflector = self._node_reflector(name)
             # Nodes that are no longer followed are removed when the list arrives.
@@ -215,20 +257,43 @@ class ClusterSource:
         first_requests = [each.requested_at for each in self.reflectors if each.requested_at is not None]
         if not first_requests:
             return self._started + ASKING_PATIENCE_SECONDS
-        if self.view.listed:
+        if not self._serving and self._fails:
+            return min(first_requests)
+        if self.view.listed or self._found.batches:
             return min(first_requests) + PARTIAL_PATIENCE_SECONDS
         return min(first_requests) + (SERVING_PATIENCE_SECONDS if self._serving else API_PATIENCE_SECONDS)
 
+    @property
+    def _fails(self) -> bool:
+        """Whether a request for Services or EndpointSlices has failed and not succeeded since."""
+        return any(each.error and each.resource.kind in _VITAL_KINDS for each in self.reflectors)
+
+    def list_held_back(self) -> None:
+        """List the collections again of which objects were held back, because there is room for them."""
+        for reflector in self.reflectors:
+            kind = reflector.resource.kind
+            names = [(key.namespace, key.name) for key in self.view.held_back if key.kind == kind]
+            if names:
+                reflector.list_again(names)
+
+    def release_cache(self) -> None:
+        """Forget the copy on disk, because the lists of the API server are complete; it may take much memory."""
+        self._cached = {}
+
     def use_cache(self) -> None:
         """Fill the view from the copy on disk for collections that the API server has not listed."""
-        by_kind: Dict[str, List[Dict[str, Any]]] = {}
-        for raw in self._cached:
-            by_kind.setdefault(object_key(raw).kind, []).append(raw)
+        self.follow_all()
+        by_kind: Dict[str, Packed] = {}
+        for kind, items in self._cached.items():
+            by_kind[kind] = items.without(is_first) if self._found.batches else items
+        for batch in self._found.batches:
+            for _raw, item in with_items(batch.changed):
+                by_kind.setdefault(batch.kind, Packed()).append(item)
         for kind, items in by_kind.items():
             if kind not in self.view.listed:
-                self.view.apply(Batch(kind, items, []))
+                self.view.apply(Batch(kind, items, []), whole=True)
         self.view.from_disk |= by_kind.keys()
-        self._cached = []
+        self._cached = {}
         self.from_cache = True
         self._log.warning(
             "starting from the cluster state kept on disk, because the API server has not answered completely",

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import queue
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from ...cluster.cache import read_cache, write_cache
 from ...cluster.parsing.objects import object_key
 from ...errors import SnapshotError
 from ..supervision import Task
 from ..surface.log import Log
+from .packed import Packed, pack, text_in
 from .view import ClusterView
 
 #: A disk that takes longer is faulty.
@@ -37,21 +38,23 @@ class CacheKeeper:
         """Return the seconds since the file was written; 0 if there is none."""
         return time.time() - self._written if self._written else 0.0
 
-    def read(self) -> Tuple[List[Dict[str, Any]], Names]:
-        """Return the objects of the file, and their (namespace, name) by kind; empty if it is absent or damaged."""
+    def read(self) -> Tuple[Dict[str, Packed], Names]:
+        """Return the objects of the file, and their (namespace, name), by kind; empty if it is absent or damaged."""
+        objects: Dict[str, Packed] = {}
         names: Names = {}
         if not self._path:
-            return [], names
+            return objects, names
         try:
             cached = read_cache(self._path)
         except SnapshotError as error:
             self._log.info("no cluster state to start from", reason=error)
-            return [], names
+            return objects, names
         self._written = cached.written
         for raw in cached.objects:
             key = object_key(raw)
             names.setdefault(key.kind, []).append((key.namespace, key.name))
-        return cached.objects, names
+            objects.setdefault(key.kind, Packed()).append(pack(raw))
+        return objects, names
 
     def is_behind(self, view: ClusterView) -> bool:
         """Return whether the file should be written."""
@@ -90,7 +93,7 @@ class CacheKeeper:
 
     def _store(self, objects: List[bytes]) -> None:
         try:
-            write_cache(self._path, objects)
+            write_cache(self._path, map(text_in, objects))
             self._written = time.time()
         except SnapshotError as error:
             self._log.warning("the cluster state cannot be saved", error=error)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...cluster.answers import InvalidAnswer, WatchEvent, version_of
 from ...cluster.api import ApiClient
@@ -25,6 +25,8 @@ from ...cluster.resource_types import ResourceType
 from ...errors import ApiError, ProxyError, Refusal
 from ..supervision import Backoff, Task, brief_traceback
 from ..surface.log import Log
+from .packed import Item, Packed, pack
+from .room import UNLIMITED, NoRoom, Room
 
 #: A watch that has lasted this long ends a series of failures.
 STEADY_SECONDS = 10.0
@@ -36,6 +38,10 @@ _NOT_FOUND, _GATEWAY_TIMEOUT, _UNAUTHORIZED = 404, 504, 401
 _RESUMABLE = frozenset((_UNAUTHORIZED, 403, 429, 500, 502, 503))
 #: How often to request an optional collection that the server does not have; the server may be upgraded.
 _ABSENT_SECONDS = 300.0
+#: How often to try a list again for which there is no room: each attempt costs the server nearly as much as a list.
+_NO_ROOM_SECONDS = 300.0
+#: After so many bytes of a list to ask whether there is room for it.
+_ROOM_BYTES = 1 << 16
 _MOST_NAME_CHARACTERS = 253
 _MOST_REPORTED = 100
 
@@ -49,7 +55,7 @@ class Batch(NamedTuple):
     """
 
     kind: str
-    changed: List[Dict[str, Any]]
+    changed: Sequence[Dict[str, Any]]
     gone: List[Dict[str, Any]]
     listed: bool = False
 
@@ -79,6 +85,14 @@ def check_identity(raw: object, kind: str) -> Dict[str, Any]:
     return item
 
 
+class Listed(NamedTuple):
+    """An object of a list; ``item`` is None if its version is known already."""
+
+    name: Name
+    version: str
+    item: Optional[Item]
+
+
 class Known:
     """The objects of a collection that have been delivered, by name with their resourceVersion."""
 
@@ -91,17 +105,28 @@ class Known:
         for name in names:
             self._versions.setdefault(name, "")
 
-    def replace(self, items: Iterable[Dict[str, Any]]) -> Batch:
+    def listed(self, raw: Dict[str, Any]) -> Listed:
+        """Return what must be held of an object until its list is complete."""
+        name, version = _name(raw), version_of(raw)
+        same = version and self._versions.get(name) == version
+        return Listed(name, version, None if same else pack(raw))
+
+    def replace(self, items: Iterable[Listed]) -> Batch:
         """Record a complete list, and return the differences."""
         before, self._versions = self._versions, {}
-        changed = []
-        for item in items:
-            name, version = _name(item), version_of(item)
+        changed = Packed()
+        for name, version, item in items:
             self._versions[name] = version
-            if not version or before.get(name) != version:
+            if item is not None:
                 changed.append(item)
         gone = [self._tombstone(name) for name in before if name not in self._versions]
         return Batch(self._kind, changed, gone, True)
+
+    def forget(self, names: Iterable[Name]) -> None:
+        """Have objects delivered again by the next list, whatever their version; may be called from any thread."""
+        for name in names:
+            if name in self._versions:
+                self._versions[name] = ""
 
     def put(self, item: Dict[str, Any]) -> Batch:
         """Record an object that was added or modified."""
@@ -123,8 +148,9 @@ class Reflector:
 
     ``connect`` creates a client, which announces its requests to its argument; ``hand_on`` receives each Batch; both
     are called from this thread. ``reduce`` makes each object small as soon as it is received. ``field_selector``
-    replaces the resource's own. ``optional``: treat a collection that the server does not have (404) as empty.
-    ``first_pause``: seconds before the first request. ``clock`` and ``wait`` replace the time in tests.
+    replaces the resource's own. ``room``: how much may be held. ``optional``: treat a collection that the server does
+    not have (404) as empty. ``first_pause``: seconds before the first request. ``prelude`` makes requests of its own
+    before the first list, and is tried again when one of them fails. ``clock`` and ``wait`` replace the time in tests.
 
     ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent
     or could not be sent, by ``clock``; None before.
@@ -138,10 +164,12 @@ class Reflector:
         log: Log,
         *,
         field_selector: str = "",
+        room: Room = UNLIMITED,
         optional: bool = False,
         reduce: Callable[[Dict[str, Any]], Dict[str, Any]] = lambda item: item,
         backoff: Callable[[], Backoff] = Backoff,
         first_pause: float = 0.0,
+        prelude: Optional[Callable[[ApiClient], None]] = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Optional[Callable[[float], object]] = None,
     ) -> None:
@@ -155,10 +183,14 @@ class Reflector:
         self._hand_on = hand_on
         self._log = log
         self._field_selector = field_selector
+        self._room = room
+        self._held = self._checked = 0
+        self._lists_again = False
         self._optional = optional
         self._reduce = reduce
         self._backoff = backoff()
         self._first_pause = first_pause
+        self._prelude = prelude
         self._clock = clock
         self._ending = threading.Event()
         self._wait = wait or self._ending.wait
@@ -178,6 +210,11 @@ class Reflector:
         """Have the thread end; may be called from any thread."""
         self._ending.set()
         self.interrupt()
+
+    def list_again(self, names: Iterable[Name]) -> None:
+        """List the collection when the current watch ends, and deliver these objects; may be called from any thread."""
+        self.known.forget(names)
+        self._lists_again = True
 
     def interrupt(self) -> None:
         """Abort the request that the thread waits for; may be called from any thread."""
@@ -239,7 +276,7 @@ class Reflector:
         if str(error) != self.error and not self._ending.is_set():
             self._log.warning(str(error))
         self.error = str(error)
-        self._rest(task, self._backoff.pause())
+        self._rest(task, _NO_ROOM_SECONDS if isinstance(error, NoRoom) else self._backoff.pause())
 
     def _succeeded(self) -> None:
         if self.error:
@@ -254,6 +291,11 @@ class Reflector:
                 self._client = self._connect(task.busy)
             finally:
                 self._note_asked()
+        if self._prelude is not None:
+            self._prelude(self._client)
+            self._prelude = None
+        if self._lists_again:
+            self._lists_again, self._version = False, ""
         if not self._version and not self._list(self._client):
             self.connected = True
             self._rest(task, _ABSENT_SECONDS)
@@ -276,9 +318,9 @@ class Reflector:
 
     def _list(self, client: ApiClient) -> bool:
         """List the collection and deliver the differences; return whether the server has it. Raises ProxyError."""
-        self._left_out = 0
+        self._left_out = self._held = self._checked = 0
         try:
-            found = client.list(self.resource, self._field_selector, self._minimum, self._received)
+            found = client.list(self.resource, self._field_selector, self._minimum, self._listed)
         except ApiStatusError as error:
             if error.code == _NOT_FOUND and self._optional:
                 self._give(self.known.replace([]))
@@ -290,10 +332,24 @@ class Reflector:
             raise
         if self._left_out and not found.items:
             raise ApiError(f"list {self.resource.name}: none of the {self._left_out} objects is usable")
+        self._room.admitted(self.resource.kind)
         self._version = self._minimum = found.resource_version
         self._give(self.known.replace(found.items))
         self._succeeded()
         return True
+
+    def _listed(self, raw: Any) -> Optional[Listed]:
+        """Return what must be held of an object of a list, None if it is skipped. Raises NoRoom."""
+        received = self._received(raw)
+        if received is None:
+            return None
+        listed = self.known.listed(received)
+        if listed.item is not None:
+            self._held += listed.item.size
+        if self._held >= self._checked + _ROOM_BYTES:
+            self._checked = self._held
+            self._room.admit(self.resource.kind, self._held)
+        return listed
 
     def _received(self, raw: Any) -> Optional[Dict[str, Any]]:
         """Return an object in small form, or None if it has no identity or cannot be read."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
 
@@ -18,7 +17,9 @@ from ...cluster.parsing.prune import prune
 from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
+from .packed import Item, text_in, with_items
 from .reflector import Batch
+from .room import UNLIMITED, Room
 
 _MOST_TRIGGER_TIMES = 100
 _MOST_FRACTION_DIGITS = 9
@@ -54,7 +55,8 @@ def _trigger_time(raw: Dict[str, Any]) -> float:
         return 0.0
 
 
-def _owner(raw: Dict[str, Any]) -> NamespacedName:
+def owner(raw: Dict[str, Any]) -> NamespacedName:
+    """Return the Service that an EndpointSlice belongs to; without a name if it belongs to none."""
     labels = raw["metadata"].get("labels")
     name = labels.get(SERVICE_NAME_LABEL, "") if isinstance(labels, dict) else ""
     return NamespacedName(str(raw["metadata"].get("namespace") or ""), str(name))
@@ -66,10 +68,11 @@ class ClusterView:
     ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
     completely known. ``from_disk``: kinds that the copy on disk had. ``revision`` counts changes of any kind.
     ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``trigger_times``: by Service,
-    the trigger times of endpoint changes that are not programmed yet.
+    the trigger times of endpoint changes that are not programmed yet. ``size``: bytes of all objects as JSON, reduced.
+    ``held_back``: objects whose latest version ``room`` does not carry; the version before it remains in effect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room = UNLIMITED) -> None:
         self.state = ClusterState()
         self.listed: Set[str] = set()
         self.from_disk: Set[str] = set()
@@ -78,43 +81,63 @@ class ClusterView:
         self.pending_services = 0
         self.pending_slices = 0
         self.trigger_times: Dict[NamespacedName, List[float]] = {}
+        self.size = 0
+        self.held_back: Set[ObjectKey] = set()
+        self._room = room
         self._objects: Dict[ObjectKey, bytes] = {}
         self._started = time.time()
         self._started_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._started))
 
-    def apply(self, batch: Batch) -> Tuple[int, int]:
-        """Apply a reflector's changes; return how many Services and EndpointSlices really changed."""
-        services = slices = 0
-        for gone, items in ((False, batch.changed), (True, batch.gone)):
-            for raw in items:
-                affected = self._apply_one(raw, gone)
-                if affected and batch.kind == "Service":
-                    services += 1
-                elif affected and batch.kind == "EndpointSlice":
-                    slices += 1
-                    self._note_trigger(raw, gone, affected)
+    def apply(self, batch: Batch, whole: bool = False) -> Tuple[int, int]:
+        """Apply a reflector's changes; return how many Services and EndpointSlices really changed.
+
+        ``whole``: there is room for all of them, as for every complete list; otherwise an object may be held back.
+        """
+        before = self.pending_services, self.pending_slices
+        for raw, item in with_items(batch.changed):
+            if batch.listed or whole or self._has_room(raw, item.size):
+                self._count(batch.kind, raw, self._put(raw, item), gone=False)
+        for raw in batch.gone:
+            self._count(batch.kind, raw, self._remove(raw), gone=True)
         if batch.listed:
             self.listed.add(batch.kind)
-        self.pending_services += services
-        self.pending_slices += slices
-        return services, slices
+        return self.pending_services - before[0], self.pending_slices - before[1]
 
-    def _apply_one(self, raw: Dict[str, Any], gone: bool) -> FrozenSet[NamespacedName]:
-        key = object_key(raw)
-        if gone:
-            affected = self.state.delete(raw)
-            changed = self._objects.pop(key, None) is not None
-        else:
-            affected = self.state.upsert(raw)
-            text = _stored(raw)
-            changed = self._objects.get(key) != text
-            if text:
-                self._objects[key] = text
-            else:
-                self._objects.pop(key, None)
-        self.revision += changed
+    def _count(self, kind: str, raw: Dict[str, Any], affected: FrozenSet[NamespacedName], gone: bool) -> None:
         self.dirty |= affected
+        if affected and kind == "Service":
+            self.pending_services += 1
+        elif affected and kind == "EndpointSlice":
+            self.pending_slices += 1
+            self._note_trigger(raw, gone, affected)
+
+    def _has_room(self, raw: Dict[str, Any], size: int) -> bool:
+        """Return whether an object may grow to this size; otherwise it is held back."""
+        key = object_key(raw)
+        growth = size - len(text_in(self._objects.get(key, b"")))
+        if growth <= 0 or self._room.carries(growth):
+            return True
+        self.held_back.add(key)
+        return False
+
+    def _put(self, raw: Dict[str, Any], item: Item) -> FrozenSet[NamespacedName]:
+        affected = self.state.upsert(raw)
+        self._store(object_key(raw), item.packed, item.size)
         return affected
+
+    def _remove(self, raw: Dict[str, Any]) -> FrozenSet[NamespacedName]:
+        self._store(object_key(raw), b"", 0)
+        return self.state.delete(raw)
+
+    def _store(self, key: ObjectKey, packed: bytes, size: int) -> None:
+        before = self._objects.get(key, b"")
+        self.held_back.discard(key)
+        self.size += size - len(text_in(before))
+        self.revision += before != packed
+        if packed:
+            self._objects[key] = packed
+        else:
+            self._objects.pop(key, None)
 
     def set_static(self, static: StaticObjects) -> None:
         """Replace the static Services, which are not part of the copy on disk."""
@@ -138,7 +161,7 @@ class ClusterView:
             return
         moment = _trigger_time(raw)
         if moment > self._started:
-            times = self.trigger_times.setdefault(_owner(raw), [])
+            times = self.trigger_times.setdefault(owner(raw), [])
             if len(times) < _MOST_TRIGGER_TIMES:
                 times.append(moment)
 
@@ -162,7 +185,7 @@ class ClusterView:
         return [(key.namespace, key.name) for key in self._objects if key.kind == kind]
 
     def objects(self) -> List[bytes]:
-        """Return every object as one line of JSON."""
+        """Return every object, packed."""
         return list(self._objects.values())
 
     def refused_by_kind(self) -> Dict[str, int]:
@@ -179,16 +202,3 @@ def _by_kind(refusals: Iterable[Refusal]) -> Dict[str, int]:
     for refusal in refusals:
         counts[refusal.kind] = counts.get(refusal.kind, 0) + 1
     return counts
-
-
-def _stored(raw: Dict[str, Any]) -> bytes:
-    """Return an object as JSON for the copy on disk; empty if it cannot be written."""
-    metadata = raw.get("metadata")
-    if isinstance(metadata, dict) and "resourceVersion" in metadata:
-        # Versions belong to one server's history, so the copy on disk does not contain them.
-        raw = {**raw, "metadata": {name: value for name, value in metadata.items() if name != "resourceVersion"}}
-    try:
-        return json.dumps(raw, separators=(",", ":")).encode()
-    except (ValueError, RecursionError):
-        # Nested too deeply, or with numbers too long to be written. No such object is valid, so it is not saved.
-        return b""

@@ -41,6 +41,8 @@ class ProxyHealth:
         self.timeout = timeout
         #: Returns whether load balancers shall leave this node; the agent replaces it.
         self.drained: Callable[[], bool] = bool
+        #: Returns whether only part of the Services is served yet; the agent replaces it.
+        self.preliminary: Callable[[], bool] = bool
         self._clock = clock
         self._lock = threading.Lock()
         self._updated: Dict[str, float] = {}
@@ -93,7 +95,7 @@ class ProxyHealth:
             now = self._clock()
             families = self._families(now)
             updated = dict(self._updated)
-            eligible = self._node_eligible and not self.drained()
+            eligible = self._node_eligible and not self.drained() and not self.preliminary()
             healthy = not self._stuck and all(families.values())
         good = healthy and (eligible or not with_eligibility)
         last = now if good else max(updated.values(), default=None)

@@ -25,6 +25,7 @@ from ..api.servers import ApiServers
 from ..checks.checks import Checks
 from ..drain import Drain
 from ..forwarding import Forwarding
+from ..memory import MemoryBudget
 from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
 from ..sync.node import NodeSync
@@ -53,6 +54,7 @@ class AgentState(NamedTuple):
     handles: KernelHandles
     drain: Drain
     traffic: Traffic
+    memory: MemoryBudget
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
@@ -103,6 +105,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "families": families,
         "forwarding": state.forwarding.status(),
         "drain": state.drain.status(),
+        "memory": state.memory.status(),
         "networkPolicy": {**state.policy.status(), **state.policy.coverage()},
     }
 
@@ -126,6 +129,8 @@ def _served_text(state: AgentState) -> str:
         return "waiting for the API server"
     if syncer.last_error:
         return f"last sync failed: {syncer.last_error}"
+    if state.memory.exceeded:
+        return "the memory limit does not carry the cluster: what is programmed stays"
     policy_error = state.policy.status().get("error")
     if policy_error:
         return f"network policies: {policy_error}"
@@ -135,7 +140,7 @@ def _served_text(state: AgentState) -> str:
     endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
     origin = "state of the API server"
     if state.view is not state.source.view:
-        origin = "static Services, waiting for the API server"
+        origin = "only what is needed first, waiting for the API server"
     elif state.source.from_cache and not state.source.listed:
         origin = "state kept on disk, API server unreachable"
     return f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints ({origin})"

@@ -108,8 +108,10 @@ class NodeSync:
         Raises PreflightError if the mode cannot work here, before anything is changed; ConfigurationError; KernelError.
         """
         proxiers = set_up(request, self._handles)
+        known = self.proxiers.warnings if self.proxiers is not None else ()
         for warning in proxiers.warnings:
-            self._log.warning(warning)
+            if warning not in known:
+                self._log.warning(warning)
         self._node = proxiers.node_view.node
         if self._node is not None:
             self._health.node_seen(self._node)
@@ -147,7 +149,9 @@ class NodeSync:
         self._mode_posted = True
 
     def follow(self, view: ClusterView) -> None:
-        """Sync with another view from now on. The caller sets the node up again for it."""
+        """Sync with another view from now on. The caller sets the node up again and syncs as for the first time."""
+        if self.proxiers is not None:
+            self.syncer.begun = frozenset(self._view.state.services)
         self._view = self.syncer.view = view
 
     def rebuild(self, request: Request) -> None:
@@ -177,13 +181,15 @@ class NodeSync:
         now = self._clock()
         self.schedule.ended(now, outcome.succeeded)
         self.last_sync_end = time.time()
+        if outcome.observed:
+            # Before the drift watch, which may read whole tables, needs memory as well.
+            trim_memory()
         if self.drift is None:
             # Not before the first sync of a node: it may cause more notifications than any buffer holds.
             self.drift = DriftWatch(proxiers.mode.subsystems, proxiers.families, self._handles, self._log)
         self.drift.synced(outcome.changes > 0, outcome.observed)
         if outcome.observed:
             self._check.restart(max(proxiers.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started)))
-            trim_memory()
         else:
             # Also after the first sync of an empty node, which observes nothing at its end.
             self._check.start(proxiers.configuration.check_period)

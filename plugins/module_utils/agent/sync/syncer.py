@@ -6,7 +6,20 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    AbstractSet,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
@@ -18,6 +31,7 @@ from ...resources import PlannedChange
 from ..api.events import WARNING, Post
 from ..drift.attribution import attributed
 from ..drift.parameters import repair_parameters
+from ..source.first_services import FIRST_SERVICES
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
@@ -29,12 +43,6 @@ from .proxier import Proxier, SyncResult
 from .setup import Proxiers
 from .sync_metrics import FULL, PARTIAL, SyncMetrics
 
-#: What a new node needs first: access to the API server, and name resolution.
-FIRST_SERVICES = (
-    NamespacedName("default", "kubernetes"),
-    NamespacedName("kube-system", "kube-dns"),
-    NamespacedName("kube-system", "coredns"),
-)
 COLD = "cold"
 
 
@@ -53,14 +61,16 @@ class SyncOutcome(NamedTuple):
     held_until: float = 0.0
 
 
-def cold_batches(services: Sequence[NamespacedName], size: int) -> Iterator[List[NamespacedName]]:
+def cold_batches(
+    services: Sequence[NamespacedName], size: int, begun: AbstractSet[NamespacedName] = frozenset()
+) -> Iterator[List[NamespacedName]]:
     """Yield all Services in the order in which to program an empty node.
 
-    The first batch is empty, to program only the static part. Then come the Services that everything else depends on,
-    then the others in batches of ``size``.
+    The first batch has those with which this was ``begun``: by default none, to program only the static part. Then come
+    the Services that everything else depends on, then the others in batches of ``size``.
     """
-    yield []
-    known = set(services)
+    yield sorted(begun & set(services))
+    known = set(services) - begun
     first = [service for service in FIRST_SERVICES if service in known]
     if first:
         yield first
@@ -73,7 +83,8 @@ class Syncer:
     """Brings the families of a node in sync with the cluster view.
 
     ``suspects``: families whose tables another program may have changed, with the reason; they are observed.
-    ``last_error`` is empty after a sync that succeeded. ``post`` sends an Event.
+    ``begun``: the Services of the view before, which are all that an otherwise empty kernel has. ``last_error`` is
+    empty after a sync that succeeded. ``post`` sends an Event.
     """
 
     def __init__(
@@ -90,6 +101,7 @@ class Syncer:
     ) -> None:
         self.view = view
         self.suspects: Dict[str, str] = {}
+        self.begun: FrozenSet[NamespacedName] = frozenset()
         self.last_error = ""
         self.syncs = 0
         self.drift_repaired = 0
@@ -116,11 +128,12 @@ class Syncer:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
         self.view.pop_dirty()
         services = list(self.view.state.services)
+        begun, self.begun = self.begun, frozenset()
         try:
-            cold = bool(services and proxy.families) and all(family.is_cold() for family in proxy.families)
+            cold = bool(services and proxy.families) and (begun or all(family.is_cold() for family in proxy.families))
         except KernelError as error:
             return self._failure(proxy, str(error))
-        filled = self._fill(proxy, services) if cold else set()
+        filled = self._fill(proxy, services, begun) if cold else set()
         try:
             for family in proxy.families:
                 if family.family not in filled:
@@ -175,7 +188,7 @@ class Syncer:
         self._metrics.losses.inc()
         self._log.warning("most Services of this node lose their endpoints", loss=text, held_back=held)
 
-    def _fill(self, proxy: Proxiers, services: List[NamespacedName]) -> Set[str]:
+    def _fill(self, proxy: Proxiers, services: List[NamespacedName], begun: AbstractSet[NamespacedName]) -> Set[str]:
         """Program an empty kernel step by step; return the families whose tables then contain every Service.
 
         The full sync that follows handles a failure. Its duration in the metrics includes the time of this call.
@@ -183,7 +196,7 @@ class Syncer:
         started = time.monotonic()
         state = self.view.state
         totals = {family.family: family.totals(state) for family in proxy.families}
-        for number, batch in enumerate(cold_batches(services, proxy.mode.cold_batch)):
+        for number, batch in enumerate(cold_batches(services, proxy.mode.cold_batch, begun)):
             for family in proxy.families:
                 began = time.monotonic()
                 try:
@@ -195,7 +208,7 @@ class Syncer:
                     return set()
                 finally:
                     self._filling[family.family] = self._filling.get(family.family, 0.0) + time.monotonic() - began
-            if batch and batch[0] in FIRST_SERVICES:
+            if number and batch[0] in FIRST_SERVICES:
                 seconds = round(time.monotonic() - started, 3)
                 self._log.info("API server and DNS are served", services=len(batch), seconds=seconds)
         seconds = round(time.monotonic() - started, 3)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Dict, List, Optional, Tuple
 
 from ...addresses import IPV4, IPV6, canonical_address, family_of
@@ -15,6 +16,7 @@ from ..fields import (
     flag,
     integer,
     mapping,
+    once,
     optional_dns_label,
     protocol,
     sequence,
@@ -54,10 +56,12 @@ def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optiona
         namespace=namespace,
         name=name,
         service_name=owner,
-        family=family,
+        family=once(family),
         ports=_ports(sequence(raw.get("ports"), "ports")),
         endpoints=_endpoints(sequence(raw.get("endpoints"), "endpoints"), family, skipped),
-        trigger_time=text(annotations.get(TRIGGER_TIME_ANNOTATION), f"metadata.annotations[{TRIGGER_TIME_ANNOTATION}]"),
+        trigger_time=once(
+            text(annotations.get(TRIGGER_TIME_ANNOTATION), f"metadata.annotations[{TRIGGER_TIME_ANNOTATION}]")
+        ),
         weight=parse_weight(annotations, WEIGHT, skipped),
         alias_weight=parse_weight(annotations, CILIUM_WEIGHT, skipped, CILIUM_MOST),
     )
@@ -72,7 +76,13 @@ def _ports(raw_ports: List[Any]) -> Tuple[SlicePort, ...]:
             raise error.under(f"ports[{index}]") from None
         if port.port:
             ports.append(port)
-    return tuple(ports)
+    return _shared(tuple(ports))
+
+
+@lru_cache(maxsize=4096)
+def _shared(ports: Tuple[SlicePort, ...]) -> Tuple[SlicePort, ...]:
+    """Return equal ports: most slices of a cluster have the same few."""
+    return ports
 
 
 def _port(raw: object) -> SlicePort:
@@ -128,9 +138,8 @@ def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
         ready = flag(ready, "conditions.ready", True)
         serving = flag(serving, "conditions.serving", True)
         terminating = flag(terminating, "conditions.terminating", False)
-    return SliceEndpoint(
-        address, text(raw.get("nodeName"), "nodeName"), ready, serving, terminating, zone_hints, node_hints
-    )
+    node = once(text(raw.get("nodeName"), "nodeName"))
+    return SliceEndpoint(address, node, ready, serving, terminating, zone_hints, node_hints)
 
 
 def _hint_names(raw: object, field: str) -> Tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tu
 
 from ...addresses import canonical_network
 from ...errors import Refusal
-from ..fields import Invalid, address, dns_subdomain, mapping, sequence, shown, text
+from ..fields import Invalid, address, dns_subdomain, mapping, once, sequence, shown, text
 from ..model import EndpointSlice, Node, Service, ServiceCIDR
 from ..policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 from .cluster_network_policy import parse_cluster_network_policy
@@ -150,10 +150,11 @@ def object_key(raw: object) -> ObjectKey:
     if not isinstance(metadata, dict):
         metadata = {}
     kind, namespace, name = raw.get("kind"), metadata.get("namespace"), metadata.get("name")
+    # Many parts of the agent keep these texts.
     return ObjectKey(
-        kind if isinstance(kind, str) else "",
-        namespace if isinstance(namespace, str) else "",
-        name if isinstance(name, str) else "",
+        once(kind) if isinstance(kind, str) else "",
+        once(namespace) if isinstance(namespace, str) else "",
+        once(name) if isinstance(name, str) else "",
     )
 
 

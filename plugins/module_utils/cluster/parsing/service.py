@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ...addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
@@ -16,6 +17,7 @@ from ..fields import (
     integer,
     ip_family,
     mapping,
+    once,
     optional_dns_label,
     protocol,
     sequence,
@@ -65,7 +67,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
         name=name,
         for_outside_hosts=labels.get(OUTSIDE_HOSTS_LABEL) == "true",
         node_local=labels.get(NODE_LOCAL_LABEL) == "true",
-        type=service_type,
+        type=once(service_type),
         cluster_ip_v4=cluster_ip_v4,
         cluster_ip_v6=cluster_ip_v6,
         ports=_ports(sequence(spec.get("ports"), "spec.ports")),
@@ -87,7 +89,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
 def _created(raw: object, skipped: List[Invalid]) -> str:
     """Return the creation time, empty if there is none. Times in this format sort chronologically as text."""
     if raw is None or (isinstance(raw, str) and _TIME.fullmatch(raw)):
-        return raw or ""
+        return once(raw) if raw else ""
     skipped.append(Invalid("metadata.creationTimestamp", f"{shown(raw)} is not a time like 2026-01-31T12:00:00Z"))
     return ""
 
@@ -129,7 +131,13 @@ def _ports(raw_ports: List[Any]) -> Tuple[ServicePort, ...]:
             raise error.under(f"spec.ports[{index}]") from None
     if len(ports) > 1:
         _refuse_duplicates(ports)
-    return tuple(ports)
+    return _shared(tuple(ports))
+
+
+@lru_cache(maxsize=4096)
+def _shared(ports: Tuple[ServicePort, ...]) -> Tuple[ServicePort, ...]:
+    """Return equal ports: most Services of a cluster have the same few."""
+    return ports
 
 
 def _port(raw: object) -> ServicePort:

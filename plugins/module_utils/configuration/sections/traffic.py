@@ -14,12 +14,14 @@ _MOST = 10_000
 
 
 class TrafficSettings(NamedTuple):
-    """``count_connections``: nftables mode counts them. ``metrics_ports``: the most ServicePorts that have metrics.
+    """``count_connections``, ``count_bytes``: nftables mode counts these, the latter with packets.
 
-    ``metrics_namespaces``: only Services in these have metrics; all if it is empty.
+    ``metrics_ports``: the most ServicePorts that have metrics. ``metrics_namespaces``: only Services in these have
+    metrics; all if it is empty.
     """
 
     count_connections: bool = False
+    count_bytes: bool = False
     metrics_ports: int = 0
     metrics_namespaces: Tuple[str, ...] = ()
 
@@ -32,6 +34,15 @@ FIELDS: Tuple[Field, ...] = (
         "nftables",
         HONOURED,
         "count the connections of each [Service and endpoint](traffic.md); the other modes count them anyway",
+    ),
+    Field(
+        "traffic.countBytes",
+        "traffic.count_bytes",
+        "`false`",
+        "nftables",
+        HONOURED,
+        "count the [packets and bytes](traffic.md#packets-and-bytes-in-nftables-mode) of each Service; ipvs mode "
+        "counts them anyway, the other modes cannot",
     ),
     Field(
         "traffic.metricsPorts",
@@ -58,6 +69,7 @@ def read(section: Section) -> TrafficSettings:
     default = TrafficSettings()
     found = TrafficSettings(
         count_connections=section.flag("countConnections", default.count_connections),
+        count_bytes=section.flag("countBytes", default.count_bytes),
         metrics_ports=section.integer("metricsPorts", default.metrics_ports, 0, _MOST),
         metrics_namespaces=section.namespaces("metricsNamespaces"),
     )

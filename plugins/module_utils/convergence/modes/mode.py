@@ -95,6 +95,9 @@ class Adjustments:
         return 0
 
 
+LEAST_MEMORY_FACTOR = 9.0
+
+
 class Mode:
     """A mode.
 
@@ -106,6 +109,9 @@ class Mode:
     ``caution``: a warning about the mode itself, ``policy_caution``: one about network policies in it; or empty.
     ``uncounted``: which traffic of Services the mode does not count, and why, or empty.
     ``deprecation``: None for a mode that is not deprecated. ``glue``: in ipvs mode, the subsystem of its packet filter.
+    ``memory_factor``: bytes that an agent needs for each byte of the cluster's objects as :mod:`.cluster.parsing.prune`
+    leaves them, at the worst moment of the mode (a repair of everything), with the programs that it runs and the
+    kernel's memory; measured by ``tests.benchmarks.agent_memory``.
     """
 
     rendering: Rendering[Any]
@@ -121,6 +127,7 @@ class Mode:
     uncounted: str = ""
     deprecation: Optional[Deprecation] = None
     glue: str = ""
+    memory_factor: float = LEAST_MEMORY_FACTOR
 
     @property
     def name(self) -> str:

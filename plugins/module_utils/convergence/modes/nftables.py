@@ -34,7 +34,10 @@ class NftablesMode(Mode):
 
     rendering = RENDERING
     subsystems = Subsystems(nftables=True)
-    uncounted = "nftables mode counts connections only, where traffic.countConnections is true"
+    uncounted = (
+        "nftables mode counts connections where traffic.countConnections is true, and packets and bytes, of Services "
+        "but not of endpoints, where traffic.countBytes is"
+    )
     # As for kube-proxy 1.36.
     needs = ModeNeeds("nftables", kernel=(5, 13, 0))
 
@@ -69,12 +72,13 @@ class NftablesMode(Mode):
         return found
 
     def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
-        """See the base class; elements of maps count the connections that look them up."""
-        if not context.settings.count_connections:
+        """See the base class; elements count the connections, or the packets, that look them up."""
+        with_connections, with_bytes = context.settings.count_connections, context.settings.count_bytes
+        if not with_connections and not with_bytes:
             return []
         from ..traffic.samples import of_elements
 
-        return of_elements(frontends)
+        return of_elements(frontends, with_connections, with_bytes)
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Count transactions that the kernel refused."""

@@ -19,11 +19,15 @@ COUNTERS = ("connections", "packetsIn", "packetsOut", "bytesIn", "bytesOut")
 #: The numbers of connections at the time of a reading.
 GAUGES = ("active", "inactive")
 
-#: Means the objects of all samples.
-EVERYTHING = "everything"
-
 Numbers = Tuple[Optional[int], ...]
 UNCOUNTED: Numbers = (None,) * len(COUNTERS)
+
+
+class CountedElement(NamedTuple):
+    """An element of a set or map of nf_tables, as the object of a sample; that of all its elements has no key."""
+
+    set: str
+    key: bytes = b""
 
 
 def connections_only(count: int) -> Numbers:
@@ -106,19 +110,36 @@ class TrafficAccount:
             found.add(sample.counters, before, now)
             found.add_gauges((sample.active, sample.inactive))
             self._last[source] = (place, sample.counters)
-        for source, (place, _counters) in previous.items():
-            if place in self._totals and self._last.get(source, ((), ()))[0] != place:
-                self._totals[place].reset_at = now
+        for source, known in previous.items():
+            if self._last.get(source, ((), ()))[0] != known[0]:
+                self._lost(known, now)
 
     def forget(self, objects: AbstractSet[Hashable], now: float) -> None:
         """Expect that these objects count from zero again: they have just been created or removed."""
-        if EVERYTHING in objects:
-            objects = {name for name, _of_endpoint in self._last}
-        for name in objects:
+        for name in self._affected(objects):
             for of_endpoint in (False, True):
                 known = self._last.pop((name, of_endpoint), None)
-                if known is not None and known[0] in self._totals:
-                    self._totals[known[0]].reset_at = now
+                if known is not None:
+                    self._lost(known, now)
+
+    def _affected(self, objects: AbstractSet[Hashable]) -> AbstractSet[Hashable]:
+        """Return the objects, with the elements in place of sets."""
+        sets = {item.set for item in objects if isinstance(item, CountedElement) and not item.key}
+        if not sets:
+            return objects
+        known = {name for name, _of_endpoint in self._last}
+        return objects | {name for name in known if isinstance(name, CountedElement) and name.set in sets}
+
+    def _lost(self, known: Tuple[_Place, Numbers], now: float) -> None:
+        """Note that a sample has ended, and what it had counted since its last reading is missing."""
+        place, counters = known
+        if place in self._totals and counters != UNCOUNTED:
+            self._totals[place].reset_at = now
+
+    def last(self, name: Hashable) -> Optional[Numbers]:
+        """Return the counters of an object's endpoint in the last reading; None if it had no such sample."""
+        known = self._last.get((name, True))
+        return known[1] if known is not None else None
 
     def ports(self) -> Iterator[Tuple[ServicePortName, Total]]:
         """Yield the totals of all ServicePorts."""

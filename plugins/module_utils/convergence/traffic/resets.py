@@ -10,19 +10,25 @@ from typing import Any, Hashable, Iterable, Iterator, Set
 from ...rendering.iptables.tables import NAT, ChainKey
 from ...rendering.nftables.objects import ElementKey, ObjectKey, index_bytes, list_items
 from ...resources import Change, Kind, PlannedChange
-from .account import EVERYTHING
+from .account import CountedElement
 
 
 def counters_reset(planned: Iterable[PlannedChange]) -> Set[Hashable]:
-    """Return the objects of samples whose counters these changes created or removed; EVERYTHING among them for all."""
+    """Return the objects of samples whose counters these changes created or removed.
+
+    Those of real servers may continue nevertheless: see :func:`.samples.revived`.
+    """
     return {name for item in planned for name in _objects(item.resource.kind, item.change)}
 
 
 def _objects(kind: str, change: Change[Any, Any]) -> Iterator[Hashable]:
-    if kind in (Kind.VIRTUAL_SERVERS, Kind.REAL_SERVERS):
-        # IPVS edits settings in place.
+    # IPVS edits settings in place.
+    if kind == Kind.VIRTUAL_SERVERS:
         yield from change.added
         yield from change.removed
+    elif kind == Kind.REAL_SERVERS:
+        # Until a removed one is added again, nothing is known about its counters.
+        yield from change.added
     elif kind == Kind.CHAINS:
         for key in (*change.added, *change.replaced, *change.removed):
             if isinstance(key, ChainKey) and key.table == NAT:
@@ -32,7 +38,7 @@ def _objects(kind: str, change: Change[Any, Any]) -> Iterator[Hashable]:
             yield from _elements(key, (), value)
         for key, (old, new) in change.replaced.items():
             if isinstance(key, ObjectKey) and key.kind == "set":
-                yield EVERYTHING
+                yield CountedElement(key.name)
             yield from _elements(key, old, new)
 
 
@@ -41,9 +47,9 @@ def _elements(key: Any, old: Any, new: Any) -> Iterator[Hashable]:
     if not isinstance(key, ElementKey):
         return
     if key.kind != "list":
-        yield key.name, key.key
+        yield CountedElement(key.name, key.key)
         return
     before, after = dict(list_items(old)), dict(list_items(new))
     for index in before.keys() | after.keys():
         if before.get(index) != after.get(index):
-            yield key.name, key.key + index_bytes(index)
+            yield CountedElement(key.name, key.key + index_bytes(index))

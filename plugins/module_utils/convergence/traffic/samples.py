@@ -5,27 +5,29 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Hashable, Iterable, Iterator, List, Optional, Set, Tuple
 
 from ...addresses import address_and_port, family_of, unpacked
 from ...kernel.ipvs.statistics import real_server_statistics, virtual_server_statistics
 from ...kernel.netlink.protocol import NETLINK_NETFILTER
 from ...kernel.netlink.socket import NetlinkSocket
-from ...kernel.nftables.traffic.element_counters import CountedElement, counted_elements
+from ...kernel.nftables.traffic.element_counters import Counted, counted_elements
 from ...kernel.xtables.counters import chain_counters
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.iptables.names import CLUSTER_PREFIX, LOCAL_PREFIX, hash16
-from ...rendering.ipvs.model import VirtualServerKey
-from ...rendering.nftables import layout
+from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
+from ...rendering.nftables import layout, traffic
 from ...rendering.nftables.keys import address_key, transport_key
-from ...rendering.nftables.objects import TABLE_NAME
+from ...rendering.nftables.objects import ORIGINAL, TABLE_NAME
 from ...rendering.userspace.entries import owner_name
+from ...resources import Kind, PlannedChange
 from ...serviceports.frontends import Frontends
 from ...serviceports.info import ServicePortName
 from ..handles import KernelHandles
-from .account import UNCOUNTED, Sample, connections_only
+from .account import UNCOUNTED, CountedElement, Numbers, Sample, TrafficAccount, connections_only
 
 _FRONTENDS = (layout.FRONTENDS, layout.NODE_PORT_FRONTENDS)
+_TRAFFIC = (traffic.SERVICE_TRAFFIC, traffic.NODE_PORT_TRAFFIC)
 _ENDPOINTS = (
     layout.ENDPOINTS,
     layout.LOCAL_ENDPOINTS,
@@ -51,6 +53,30 @@ def of_servers(frontends: Frontends, handles: KernelHandles) -> List[Sample]:
         # The virtual server has counters, but no number of connections.
         found.append(Sample(key, name, "", UNCOUNTED, active=item.active, inactive=item.inactive))
     return found
+
+
+def revived(planned: Iterable[PlannedChange], account: TrafficAccount, handles: KernelHandles) -> Set[Hashable]:
+    """Return the real servers that these changes added, and whose counters continue. Raises KernelError.
+
+    IPVS keeps the record of a removed real server for two minutes, and longer while it has connections. If the real
+    server is added to the same virtual server again, the record is used again, with its counters; a new one counts from
+    zero. To be called at once after the changes, before a new counter can have passed the last reading of the old one.
+    """
+    last: Dict[RealServerKey, Numbers] = {}
+    for item in planned:
+        if item.resource.kind == Kind.REAL_SERVERS:
+            for key in item.change.added:
+                known = account.last(key)
+                if known is not None:
+                    last[key] = known
+    if not last:
+        return set()
+    found = real_server_statistics(handles.ipvs, {key.server for key in last})
+    return {
+        key
+        for key, numbers in last.items()
+        if key in found and all(now >= (before or 0) for now, before in zip(found[key].counters, numbers))
+    }
 
 
 def of_chains(variant: XtablesVariant, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
@@ -83,8 +109,8 @@ def of_listeners(frontends: Frontends, handles: KernelHandles) -> List[Sample]:
     return found
 
 
-def of_elements(frontends: Frontends) -> List[Sample]:
-    """Return the counters of the elements that lead to endpoints. Raises KernelError."""
+def of_elements(frontends: Frontends, with_connections: bool, with_bytes: bool) -> List[Sample]:
+    """Return the counters of elements: connections and bytes, or one of both. Raises KernelError."""
     owners: Dict[bytes, ServicePortName] = {
         address_key(address) + transport_key(protocol, port): name
         for (protocol, address, port), name in frontends.places()
@@ -93,24 +119,33 @@ def of_elements(frontends: Frontends) -> List[Sample]:
         owners[transport_key(protocol, port)] = name
     found: List[Sample] = []
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        for table in _FRONTENDS:
-            for element in _elements(sock, frontends.family, table):
-                owner = owners.get(element.key)
-                if owner is not None:
-                    found.append(Sample((table, element.key), owner, "", connections_only(element.packets)))
-        for table in _ENDPOINTS:
-            for element in _elements(sock, frontends.family, table):
-                # The key is the frontend and the index of the endpoint.
-                owner = owners.get(element.key[:-4])
-                if owner is not None:
-                    endpoint = _endpoint(element.data)
-                    numbers = connections_only(element.packets)
-                    found.append(Sample((table, element.key), owner, endpoint, numbers))
+
+        def elements(names: Iterable[str]) -> Iterator[Tuple[CountedElement, Counted]]:
+            for name in names:
+                for element in counted_elements(sock, frontends.family, TABLE_NAME, name):
+                    yield CountedElement(name, element.key), element
+
+        for place, element in elements(_FRONTENDS if with_connections else ()):
+            owner = owners.get(element.key)
+            if owner is not None:
+                found.append(Sample(place, owner, "", connections_only(element.packets)))
+        for place, element in elements(_ENDPOINTS if with_connections else ()):
+            # The key is the frontend and the index of the endpoint.
+            owner = owners.get(element.key[:-4])
+            if owner is not None:
+                found.append(Sample(place, owner, _endpoint(element.data), connections_only(element.packets)))
+        for place, element in elements(_TRAFFIC if with_bytes else ()):
+            # The key is the frontend and the direction.
+            owner = owners.get(element.key[:-4])
+            if owner is not None:
+                found.append(Sample(place, owner, "", _in_direction(element)))
     return found
 
 
-def _elements(sock: NetlinkSocket, family: str, name: str) -> Iterator[CountedElement]:
-    return counted_elements(sock, family, TABLE_NAME, name)
+def _in_direction(element: Counted) -> Numbers:
+    """Return the counters of an element for the packets of one direction."""
+    packets, size = element.packets, element.bytes
+    return (None, packets, None, size, None) if element.key[-4] == ORIGINAL else (None, None, packets, None, size)
 
 
 def _endpoint(data: bytes) -> str:

@@ -247,17 +247,22 @@ class RealServerEncoder:
         return _u32(IPVS_DEST_ATTR_FWD_METHOD, method) + _u32(IPVS_DEST_ATTR_WEIGHT, value.weight) + thresholds
 
 
-def decode_service(
-    payload: memoryview, start: int, end: int, marks: bool = False
-) -> Optional[Tuple[VirtualServerKey, VirtualServer]]:
-    """Parse a virtual server from a GET_SERVICE answer.
+def service_attributes(payload: memoryview, start: int, end: int) -> Dict[int, memoryview]:
+    """Return the attributes of the virtual server in a GET_SERVICE answer; none if it has no virtual server."""
+    outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_SERVICE, memoryview(b""))
+    return parse_attributes(outer, 0, len(outer))
 
-    None for unsupported protocols, and unless ``marks`` is set for virtual servers that are named by a firewall mark.
+
+def decode_service(
+    found: Dict[int, memoryview], marks: bool = False
+) -> Optional[Tuple[VirtualServerKey, VirtualServer]]:
+    """Return a virtual server from its attributes.
+
+    None without attributes, for unsupported protocols, and unless ``marks`` is set for virtual servers that are named
+    by a firewall mark.
     """
-    outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_SERVICE)
-    if outer is None:
+    if not found:
         return None
-    found = parse_attributes(outer, 0, len(outer))
     ipv6 = _U16.unpack(found[IPVS_SVC_ATTR_AF])[0] == socket.AF_INET6
     if IPVS_SVC_ATTR_FWMARK in found:
         if not marks:

@@ -11,7 +11,7 @@ services, and protocols other than TCP, UDP and SCTP, are ignored.
 from __future__ import annotations
 
 import errno
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from ...addresses import IPV4, family_of
 from ...errors import KernelError
@@ -50,18 +50,26 @@ class IpvsSocket:
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
         self.close()
 
-    def virtual_servers(self, family: str, marks: bool = False) -> Dict[VirtualServerKey, VirtualServer]:
-        """Return all virtual servers of a family; with ``marks``, also those of firewall marks. Raises KernelError."""
-        found: Dict[VirtualServerKey, VirtualServer] = {}
+    def services(
+        self, family: str, marks: bool = False
+    ) -> Iterator[Tuple[VirtualServerKey, VirtualServer, Dict[int, memoryview]]]:
+        """Yield all virtual servers of a family with all their attributes.
+
+        ``marks``: also those that are named by a firewall mark. Raises KernelError.
+        """
         try:
             dump = self.netlink.dump(self.family_id, messages.header(messages.GET_SERVICE))
         except NetlinkRefusal as refusal:
             raise KernelError(f"virtual servers cannot be listed: {refusal.error}") from refusal
         for buffer, _kind, start, end in dump:
-            entry = messages.decode_service(buffer, start, end, marks)
+            attributes = messages.service_attributes(buffer, start, end)
+            entry = messages.decode_service(attributes, marks)
             if entry is not None and family_of(entry[0].address) == family:
-                found[entry[0]] = entry[1]
-        return found
+                yield (*entry, attributes)
+
+    def virtual_servers(self, family: str, marks: bool = False) -> Dict[VirtualServerKey, VirtualServer]:
+        """Return all virtual servers of a family; with ``marks``, also those of firewall marks. Raises KernelError."""
+        return {key: value for key, value, _attributes in self.services(family, marks)}
 
     def real_servers(self, family: str, marks: bool = False) -> messages.RealServerTable:
         """Return all real servers of a family, and their connections. Raises KernelError.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from typing import Dict, Iterable, NamedTuple
 
-from ...addresses import family_of
 from ...errors import KernelError
 from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
 from ..netlink.attributes import parse_attributes
@@ -49,19 +48,10 @@ def _counters(raw: memoryview) -> Statistics:
 
 def virtual_server_statistics(sock: IpvsSocket, family: str) -> Dict[VirtualServerKey, Statistics]:
     """Return the counters of all virtual servers of a family. Raises KernelError."""
-    found: Dict[VirtualServerKey, Statistics] = {}
-    try:
-        dump = sock.netlink.dump(sock.family_id, messages.header(messages.GET_SERVICE))
-    except NetlinkRefusal as refusal:
-        raise KernelError(f"counters of virtual servers cannot be read: {refusal.error}") from refusal
-    for view, _kind, start, end in dump:
-        entry = messages.decode_service(view, start, end)
-        if entry is None or family_of(entry[0].address) != family:
-            continue
-        outer = parse_attributes(view, start + 4, end)[messages.IPVS_CMD_ATTR_SERVICE]
-        raw = parse_attributes(outer, 0, len(outer)).get(IPVS_SVC_ATTR_STATS64, memoryview(b""))
-        found[entry[0]] = _counters(raw)
-    return found
+    return {
+        key: _counters(attributes.get(IPVS_SVC_ATTR_STATS64, memoryview(b"")))
+        for key, _value, attributes in sock.services(family)
+    }
 
 
 def real_server_statistics(

@@ -181,41 +181,50 @@ def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
     return BaseHook(attribute_text(found[NFTA_CHAIN_TYPE]), name, priority, policy)
 
 
+def _element_layout(nest: bytes) -> Optional[Tuple[str, bool]]:
+    """Return the layout of the first of some encoded elements, for ``struct``, and whether it has data.
+
+    Headers and values take turns in it. None for an element with other attributes than key, data and counter.
+    """
+    size, _kind, _size, key_kind, value_size, value_kind = _KEY_HEADERS.unpack_from(nest)
+    key_size, heads = value_size - 4, _KEY_HEADERS.size
+    rest = size - heads - key_size
+    if (key_kind & NLA_TYPE_MASK, value_kind & NLA_TYPE_MASK) != (NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE):
+        return None
+    layout = f"={heads}s{key_size}s"
+    with_data = rest >= _HEADER.size and _HEADER.unpack_from(nest, size - rest)[1] & NLA_TYPE_MASK == NFTA_SET_ELEM_DATA
+    if with_data:
+        if rest < _DATA_HEADERS.size:
+            return None
+        _size, _kind, data_size, value_kind = _DATA_HEADERS.unpack_from(nest, size - rest)
+        if value_kind & NLA_TYPE_MASK != NFTA_DATA_VALUE or data_size % 4:
+            return None
+        layout += f"{_DATA_HEADERS.size}s{data_size - 4}s"
+        rest -= _DATA_HEADERS.size + data_size - 4
+    if rest:
+        # The value of a counter is no part of the element's.
+        if rest < _HEADER.size:
+            return None
+        counter_size, counter_kind = _HEADER.unpack_from(nest, size - rest)
+        if (counter_size, counter_kind & NLA_TYPE_MASK) != (rest, NFTA_SET_ELEM_EXPR):
+            return None
+        layout += f"{_HEADER.size}s{rest - _HEADER.size}x"
+    return None if size % 4 or key_size % 4 or len(nest) % size else (layout, with_data)
+
+
 def _uniform_elements(nest: bytes) -> Optional[Dict[bytes, Any]]:
     """Return what :func:`parse_elements` does for elements with keys of one size and data of one size, else None.
 
     Most sets are uniform and may have tens of thousands of elements, which few calls decode together.
     """
-    if len(nest) < _KEY_HEADERS.size:
+    found = _element_layout(nest) if len(nest) >= _KEY_HEADERS.size else None
+    if found is None:
         return None
-    size, _kind, _size, key_kind, value_size, value_kind = _KEY_HEADERS.unpack_from(nest)
-    key_size, heads = value_size - 4, _KEY_HEADERS.size
-    if (key_kind & NLA_TYPE_MASK, value_kind & NLA_TYPE_MASK) != (NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE):
-        return None
-    layout = f"={heads}s{key_size}s"
-    rest = size - heads - key_size
-    if rest:
-        if rest < _DATA_HEADERS.size:
-            return None
-        _size, data_kind, data_size, value_kind = _DATA_HEADERS.unpack_from(nest, heads + key_size)
-        if (data_kind & NLA_TYPE_MASK, value_kind & NLA_TYPE_MASK) != (NFTA_SET_ELEM_DATA, NFTA_DATA_VALUE):
-            return None
-        layout += f"{_DATA_HEADERS.size}s{data_size - 4}s"
-        after = rest - _DATA_HEADERS.size - (data_size - 4)
-        if after:
-            # Nothing may follow the data but a counter, whose value is no part of the element's.
-            if after < _HEADER.size or data_size % 4:
-                return None
-            counter_size, counter_kind = _HEADER.unpack_from(nest, size - after)
-            if (counter_size, counter_kind & NLA_TYPE_MASK) != (after, NFTA_SET_ELEM_EXPR):
-                return None
-            layout += f"{_HEADER.size}s{after - _HEADER.size}x"
-    if size % 4 or key_size % 4 or len(nest) % size:
-        return None
+    layout, with_data = found
     columns = list(zip(*struct.iter_unpack(layout, nest)))
     if any(headers.count(headers[0]) != len(headers) for headers in columns[::2]):
         return None
-    return dict(zip(columns[1], columns[3])) if rest else dict.fromkeys(columns[1], True)
+    return dict(zip(columns[1], columns[3])) if with_data else dict.fromkeys(columns[1], True)
 
 
 def parse_elements(nests: Iterable[bytes]) -> Dict[bytes, Any]:

@@ -16,9 +16,10 @@ from .objects import Expression, Rule
 
 CMP_EQUAL, CMP_NOT_EQUAL, CMP_AT_MOST, CMP_AT_LEAST = 0, 1, 3, 5
 META_PRIORITY, META_MARK, META_IIF, META_IIFNAME, META_NFPROTO, META_L4PROTO = 2, 3, 4, 6, 15, 16
-CT_STATE, CT_STATUS = 0, 2
+CT_STATE, CT_DIRECTION, CT_STATUS, CT_PROTO_DST, CT_DST_IP, CT_DST_IP6 = 0, 1, 2, 12, 20, 22
 CT_STATE_ESTABLISHED, CT_STATE_RELATED, CT_STATE_NEW, CT_STATE_UNTRACKED = 0x2, 0x4, 0x8, 0x40
 CT_STATUS_DNAT = 0x20
+CT_ORIGINAL = 0
 NETWORK_HEADER, TRANSPORT_HEADER = 1, 2
 FIB_RESULT_ADDRTYPE = 3
 FIB_SADDR, FIB_DADDR = 0x1, 0x2
@@ -279,6 +280,19 @@ def new_connection() -> Expressions:
 def was_redirected() -> Expressions:
     """Match if the destination of the connection was rewritten."""
     return has_bits(Expression("ct", ((1, register(0)), (2, CT_STATUS))), CT_STATUS_DNAT)
+
+
+def original_protocol_and_port(word: int = 0) -> Expressions:
+    """Load protocol and port to which the connection was opened, and the direction of the packet; one word each."""
+    port = Expression("ct", ((1, register(word + 1)), (2, CT_PROTO_DST), (3, CT_ORIGINAL)))
+    return [meta(META_L4PROTO, word), port, Expression("ct", ((1, register(word + 2)), (2, CT_DIRECTION)))]
+
+
+def original_destination(family: str) -> Expressions:
+    """Load address, protocol and port to which the connection was opened, and the direction of the packet."""
+    key = CT_DST_IP6 if family == IPV6 else CT_DST_IP
+    address = Expression("ct", ((1, register(0)), (2, key), (3, CT_ORIGINAL)))
+    return [address, *original_protocol_and_port(address_words(family))]
 
 
 def set_mark_bits(mark: int) -> Expressions:

@@ -15,6 +15,7 @@ from ...addresses import IPV6, Network, packed, parse_network
 from ..merged import Entry
 from ..settings import DataplaneSettings, LocalTraffic
 from . import expressions as x
+from . import traffic
 from .objects import (
     ADDRESS_TYPES,
     INDEX,
@@ -201,6 +202,8 @@ def static_entries(settings: DataplaneSettings) -> List[Entry]:
     for name, rules in _regular_chains(settings).items():
         entries.append((RESOURCE, ObjectKey("chain", name), ChainValue(tuple(rules))))
     entries.extend((RESOURCE, ObjectKey("chain", name), value) for name, value in _base_chains().items())
+    if settings.count_bytes:
+        entries.extend(traffic.static_entries(settings.family))
     if settings.node_port_cidrs:
         for address in settings.node_port_addresses:
             raw = packed(address)

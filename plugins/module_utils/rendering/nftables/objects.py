@@ -39,6 +39,9 @@ INDEX = "integer"
 #: ``meta priority``, in the order of the machine.
 CLASSID = "classid"
 VERDICT = "verdict"
+#: The direction of a packet in its connection: of the first packet (0), or of its answers (1).
+DIRECTION = "ct_dir"
+ORIGINAL, REPLY = 0, 1
 
 #: The nft program's number of a data type, and the bytes that it occupies in registers.
 DATA_TYPES: Dict[str, Tuple[int, int]] = {
@@ -48,6 +51,7 @@ DATA_TYPES: Dict[str, Tuple[int, int]] = {
     PROTOCOL: (12, 4),
     PORT: (13, 4),
     CLASSID: (23, 4),
+    DIRECTION: (27, 4),
 }
 DATA_TYPE_NAMES = {number: name for name, (number, _size) in DATA_TYPES.items()}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from . import firewall, layout
+from . import firewall, layout, traffic
 
 OWN_SETS = frozenset(
     (
@@ -23,13 +23,15 @@ OWN_SETS = frozenset(
         layout.NODE_PORT_LOCAL_ENDPOINTS,
         layout.FIREWALLED,
         firewall.NODE_PORT_FIREWALLED,
+        traffic.SERVICE_TRAFFIC,
+        traffic.NODE_PORT_TRAFFIC,
     )
 )
 _SET = re.compile(r"(?:nodeport-)?source-ranges-\d+|(?:service|nodeport)-(?:local-)?slots-[0-9a-f]{2}")
 _CHOICE = r"(?:\d+|hash-(?:port-)?[0-9a-f]{2})"
 _CHAIN = re.compile(
     rf"(?:nodeport-)?(?:(?:cluster|local|masquerade)-{_CHOICE}|external-{_CHOICE}-{_CHOICE}|firewall-\d+(?:-\d+)*)"
-    r"|nodeport-firewall-check|filter-(?:prerouting|output)-nodeports"
+    rf"|nodeport-firewall-check|filter-(?:prerouting|output)-nodeports|{traffic.TRAFFIC}(?:-input|-postrouting)?"
 )
 
 

@@ -10,7 +10,7 @@ program can have added, are shown as ``[name attribute=value ...]``.
 from __future__ import annotations
 
 import struct
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple, Union
 
 from ...addresses import unpacked
 from . import expressions as x
@@ -34,7 +34,15 @@ _META_FIELDS = {
     x.META_NFPROTO: "meta nfproto",
     x.META_L4PROTO: "meta l4proto",
 }
-_CT_FIELDS = {x.CT_STATE: "ct state", x.CT_STATUS: "ct status"}
+#: By the key and, where there is one, the direction: the name and its size in a register.
+_CT_FIELDS: Dict[Tuple[Union[int, bytes, str], ...], Tuple[str, int]] = {
+    (x.CT_STATE,): ("ct state", 4),
+    (x.CT_STATUS,): ("ct status", 4),
+    (x.CT_DIRECTION,): ("ct direction", 4),
+    (x.CT_DST_IP, x.CT_ORIGINAL): ("ct original ip daddr", 4),
+    (x.CT_DST_IP6, x.CT_ORIGINAL): ("ct original ip6 daddr", 16),
+    (x.CT_PROTO_DST, x.CT_ORIGINAL): ("ct original proto-dst", 4),
+}
 _BIT_NAMES = {
     "ct state": {
         x.CT_STATE_ESTABLISHED: "established",
@@ -125,10 +133,10 @@ class _Reader:
             self.hold(part.get(1), _Held(name, 16 if name == "iifname" else 4))
 
     def read_ct(self, part: Expression) -> None:
-        name = _CT_FIELDS.get(part.get(2))
-        if name is None or len(part.attributes) != 2:
+        found = _CT_FIELDS.get(tuple([value for _number, value in part.attributes[1:]]))
+        if found is None:
             raise _Unknown
-        self.hold(part.get(1), _Held(name, 4))
+        self.hold(part.get(1), _Held(*found))
 
     def read_fib(self, part: Expression) -> None:
         which = {x.FIB_SADDR: "saddr", x.FIB_DADDR: "daddr"}.get(part.get(3))

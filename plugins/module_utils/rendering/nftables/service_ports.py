@@ -14,7 +14,7 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import slots
 from ..merged import Entry
 from ..settings import DataplaneSettings
-from . import balancing, hashing, layout
+from . import balancing, hashing, layout, traffic
 from .affinity import AffinityChains
 from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY, Choice
 from .firewall import firewall_entries
@@ -189,6 +189,8 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
     node_port = transport_key(info.protocol, info.node_port) if info.node_port else b""
     if node_port:
         _external(info, settings, NODE_PORT_KEY, [node_port], choices=choices, affinity=affinity, entries=entries)
+    if settings.count_bytes:
+        entries.extend(traffic.service_entries(info, transport, node_port))
     if info.is_restricted:
         entries.extend(firewall_entries(info, settings, transport, node_port))
     return entries

@@ -14,7 +14,9 @@ from .balancing import NODE_PORT_KEY
 from .objects import (
     CLASSID,
     DATA_TYPES,
+    DIRECTION,
     INDEX,
+    ORIGINAL,
     PORT,
     PROTOCOL,
     PROTOCOL_NAMES,
@@ -34,6 +36,7 @@ from .objects import (
     list_items,
 )
 from .slots import SLOTS
+from .traffic import NODE_PORT_TRAFFIC, SERVICE_TRAFFIC
 
 _TYPEOF = {
     "ipv4_addr": "ip daddr",
@@ -64,6 +67,8 @@ def _part_text(part: str, raw: bytes) -> str:
         return str(index_of(raw))
     if part == CLASSID:
         return f"{index_of(raw) >> 16:x}:{index_of(raw) & 0xFFFF:x}"
+    if part == DIRECTION:
+        return "original" if raw[0] == ORIGINAL else "reply"
     return "0x" + raw.hex()
 
 
@@ -85,6 +90,10 @@ def key_parts(family: str, name: str, raw: bytes) -> Tuple[str, ...]:
         return (address, PROTOCOL, PORT, address)
     if name.startswith(NODE_PORT_KEY + _SOURCE_RANGES):
         return (PROTOCOL, PORT, address)
+    if name == SERVICE_TRAFFIC:
+        return (address, PROTOCOL, PORT, DIRECTION)
+    if name == NODE_PORT_TRAFFIC:
+        return (PROTOCOL, PORT, DIRECTION)
     size = DATA_TYPES[address][1]
     transport = (PROTOCOL, PORT)
     shapes = {

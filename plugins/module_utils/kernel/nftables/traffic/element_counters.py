@@ -29,7 +29,7 @@ from ..decoding import parse_data
 _HEAD = 4
 
 
-class CountedElement(NamedTuple):
+class Counted(NamedTuple):
     """An element with a counter: its key, its data (None in a set), and the packets and bytes that matched it."""
 
     key: Any
@@ -38,7 +38,7 @@ class CountedElement(NamedTuple):
     bytes: int
 
 
-def counted_elements(sock: NetlinkSocket, family: str, table: str, name: str) -> Iterator[CountedElement]:
+def counted_elements(sock: NetlinkSocket, family: str, table: str, name: str) -> Iterator[Counted]:
     """Yield the elements of a set that have a counter; none if the set does not exist. Raises KernelError."""
     head = messages.family_header(family) + text_attribute(NFTA_TABLE_NAME, table)
     try:
@@ -57,7 +57,7 @@ def counted_elements(sock: NetlinkSocket, family: str, table: str, name: str) ->
                 numbers = (
                     int.from_bytes(counter.get(kind, b""), "big") for kind in (NFTA_COUNTER_PACKETS, NFTA_COUNTER_BYTES)
                 )
-                yield CountedElement(parse_data(found[NFTA_SET_ELEM_KEY]), data, *numbers)
+                yield Counted(parse_data(found[NFTA_SET_ELEM_KEY]), data, *numbers)
 
 
 def _counter(element: Dict[int, memoryview]) -> Optional[Dict[int, memoryview]]:

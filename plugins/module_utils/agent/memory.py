@@ -1,0 +1,195 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent within its memory limit: a warning before it is reached, and no more objects than it carries.
+
+The kernel kills an agent that exceeds the limit of its control group; the next one would list the same cluster and be
+killed again. So the size of the cluster is known before its memory is needed: a list that is too large is given up,
+and an object that would grow too much keeps its previous version. What is programmed stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Optional, Set
+
+from ..kernel.memory_group import MemoryGroup, memory_group
+from .api.events import WARNING, Post
+from .source.room import NoRoom, Room
+from .surface.health import ProxyHealth
+from .surface.log import Log
+from .timers import Timers
+
+LOOK_SECONDS = 10.0
+#: Name of the entry in /healthz while the cluster is not followed completely.
+HEALTH = "Memory"
+#: Of the limit: a warning from this share on, until it is below the other one; and what the cluster may need.
+WARN, CALM, MOST = 0.8, 0.7, 0.95
+#: The memory of an agent without Services: Python, its libraries and threads.
+BASE_BYTES = 50 << 20
+#: Once so much of the capacity is free again, objects that were held back are listed again.
+ROOM = 0.9
+_ACTION = "Follow"
+
+
+class MemoryUse(NamedTuple):
+    """``limit`` and ``used`` are bytes of the control group, 0 if nothing limits it.
+
+    ``cluster``: bytes of the cluster's objects, as JSON with only what the agent reads; ``capacity``: how many the
+    limit carries. ``held_back``: objects whose latest version is not applied. ``refused``: kinds whose list was given
+    up.
+    """
+
+    limit: int = 0
+    used: int = 0
+    cluster: int = 0
+    capacity: int = 0
+    held_back: int = 0
+    refused: int = 0
+
+
+class MemoryBudget(Room):
+    """Compares the cluster's size with the memory limit of the agent's control group. Without a limit it does nothing.
+
+    ``size`` and ``held_back`` return the bytes of the cluster's objects, and how many objects are held back; ``factor``
+    the bytes of memory for each of these bytes, in the mode in effect at its worst moment. ``list_held_back`` lists the
+    objects again that were held back. ``find_group`` returns the group with the limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        timers: Timers,
+        log: Log,
+        health: ProxyHealth,
+        post: Post,
+        size: Callable[[], int],
+        held_back: Callable[[], int],
+        factor: Callable[[], float],
+        list_held_back: Callable[[], None],
+        find_group: Callable[[], Optional[MemoryGroup]] = memory_group,
+    ) -> None:
+        self._log = log
+        self._health = health
+        self._post = post
+        self._size = size
+        self._held_back = held_back
+        self._factor = factor
+        self._list_held_back = list_held_back
+        self._find_group = find_group
+        self._group = find_group()
+        self._used = 0
+        self._refused: Set[str] = set()
+        #: Whether the cluster is not followed completely.
+        self.exceeded = False
+        self._warned = False
+        self._clock = timers.clock
+        self._timer = timers.add("look at the memory limit", self.look)
+
+    @property
+    def capacity(self) -> Optional[int]:
+        """How many bytes of objects the limit carries; None without a limit."""
+        if self._group is None:
+            return None
+        return max(0, int((self._group.limit * MOST - BASE_BYTES) / self._factor()))
+
+    def carries(self, more: int) -> bool:
+        """Return whether the limit carries so many bytes of objects beside those that are known."""
+        capacity = self.capacity
+        return capacity is None or self._size() + more <= capacity
+
+    def admit(self, kind: str, held: int) -> None:
+        """Let a list of this kind be held whose new objects have so many bytes. Raises NoRoom."""
+        if not self.carries(held):
+            self._refused.add(kind)
+            raise NoRoom(
+                f"list of {kind}s: the cluster needs more memory than the agent's limit of {self._mebibytes} carries; "
+                "what is programmed stays and is not updated: raise agent_memory_max"
+            )
+
+    def admitted(self, kind: str) -> None:
+        """Record that a list of this kind is complete."""
+        self._refused.discard(kind)
+
+    @property
+    def _mebibytes(self) -> str:
+        return f"{self._group.limit >> 20} MiB" if self._group is not None else "no limit"
+
+    def look_if_due(self) -> None:
+        """Do what the timer does, for a caller that runs no timers yet."""
+        if self._timer.due is None or self._timer.due <= self._clock():
+            self.look()
+
+    def look(self) -> None:
+        """Compare the use with the limit, which may have changed, and report it."""
+        self._timer.restart(LOOK_SECONDS)
+        self._group = self._find_group()
+        if self._group is None:
+            self._used = 0
+            return
+        try:
+            self._used = self._group.used()
+        except (OSError, ValueError) as error:
+            self._log.debug("the memory in use cannot be read", error=error)
+        self._warn(self._group.limit)
+        self._report_exceeded()
+        capacity = self.capacity
+        if self._held_back() and capacity is not None and self._size() < ROOM * capacity:
+            self._list_held_back()
+
+    def _warn(self, limit: int) -> None:
+        capacity = self.capacity or 1
+        share = max(self._used / limit, self._size() / capacity)
+        if share >= WARN and not self._warned:
+            self._warned = True
+            values = {
+                "used_mib": self._used >> 20,
+                "limit_mib": limit >> 20,
+                "cluster_percent": self._percent(capacity),
+            }
+            self._log.warning("the agent is close to its memory limit: raise agent_memory_max", **values)
+            note = f"the agent uses {self._used >> 20} MiB of {limit >> 20} MiB: raise agent_memory_max"
+            self._post(None, WARNING, "MemoryLow", _ACTION, note)
+        elif share < CALM:
+            self._warned = False
+
+    def _percent(self, capacity: int) -> int:
+        return round(self._size() * 100 / capacity)
+
+    def _report_exceeded(self) -> None:
+        """Report that the cluster is not followed completely, or again; /healthz shows it like a pending sync."""
+        exceeded = bool(self._refused) or self._held_back() > 0
+        if exceeded and not self.exceeded:
+            self._health.updated(HEALTH)
+            self._health.queued(HEALTH)
+            note = f"the cluster needs more memory than the limit of {self._mebibytes} carries: raise agent_memory_max"
+            if not self._refused:
+                # The refusal of a list has its own line.
+                self._log.warning(f"{note}; objects that grow keep their previous version", objects=self._held_back())
+            self._post(None, WARNING, "MemoryLimit", _ACTION, f"{note}; what is programmed stays")
+        elif not exceeded and self.exceeded:
+            self._health.forget(HEALTH)
+            self._log.info("the memory limit carries the cluster again")
+        self.exceeded = exceeded
+
+    def use(self) -> MemoryUse:
+        """Return the use as of the last look."""
+        return MemoryUse(
+            limit=self._group.limit if self._group is not None else 0,
+            used=self._used,
+            cluster=self._size(),
+            capacity=self.capacity or 0,
+            held_back=self._held_back(),
+            refused=len(self._refused),
+        )
+
+    def status(self) -> Dict[str, Any]:
+        """Return the use as plain JSON values."""
+        use = self.use()
+        return {
+            "limit": use.limit,
+            "used": use.used,
+            "cluster": use.cluster,
+            "capacity": use.capacity,
+            "heldBack": use.held_back,
+            "refusedLists": sorted(self._refused),
+        }

@@ -1,0 +1,103 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The Services that everything else needs, read before the whole cluster on a node that serves nothing yet.
+
+A few small requests for single objects find them within milliseconds, while the lists of a large cluster take a second.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ...cluster.api import ApiClient
+from ...cluster.api_errors import ApiStatusError
+from ...cluster.model import NamespacedName
+from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
+from ...cluster.parsing.objects import object_key
+from ...cluster.resource_types import ENDPOINT_SLICES, NODES, SERVICES, ResourceType
+from .reflector import Batch, check_identity
+from .view import owner, small
+
+#: What a new node needs first: access to the API server, and name resolution.
+FIRST_SERVICES = (
+    NamespacedName("default", "kubernetes"),
+    NamespacedName("kube-system", "kube-dns"),
+    NamespacedName("kube-system", "coredns"),
+)
+
+
+class FirstObjects(NamedTuple):
+    """The first Services, their EndpointSlices and the Node of this node; nothing if the API server refuses them."""
+
+    batches: Tuple[Batch, ...] = ()
+
+    def names(self, kind: str) -> List[Tuple[str, str]]:
+        """Return namespace and name of the objects of a kind."""
+        keys = [object_key(raw) for batch in self.batches if batch.kind == kind for raw in batch.changed]
+        return [(key.namespace, key.name) for key in keys]
+
+
+def is_first(raw: Dict[str, Any]) -> bool:
+    """Return whether an object is one of the first Services, or an EndpointSlice of one."""
+    key = object_key(raw)
+    if key.kind == ENDPOINT_SLICES.kind:
+        return owner(raw) in FIRST_SERVICES
+    return key.kind == SERVICES.kind and NamespacedName(key.namespace, key.name) in FIRST_SERVICES
+
+
+class FirstServices:
+    """Reads the first Services in a reflector's thread, which then waits until they are served.
+
+    Otherwise decoding the list of a large cluster would compete with programming them. ``deliver`` receives
+    :class:`FirstObjects`. ``node_name``: the Node to read with them, empty for a host without one.
+    """
+
+    def __init__(self, deliver: Callable[[FirstObjects], None]) -> None:
+        self.node_name = ""
+        self._deliver = deliver
+        self._released = threading.Event()
+
+    def release(self) -> None:
+        """Let the reflector continue; from now on nothing is read first. May be called from any thread."""
+        self._released.set()
+
+    def read(self, client: ApiClient) -> None:
+        """Read and deliver the objects, and wait for :meth:`release`. Raises ApiError if the server does not answer."""
+        if self._released.is_set():
+            return
+        try:
+            found = FirstObjects(tuple(self._batches(client)))
+        except ApiStatusError:
+            # The lists, which follow, report why.
+            found = FirstObjects()
+        self._deliver(found)
+        self._released.wait()
+
+    def _batches(self, client: ApiClient) -> List[Batch]:
+        def listed(resource: ResourceType, field_selector: str = "") -> List[Dict[str, Any]]:
+            # "0": the server answers from its cache.
+            return client.list(resource, field_selector, "0", lambda raw: _usable(raw, resource.kind)).items
+
+        nodes = listed(NODES, f"metadata.name={self.node_name}") if self.node_name else []
+        services: List[Dict[str, Any]] = []
+        slices: List[Dict[str, Any]] = []
+        for namespace, name in FIRST_SERVICES:
+            found = listed(SERVICES.in_namespace(namespace), f"metadata.name={name}")
+            if found:
+                services += found
+                slices += listed(ENDPOINT_SLICES.in_namespace(namespace).with_label(SERVICE_NAME_LABEL, name))
+        return [
+            Batch(NODES.kind, nodes, []),
+            Batch(SERVICES.kind, services, []),
+            Batch(ENDPOINT_SLICES.kind, slices, []),
+        ]
+
+
+def _usable(raw: Any, kind: str) -> Optional[Dict[str, Any]]:
+    """Return an object in small form, or None if it cannot be used; the list of its collection then reports it."""
+    try:
+        return small(check_identity(raw, kind))
+    except Exception:
+        return None

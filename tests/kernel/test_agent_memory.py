@@ -1,0 +1,91 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent in a control group with a memory limit: it refuses a cluster that is too large, and is not killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.lab.memory_group import MemoryGroup
+
+MIB = 1 << 20
+FEW, MANY = 100, 3000
+PATIENCE = 180
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    with MemoryGroup.made() as made:
+        if made is None:
+            pytest.skip("this machine permits no control group with a memory limit")
+        yield made
+
+
+@pytest.fixture
+def node(group: MemoryGroup, tmp_path: Path) -> Iterator[AgentNode]:
+    group.limit(72 * MIB)
+    made = AgentNode(tmp_path, "nftables")
+    made.before_exec = group.enter
+    try:
+        put(made, 1, FEW)
+        yield made
+    finally:
+        made.close()
+
+
+def put(node: AgentNode, first: int, last: int) -> None:
+    """Write Services with five endpoints each."""
+    for number in range(first, last + 1):
+        node.store.put(service(number))
+        node.store.put(endpoint_slice(number, 5))
+
+
+def memory(node: AgentNode) -> dict:
+    """Return what the agent's status says about its memory."""
+    return dict(node.status().get("memory", {}))
+
+
+def posted(node: AgentNode) -> set:
+    """Return the reasons of the Events that the agent has posted."""
+    assert node.api is not None
+    return {event["reason"] for event in node.api.posted}
+
+
+def test_a_cluster_that_grows_too_large_is_not_followed_and_what_is_served_stays(
+    node: AgentNode, group: MemoryGroup
+) -> None:
+    node.start()
+    limit = memory(node)
+    assert 71 * MIB <= limit["limit"] <= 72 * MIB and 0 < limit["cluster"] < limit["capacity"]
+    put(node, FEW + 1, MANY)
+    wait_for(lambda: memory(node)["heldBack"] > 0, PATIENCE)
+    wait_for(lambda: {"MemoryLow", "MemoryLimit"} <= posted(node), PATIENCE, 0.2)
+    assert memory(node)["cluster"] <= limit["capacity"]
+    # Others are served as before: an endpoint that disappears needs no room.
+    node.store.put(endpoint_slice(1, 4))
+    wait_for(lambda: sum(item["endpoints"] for item in node.status()["families"].values()) % 5 == 4, PATIENCE)
+    assert cluster_ip(FEW) in node.kernel_text("")
+    assert node.metric("kubenode_proxy_objects_held_back") > 0
+    assert node.stop() == 0 and group.kills() == 0
+    # The list of the next agent is refused as a whole, and nothing is removed from the kernel.
+    served = node.kernel_text("")
+    node.start(wait=False)
+    wait_for(lambda: "EndpointSlice" in memory(node).get("refusedLists", ()), PATIENCE, 0.1)
+    wait_for(lambda: node.log.count("carries; what is programmed stays") >= 1, PATIENCE)
+    assert node.kernel_text("") == served
+    assert "MemoryLimit" in posted(node) and "too large to be listed" in shown(node)
+    assert node.stop() == 0 and group.kills() == 0
+    # With a higher limit everything is served.
+    group.limit(512 * MIB)
+    node.start()
+    assert node.status()["families"]["IPv4"]["services"] == MANY and not memory(node)["refusedLists"]
+
+
+def shown(node: AgentNode) -> str:
+    """Return what ``kubenode-proxy status`` shows."""
+    return node.run("status", "--control", str(node.scratch / "agent.sock")).stdout

@@ -1,0 +1,67 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Test the memory limit that the role agent computes: it carries the given cluster, as the agent sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# The environments of the oldest and newest Python do not have it.
+pytest.importorskip("ansible")
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import BASE_BYTES, MOST
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import mode_object
+from tests.benchmarks.large_cluster import large_cluster
+
+ROLE = Path(__file__).resolve().parents[3] / "roles" / "agent"
+CASES = [
+    ({}, "iptables", 10_000, 10),
+    ({"agent_configuration": {"mode": "nftables"}, "agent_cluster_services": 100_000}, "nftables", 100_000, 1),
+    ({"agent_configuration": {"mode": "ipvs"}, "agent_cluster_endpoints": "1000000"}, "ipvs", 10_000, 100),
+]
+
+
+def limits(scratch: Path, cases: list) -> list:
+    """Return the limit for each set of variables, in one run."""
+    tasks = [
+        {"name": f"Case {number}", "ansible.builtin.debug": {"msg": "{{ __agent_memory_max }}"}, "vars": variables}
+        for number, variables in enumerate(cases)
+    ]
+    files = [str(ROLE / place / "main.yml") for place in ("defaults", "vars")]
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks, "vars_files": files}
+    (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", str(scratch / "play.yml")]
+    environment = {
+        **os.environ,
+        "ANSIBLE_HOME": str(scratch / "home"),
+        "LC_ALL": "C.UTF-8",
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
+        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line.split('"')[3] for line in done.stdout.splitlines() if '"msg":' in line]
+
+
+def test_the_limit_carries_the_cluster_with_room_to_spare(tmp_path):
+    own, tiny = {"agent_memory_max": "300M"}, {"agent_cluster_services": 10, "agent_cluster_endpoints": 10}
+    found = limits(tmp_path, [own, tiny, *(variables for variables, *_expected in CASES)])
+    assert found[:2] == ["300M", "512M"]
+    for limit, (_variables, mode, services, endpoints) in zip(found[2:], CASES):
+        sample = [raw for raw in large_cluster(100, endpoints) if raw["kind"] != "Node"]
+        size = sum(len(text_of(prune(raw))) for raw in sample) * services // 100
+        carried = (int(limit[:-1]) * 2**20 * MOST - BASE_BYTES) / mode_object(mode).memory_factor
+        # As for iptables mode, whatever the mode is, so that the unit does not depend on it.
+        assert size < carried < 2 * size * mode_object("iptables").memory_factor / mode_object(mode).memory_factor, (
+            limit
+        )
