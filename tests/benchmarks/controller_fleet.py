@@ -20,12 +20,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Dict, List, Optional, Sequence, Tuple, Type
 
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.kernel.agent_node import wait_for
+from tests.kernel.backends import manifests, write_manifests
 from tests.lab import ssh, system
 from tests.lab.node import Specification
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROLLER = "172.30.0.1"
 SYSCTLS = {"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1"}
+#: An agent that serves a static Service; the API server refuses connections.
+AGENT = """\
+{{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables",
+  "clientConnection": {{"kubeconfig": "{scratch}/kubeconfig"}}, "conntrack": {{"maxPerCore": 0, "min": 0}}}}
+---
+{{"apiVersion": "kubenode.proxy/v1alpha1", "kind": "NodeProxyConfiguration",
+  "staticServices": {{"directory": "{scratch}/services"}}}}
+"""
 
 
 class Fleet:
@@ -71,7 +82,33 @@ class Fleet:
         ports = [link["stats64"] for link in json.loads(text) if link["ifname"] in wanted]
         return sum(port["tx"]["bytes"] for port in ports), sum(port["rx"]["bytes"] for port in ports)
 
+    def start_agents(self) -> None:
+        """Start an agent on each node, and wait until all serve. Raises AssertionError if one does not."""
+        authority = make_certificates(self.directory / "tls").authority
+        for name in self.names:
+            scratch = self.directory / name
+            write_manifests(scratch / "services", manifests())
+            write_kubeconfig(scratch / "kubeconfig", "https://127.0.0.1:1", authority, "test-token")
+            (scratch / "agent.yaml").write_text(AGENT.format(scratch=scratch), encoding="utf-8")
+            self._start_agent(scratch)
+        logs = [self.directory / name / "agent.log" for name in self.names]
+        wait_for(lambda: all("filled an empty node" in log.read_text(encoding="utf-8") for log in logs), 600.0, 0.5)
+
     # ---- parts
+
+    def _start_agent(self, scratch: Path) -> None:
+        inside = ["nsenter", "--target", (scratch / "pid").read_text(encoding="ascii"), "--all"]
+        agent = [sys.executable, "-m", "module_utils.command.cli", "run", "--config", str(scratch / "agent.yaml")]
+        with open(scratch / "agent.log", "wb") as log:
+            process = subprocess.Popen(
+                [*inside, *agent, "--cache", ""],
+                env={**os.environ, "PYTHONPATH": str(ROOT / "plugins")},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
 
     def _make(self) -> None:
         ssh.make_keys(self.directory, "*")

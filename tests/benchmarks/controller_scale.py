@@ -11,7 +11,8 @@ seconds by the clock, the processor time of ansible-playbook with all its worker
 of its first process alone, which more processors do not make faster; the largest memory of these processes together
 (proportional set size), the bytes on the wire to and from a node, and the machine's load. Since the nodes run on the
 same processors, the seconds by the clock are worse than with real nodes; the processor time hardly is. ``--tasks`` adds
-the seconds of each task by the clock. Needs root.
+the seconds of each task by the clock. ``--live`` measures instead a live report of nodes with agents, which serve
+a static Service. Needs root.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot im
 
 PR_SET_CHILD_SUBREAPER = 36
 PLAYS = {"from empty": "converge", "without change": "converge", "verify": "verify"}
+LIVE_PLAYS = {"live report": "report"}
 #: The settings of examples/inventory-1000/ansible.cfg, except those of the output.
 CONFIGURATION = """\
 [defaults]
@@ -61,6 +63,9 @@ service_proxy_snapshot: {directory}/cluster.json.gz
 service_proxy_mode: {mode}
 service_proxy_configuration: {{nodePortAddresses: [primary], conntrack: {{maxPerCore: 0, min: 0}}}}
 kernel_unchangeable: warn
+proxy_report_live: {live}
+proxy_report_html: {directory}/report.html
+proxy_report_json: {directory}/report.json
 """
 
 
@@ -145,7 +150,7 @@ class Bench:
         (directory / "ansible.cfg").write_text(
             CONFIGURATION.format(directory=directory, forks=options.forks), encoding="utf-8"
         )
-        text = VARIABLES.format(directory=directory, mode=options.mode)
+        text = VARIABLES.format(directory=directory, mode=options.mode, live=str(options.live).lower())
         (directory / "variables.yml").write_text(text, encoding="utf-8")
 
     def play(self, fleet: Fleet, playbook: str) -> Measured:
@@ -227,7 +232,9 @@ def measure(directory: Path, options: argparse.Namespace) -> None:
         place.mkdir()
         names = [node_name(number) if count <= 20 else f"worker-{number:04}" for number in range(count)]
         with Fleet(place, names) as fleet:
-            for title, playbook in list(PLAYS.items())[: options.plays]:
+            if options.live:
+                fleet.start_agents()
+            for title, playbook in list((LIVE_PLAYS if options.live else PLAYS).items())[: options.plays]:
                 measured = bench.play(fleet, playbook)
                 report(title, count, measured)
                 if options.tasks:
@@ -245,6 +252,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--forks", type=int, default=100, help="of Ansible (default: 100)")
     parser.add_argument("--mode", choices=("iptables", "nftables"), default="nftables")
     parser.add_argument("--plays", type=int, default=len(PLAYS), help="how many of these: " + ", ".join(PLAYS))
+    parser.add_argument("--live", action="store_true", help="measure a live report of nodes with agents instead")
     parser.add_argument("--tasks", action="store_true", help="also print the longest tasks")
     options = parser.parse_args(arguments)
     if os.geteuid() != 0:
