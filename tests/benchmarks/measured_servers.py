@@ -24,10 +24,10 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 # isort: split
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import small
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import ENDPOINT_SLICES, SERVICES
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
@@ -250,7 +250,7 @@ def list_bytes(server: OwnServer | GivenServer) -> dict[str, int]:
 
 def text_of_small(raw: Any) -> bytes:
     """Return an object as the agent keeps it."""
-    return text_of(small(raw))
+    return text_of(prune(raw))
 
 
 def _read(connection: http.client.HTTPConnection, path: str, headers: dict[str, str]) -> int:

@@ -20,7 +20,7 @@ from ..errors import KernelError, ProxyError
 from ..kernel.presence import holds_dataplane, holds_policies
 from .api.events import NORMAL, WARNING
 from .checks.prober import VerdictChange
-from .collector import begin_loading, end_loading
+from .collector import COLLECT_SECONDS, begin_loading, collect, end_loading
 from .fatal import Fatal
 from .options import AgentOptions
 from .parts import Parts
@@ -57,6 +57,7 @@ class Agent:
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
         self._ready_timer = self.timers.add("report that the agent is ready", self._send_ready)
         self._static_timer = self.timers.add("look for static Services", self._look_for_static)
+        self._collect_timer = self.timers.add("collect reference cycles", self._collect)
         self._stop = False
         self._reload = False
         self._ready_sent = False
@@ -84,6 +85,7 @@ class Agent:
     def run(self) -> int:
         """Serve until stopped. Return 0, or 1 after a failure that requires a restart. Raises ProxyError."""
         begin_loading()
+        self._collect_timer.start(COLLECT_SECONDS)
         with contextlib.ExitStack() as stack:
             lock = ConvergenceLock(self.options.state_directory, LOCK_SECONDS, AGENT, outlasts_agent=True)
             stack.enter_context(lock)
@@ -155,6 +157,10 @@ class Agent:
         if self.sync.proxiers is None:
             self._serve_preliminary()
         self._follow_listeners()
+
+    def _collect(self) -> None:
+        self._collect_timer.start(COLLECT_SECONDS)
+        collect()
 
     def _follow_listeners(self) -> None:
         """Set up again if static Services begin or cease to require userspace mode beside the node's mode."""
@@ -264,6 +270,7 @@ class Agent:
             self._send_ready()
             self.sync.clean_up()
         if first and not self.views.preliminary:
+            self._collect_timer.cancel()
             end_loading()
             self._save_soon()
         self._show_status()

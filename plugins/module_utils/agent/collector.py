@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import gc
 
+#: How often to collect cycles while the cluster is awaited, which may be for days: failed requests leave some.
+COLLECT_SECONDS = 60.0
 #: New objects before the collector visits them while the cluster is loaded; Python's own threshold is 700 to 2,000.
-_WHILE_LOADING = 50_000
+_WHILE_LOADING = 1_000_000
 _usual = gc.get_threshold()
 
 
 def begin_loading() -> None:
-    """Let the collector run rarely. It still does, since the API server may be away for days."""
+    """Let the collector run rarely. The caller collects every COLLECT_SECONDS until :func:`end_loading`."""
     gc.set_threshold(_WHILE_LOADING, *_usual[1:])
+
+
+def collect() -> None:
+    """Collect cycles now."""
+    gc.collect()
 
 
 def end_loading() -> None:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 
 from ..errors import Refusal
 from .claims import Claim, Claims, Conflict
 from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
-from .parsing.objects import ObjectKey, is_read, object_key, parse_object
+from .parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
 from .policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
 from .static import StaticObjects
 
@@ -113,13 +113,15 @@ class ClusterState:
         Empty if nothing changes or Services do not depend on the object. An invalid object does not raise: it is
         recorded in ``refusals``.
         """
-        skipped: List[Refusal] = []
-        parsed = parse_object(raw, skipped)
-        key = object_key(raw)
-        if parsed is not None or is_read(raw):
+        return self.put(parsed_object(raw, object_key(raw)))
+
+    def put(self, item: ParsedObject) -> FrozenSet[NamespacedName]:
+        """Add or replace an object that is parsed already, like :meth:`upsert`."""
+        key, parsed, skipped, is_read = item
+        if is_read:
             self.kinds.add(key.kind)
         if skipped:
-            self._skipped[key] = tuple(skipped)
+            self._skipped[key] = skipped
         elif self._skipped:
             self._skipped.pop(key, None)
         if isinstance(parsed, Refusal):
@@ -143,7 +145,7 @@ class ClusterState:
         if isinstance(parsed, POLICY_TYPES):
             self.policy.put(parsed)
             return _NOTHING
-        return self._remove(key) if is_read(raw) else _NOTHING
+        return self._remove(key) if is_read else _NOTHING
 
     def delete(self, raw: Any) -> FrozenSet[NamespacedName]:
         """Remove a raw object (only kind, namespace and name are read) and return the Services affected."""

@@ -311,6 +311,10 @@ def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, st
     if not arguments.command:
         raise UsageError("a command is missing (see kubenode-proxy --help)")
     if arguments.command == "run":
+        from ..agent.collector import begin_loading
+
+        # The modules of the agent are part of what it loads.
+        begin_loading()
         from .run_command import run_agent
 
         return run_agent(arguments, streams.errors)

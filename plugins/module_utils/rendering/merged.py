@@ -78,11 +78,12 @@ class MergedTables:
     def replace(self, owner: Owner, entries: List[Entry]) -> Dict[str, Set[Any]]:
         """Replace the entries that the owner contributes; return the keys touched, by table."""
         touched: Dict[str, Set[Any]] = {}
-        before = self._entries.pop(owner, [])
-        kept = {(table, key) for table, key, _value in entries}
-        for table, key, _value in before:
-            if (table, key) not in kept and self._withdraw(table, key, owner):
-                touched.setdefault(table, set()).add(key)
+        before = self._entries.pop(owner, None)
+        if before is not None:
+            kept = {(table, key) for table, key, _value in entries}
+            for table, key, _value in before:
+                if (table, key) not in kept and self._withdraw(table, key, owner):
+                    touched.setdefault(table, set()).add(key)
         for table, key, value in entries:
             if self._contribute(table, key, owner, value):
                 touched.setdefault(table, set()).add(key)

@@ -63,18 +63,19 @@ class Rendering(Generic[Context]):
     additions are applied in this order and removals in the reverse one. ``parts``: further tables that entries
     contribute to, from which a derivation computes entries of the others.
 
-    ``entries_have_addresses``: entries of a ServicePort that can be reached from outside depend on the addresses of the
-    node. ``refused_with``: how clients without an endpoint are refused, in words. ``replaces_source``: endpoints never
-    see the client's address. ``forwards``: the agent itself forwards connections. ``source_without_detector``: what
-    happens to the source address of internal traffic without a detectLocalMode, in words. ``scheduler``: how the mode
-    chooses an endpoint, as annotations name it. ``most_lists``: the most lists of slots for stable hashing in the
-    tables of a family (see :mod:`.slot_limit`). ``closes_cluster_ips``: ports of a cluster IP that no Service has are
-    refused.
+    ``options_need_totals``: :meth:`options` depends on the totals. ``entries_have_addresses``: entries of a ServicePort
+    that can be reached from outside depend on the addresses of the node. ``refused_with``: how clients without an
+    endpoint are refused, in words. ``replaces_source``: endpoints never see the client's address. ``forwards``: the
+    agent itself forwards connections. ``source_without_detector``: what happens to the source address of internal
+    traffic without a detectLocalMode, in words. ``scheduler``: how the mode chooses an endpoint, as annotations name
+    it. ``most_lists``: the most lists of slots for stable hashing in the tables of a family (see :mod:`.slot_limit`).
+    ``closes_cluster_ips``: ports of a cluster IP that no Service has are refused.
     """
 
     name: str = ""
     tables: Tuple[str, ...] = ()
     parts: Tuple[str, ...] = ()
+    options_need_totals: bool = False
     entries_have_addresses: bool = False
     refused_with: str = "ICMP port unreachable"
     replaces_source: bool = False

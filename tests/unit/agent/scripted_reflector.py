@@ -10,11 +10,12 @@ import json
 import urllib.parse
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Reflector
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import SERVICES
 from tests.apiserver.wire import Answer, Wire, chunked, response
 from tests.lab.clock import Clock
@@ -80,7 +81,7 @@ class Run:
             ),
             self.view.apply,
             Log(self.stream),
-            reduce=small,
+            reduce=prune,
             backoff=lambda: Backoff(lambda: 0.5),
             clock=self.clock,
             wait=self.wait,

@@ -22,13 +22,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import WARNING, LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import parse_address
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import cold_batches
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
 
 
@@ -138,8 +139,8 @@ def test_systemd_is_notified(tmp_path, abstract):
 
 def test_the_view_counts_real_changes_and_keeps_small_objects():
     view = ClusterView()
-    assert view.apply(Batch("EndpointSlice", [small(endpoints())], [], True)) == (0, 1)
-    assert view.apply(Batch("EndpointSlice", [small(endpoints(version="6"))], [])) == (0, 0)
+    assert view.apply(Batch("EndpointSlice", [prune(endpoints())], [], True)) == (0, 1)
+    assert view.apply(Batch("EndpointSlice", [prune(endpoints(version="6"))], [])) == (0, 0)
     assert view.revision == 1 and view.listed == {"EndpointSlice"}
     assert view.pop_dirty() == {NamespacedName("default", "web")} and view.pop_dirty() == set()
     text = text_in(*view.objects())

@@ -229,7 +229,7 @@ def test_all_nodes_are_followed_where_their_weights_count():
     bench.source.follow_node("n1", "n1", all_nodes=False)
     assert set(bench.source.view.state.nodes) == {"n1", "n2"}
     known = bench.source.reflectors[-1].known
-    bench.source.view.apply(known.replace([known.listed(NODE)]))
+    bench.source.view.apply(known.replace([known.listed(NODE, "7")]))
     assert set(bench.source.view.state.nodes) == {"n1"}
     selectors = []
     for every in (True, False):
@@ -264,5 +264,5 @@ def test_objects_deleted_while_a_collection_was_not_followed_are_removed():
     bench.source.follow_others([])
     bench.source.follow_others([NETWORK_POLICIES])
     known = bench.source.reflectors[-1].known
-    bench.source.view.apply(known.replace([known.listed(policies[1])]))
+    bench.source.view.apply(known.replace([known.listed(policies[1], "1")]))
     assert [key.name for key in bench.source.view.state.policy.policies] == ["kept"]

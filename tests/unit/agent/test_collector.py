@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.collector import begin_loading, end_loading
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.collector import begin_loading, collect, end_loading
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,13 @@ def test_cycles_from_the_load_are_collected_and_the_rest_is_not_visited_again():
     end_loading()
     assert cycle() is None
     assert gc.get_freeze_count() > 0
+
+
+def test_cycles_are_collected_while_the_load_waits():
+    begin_loading()
+    cycle = weakref.ref(Cycle())
+    collect()
+    assert cycle() is None
 
 
 def test_a_second_load_collects_cycles_that_the_first_one_left():

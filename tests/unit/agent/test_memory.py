@@ -20,9 +20,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import (
     Packed,
     pack,
+    parsed_items,
     text_in,
     text_of,
-    with_items,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch, Known
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.room import NoRoom, Room
@@ -262,7 +262,7 @@ def test_packed_objects_are_those_that_were_packed():
     assert (packed[0], packed[1]) == (service("a"), second) and packed[2] is deep and len(packed) == 3
     assert packed[:2] == [service("a"), second] == list(packed)[:2]
     assert packed.size == len(text_of(first)) + len(text_of(second))
-    assert list(with_items(packed))[:2] == list(with_items([service("a"), second]))
+    assert list(parsed_items(packed))[:2] == list(parsed_items([service("a"), second]))
     assert (packed.items[2].packed, packed.items[2].size) == (b"", 0)
     assert text_in(packed.items[0].packed) == text_of(first) and text_in(b"") == b""
 
@@ -307,11 +307,27 @@ def test_a_complete_list_is_applied_as_a_whole():
 
 def test_objects_to_be_listed_again_are_delivered_in_a_known_version():
     known = Known("Service")
-    raw = service("a", resourceVersion="7")
-    known.put(raw)
-    assert known.listed(raw).item is None
+    raw = service("a")
+    known.put(raw, "7")
+    assert known.listed(raw, "7").item is None
     known.forget([("default", "a"), ("default", "unknown")])
-    assert known.listed(raw).item is not None and known.listed(service("unknown", resourceVersion="7")).item
+    assert known.listed(raw, "7").item is not None and known.listed(service("unknown"), "7").item
+
+
+def test_only_an_object_that_is_not_held_yet_is_parsed_as_soon_as_it_is_listed():
+    """Of another one the parsed form of two versions would be held until the list is complete."""
+    versions = iter(["5", "6"])
+    run = Run(lambda query: page([item(name, next(versions)) for name in ("a",)]), lambda query: events())
+    held = []
+    run.reflector._hand_on = lambda batch: held.extend(batch.changed.items) or run.view.apply(batch)
+    run.reflector._is_held = run.view.holds
+    run.go(0.5)
+    run.reflector._ending.clear()
+    run.reflector._version = ""
+    run.go(0.5)
+    first, second = held[0], held[-1]
+    assert first.parsed is not None and second.parsed is None and first.decoded() == second.decoded()
+    assert run.names == ["a"] and run.view.state.services[first.parsed.value.key] == first.parsed.value
 
 
 def test_a_list_without_room_is_given_up_with_one_line_and_tried_again_after_a_long_pause():

@@ -211,11 +211,10 @@ def test_cached_objects_that_the_list_lacks_are_removed():
     known = Known("Service")
     known.assume([("default", "a"), ("default", "gone")])
     raw = service("a")
-    raw["metadata"]["resourceVersion"] = "7"
-    batch = known.replace([known.listed(raw)])
+    batch = known.replace([known.listed(raw, "7")])
     assert names(batch.changed) == ["a"]
     assert batch.gone == [{"kind": "Service", "metadata": {"namespace": "default", "name": "gone"}}]
-    again = known.listed(raw)
+    again = known.listed(raw, "7")
     assert again.item is None and not known.replace([again]).changed
 
 

@@ -10,8 +10,8 @@ import json
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import small
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import api
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from tests.apiserver.wire import head, response, silent
 from tests.unit.agent.scripted_reflector import Run, event, events, page, service
 
@@ -147,7 +147,7 @@ def test_a_defect_in_reading_one_object_costs_only_this_object():
     def reduce(item):
         if item["metadata"]["name"] == "bad":
             raise ZeroDivisionError("a defect")
-        return small(item)
+        return prune(item)
 
     run = Run(lambda query: page([service("a"), service("bad"), service("c")]), lambda query: events())
     run.reflector._reduce = reduce

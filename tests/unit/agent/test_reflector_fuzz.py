@@ -18,11 +18,12 @@ import urllib.parse
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Reflector
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
     ENDPOINT_SLICES,
     NODES,
@@ -101,7 +102,7 @@ class Campaign:
             self.view.apply,
             Log(self.log),
             optional=resource is SERVICE_CIDRS,
-            reduce=small,
+            reduce=prune,
             backoff=lambda: Backoff(self.rng.random),
             clock=self.clock,
             wait=self.clock.wait,
@@ -134,7 +135,7 @@ class Campaign:
 
     @property
     def has_recovered(self):
-        truth = ClusterState.from_objects(small(item) for item in self.store.list(self.resource.path)[0])
+        truth = ClusterState.from_objects(prune(item) for item in self.store.list(self.resource.path)[0])
         state = self.view.state
         return (state.services, state.slices, state.nodes, state.service_cidrs, state.refusals) == (
             truth.services,

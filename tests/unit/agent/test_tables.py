@@ -168,6 +168,14 @@ def test_random_changes_equal_a_full_rendering(mode, seed, behaviour):
     assert crossings > 0
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_totals_are_declared_where_they_decide_anything(mode):
+    """Elsewhere the agent does not count them."""
+    rendering = mode_named(mode).rendering
+    options = {rendering.options(SETTINGS, Totals(endpoints)) for endpoints in (0, 10, 10**6)}
+    assert (len(options) > 1) is rendering.options_need_totals
+
+
 def test_a_change_of_one_service_touches_its_own_keys_only():
     state = ClusterState()
     chance = random.Random(1)

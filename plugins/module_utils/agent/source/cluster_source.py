@@ -10,6 +10,7 @@ import random
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Union
 
 from ...cluster.api import ApiClient
+from ...cluster.parsing.prune import prune
 from ...cluster.resource_types import (
     CLUSTER_NETWORK_POLICIES,
     ENDPOINT_SLICES,
@@ -23,10 +24,10 @@ from ..surface.log import Log
 from ..timers import monotonic
 from .first_services import FirstObjects, FirstServices, is_first
 from .keeper import CacheKeeper
-from .packed import Packed, with_items
+from .packed import Packed, parsed_items
 from .reflector import Batch, Reflector
 from .room import UNLIMITED, Room
-from .view import ClusterView, small
+from .view import ClusterView
 
 #: How long the API server may take to answer before the state kept on disk is programmed, counted from the first
 #: request: on a node that serves nothing yet (where a request that fails ends the wait), and on one whose kernel may
@@ -173,8 +174,9 @@ class ClusterSource:
             self._deliver,
             self._log,
             room=self._room,
+            held=self.view.holds,
             optional=resource in _OPTIONAL,
-            reduce=small,
+            reduce=prune,
             first_pause=pause,
             prelude=self._first.read if resource is SERVICES else None,
         )
@@ -219,14 +221,14 @@ class ClusterSource:
             self._log,
             field_selector="" if self._all_nodes else f"metadata.name={node_name}",
             room=self._room,
-            reduce=small,
+            reduce=prune,
             first_pause=pause,
         )
 
     def read_node(self, name: str) -> None:
         """Read the Node of that name into the view; nothing if there is none. Raises ApiError."""
         with contextlib.closing(self._connect(lambda _seconds: None, LOOP_REQUEST_SECONDS)) as client:
-            items = client.list(NODES, f"metadata.name={name}", reduce=small).items
+            items = client.list(NODES, f"metadata.name={name}", reduce=prune).items
         self.view.apply(Batch(NODES.kind, items, []))
 
     def follow_node(self, name: str, old_name: str, all_nodes: bool = False) -> None:
@@ -285,9 +287,12 @@ class ClusterSource:
         self.follow_all()
         by_kind: Dict[str, Packed] = {}
         for kind, items in self._cached.items():
-            by_kind[kind] = items.without(is_first) if self._found.batches else items
+            by_kind[kind] = Packed()
+            for parsed, item in parsed_items(items):
+                if not (self._found.batches and is_first(parsed)):
+                    by_kind[kind].append(item._replace(parsed=parsed))
         for batch in self._found.batches:
-            for _raw, item in with_items(batch.changed):
+            for _parsed, item in parsed_items(batch.changed):
                 by_kind.setdefault(batch.kind, Packed()).append(item)
         for kind, items in by_kind.items():
             if kind not in self.view.listed:

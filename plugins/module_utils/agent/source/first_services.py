@@ -13,12 +13,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ...cluster.api import ApiClient
 from ...cluster.api_errors import ApiStatusError
-from ...cluster.model import NamespacedName
+from ...cluster.model import EndpointSlice, NamespacedName
 from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
-from ...cluster.parsing.objects import object_key
+from ...cluster.parsing.objects import ParsedObject, object_key
+from ...cluster.parsing.prune import prune
 from ...cluster.resource_types import ENDPOINT_SLICES, NODES, SERVICES, ResourceType
 from .reflector import Batch, check_identity
-from .view import owner, small
 
 #: What a new node needs first: access to the API server, and name resolution.
 FIRST_SERVICES = (
@@ -39,12 +39,11 @@ class FirstObjects(NamedTuple):
         return [(key.namespace, key.name) for key in keys]
 
 
-def is_first(raw: Dict[str, Any]) -> bool:
+def is_first(item: ParsedObject) -> bool:
     """Return whether an object is one of the first Services, or an EndpointSlice of one."""
-    key = object_key(raw)
-    if key.kind == ENDPOINT_SLICES.kind:
-        return owner(raw) in FIRST_SERVICES
-    return key.kind == SERVICES.kind and NamespacedName(key.namespace, key.name) in FIRST_SERVICES
+    if isinstance(item.value, EndpointSlice):
+        return item.value.service_key in FIRST_SERVICES
+    return item.key.kind == SERVICES.kind and NamespacedName(item.key.namespace, item.key.name) in FIRST_SERVICES
 
 
 class FirstServices:
@@ -98,6 +97,7 @@ class FirstServices:
 def _usable(raw: Any, kind: str) -> Optional[Dict[str, Any]]:
     """Return an object in small form, or None if it cannot be used; the list of its collection then reports it."""
     try:
-        return small(check_identity(raw, kind))
+        found: Dict[str, Any] = prune(check_identity(raw, kind))
+        return found
     except Exception:
         return None

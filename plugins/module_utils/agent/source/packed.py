@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-#: Made once: json.dumps makes an encoder for each call with separators.
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+from ...cluster.parsing.objects import ParsedObject, object_key, parsed_object
+
+#: Made once: json.dumps makes an encoder for each call with separators. What JSON described contains no cycles.
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 #: A smaller window costs more time. The dictionary has the most frequent texts at its end.
 _WINDOW, _LEVEL, _MEMORY = -12, 3, 1
 _COMMON = (
@@ -34,6 +36,9 @@ _COMMON = (
     b'"}},"addressType":"IPv4","ports":[{"name":"http","protocol":"TCP","port":8080}],"endpoints":[{"addresses":["10.'
     b'"],"conditions":{"ready":true,"serving":true,"terminating":false},"nodeName":""},{"addresses":["10.'
 )
+
+#: Copied for each object: filling a compressor with the dictionary takes as long as compressing a small object.
+_compressor = zlib.compressobj(level=_LEVEL, wbits=_WINDOW, memLevel=_MEMORY, zdict=_COMMON)
 
 
 def text_of(raw: Dict[str, Any]) -> bytes:
@@ -57,10 +62,15 @@ def text_in(packed: bytes) -> bytes:
 
 
 class Item(NamedTuple):
-    """One object. ``content``: compressed, or as it is if it cannot be written. ``size``: bytes of its JSON."""
+    """One object.
+
+    ``content``: compressed, or as it is if it cannot be written. ``size``: bytes of its JSON. ``parsed``: the object in
+    parsed form, where that is held as well.
+    """
 
     content: Union[bytes, Dict[str, Any]]
     size: int
+    parsed: Optional[ParsedObject] = None
 
     def decoded(self) -> Dict[str, Any]:
         """Return the object."""
@@ -75,13 +85,16 @@ class Item(NamedTuple):
         return self.content if isinstance(self.content, bytes) else b""
 
 
-def pack(raw: Dict[str, Any]) -> Item:
-    """Return an object in its small form; that of equal objects is equal."""
+def pack(raw: Dict[str, Any], parsed: Optional[ParsedObject] = None) -> Item:
+    """Return an object in its small form, with the parsed one if that is given; the content of equal ones is equal."""
     text = text_of(raw)
-    if not text:
-        return Item(raw, 0)
-    compressor = zlib.compressobj(level=_LEVEL, wbits=_WINDOW, memLevel=_MEMORY, zdict=_COMMON)
-    return Item(compressor.compress(text) + compressor.flush(), len(text))
+    return pack_text(text, parsed) if text else Item(raw, 0, parsed)
+
+
+def pack_text(text: bytes, parsed: Optional[ParsedObject] = None) -> Item:
+    """Return an object as :func:`pack` does; ``text``: as :func:`text_of` returns it, not empty."""
+    compressor = _compressor.copy()
+    return Item(compressor.compress(text) + compressor.flush(), len(text), parsed)
 
 
 class Packed(Sequence[Dict[str, Any]]):
@@ -96,14 +109,6 @@ class Packed(Sequence[Dict[str, Any]]):
         self.items.append(item)
         self.size += item.size
 
-    def without(self, dropped: Callable[[Dict[str, Any]], bool]) -> Packed:
-        """Return the objects that ``dropped`` does not select."""
-        kept = Packed()
-        for item in self.items:
-            if not dropped(item.decoded()):
-                kept.append(item)
-        return kept
-
     def __len__(self) -> int:
         return len(self.items)
 
@@ -112,11 +117,15 @@ class Packed(Sequence[Dict[str, Any]]):
         return [item.decoded() for item in found] if isinstance(index, slice) else found.decoded()
 
 
-def with_items(objects: Sequence[Dict[str, Any]]) -> Iterator[Tuple[Dict[str, Any], Item]]:
-    """Yield each object, and its small form."""
+def parsed_items(objects: Sequence[Dict[str, Any]]) -> Iterator[Tuple[ParsedObject, Item]]:
+    """Yield each object in parsed form and in its small one."""
     if isinstance(objects, Packed):
         for item in objects.items:
-            yield item.decoded(), item
+            yield item.parsed or _parsed(item.decoded()), item
     else:
         for raw in objects:
-            yield raw, pack(raw)
+            yield _parsed(raw), pack(raw)
+
+
+def _parsed(raw: Dict[str, Any]) -> ParsedObject:
+    return parsed_object(raw, object_key(raw))

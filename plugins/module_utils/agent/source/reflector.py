@@ -20,7 +20,7 @@ from ...cluster.answers import InvalidAnswer, WatchEvent, version_of
 from ...cluster.api import ApiClient
 from ...cluster.api_errors import ApiStatusError, Expired, WatchFailed
 from ...cluster.fields import Invalid, mapping, shown, text
-from ...cluster.parsing.objects import object_key
+from ...cluster.parsing.objects import ObjectKey, object_key, parsed_object
 from ...cluster.resource_types import ResourceType
 from ...errors import ApiError, ProxyError, Refusal
 from ..supervision import Backoff, Task, brief_traceback
@@ -105,11 +105,17 @@ class Known:
         for name in names:
             self._versions.setdefault(name, "")
 
-    def listed(self, raw: Dict[str, Any]) -> Listed:
-        """Return what must be held of an object until its list is complete."""
-        name, version = _name(raw), version_of(raw)
-        same = version and self._versions.get(name) == version
-        return Listed(name, version, None if same else pack(raw))
+    def listed(self, raw: Dict[str, Any], version: str, held: Callable[[ObjectKey], bool] = lambda key: True) -> Listed:
+        """Return what must be held of an object in this version until its list is complete.
+
+        ``held``: whether an object with this key is held already. A new one is parsed at once, because its parsed form
+        will be kept; of another version both would be held until the list is complete.
+        """
+        key = object_key(raw)
+        name = key.namespace, key.name
+        if version and self._versions.get(name) == version:
+            return Listed(name, version, None)
+        return Listed(name, version, pack(raw, None if held(key) else parsed_object(raw, key)))
 
     def replace(self, items: Iterable[Listed]) -> Batch:
         """Record a complete list, and return the differences."""
@@ -128,9 +134,9 @@ class Known:
             if name in self._versions:
                 self._versions[name] = ""
 
-    def put(self, item: Dict[str, Any]) -> Batch:
-        """Record an object that was added or modified."""
-        self._versions[_name(item)] = version_of(item)
+    def put(self, item: Dict[str, Any], version: str) -> Batch:
+        """Record an object that was added or modified, in this version."""
+        self._versions[_name(item)] = version
         return Batch(self._kind, [item], [])
 
     def delete(self, item: Dict[str, Any]) -> Batch:
@@ -148,9 +154,10 @@ class Reflector:
 
     ``connect`` creates a client, which announces its requests to its argument; ``hand_on`` receives each Batch; both
     are called from this thread. ``reduce`` makes each object small as soon as it is received. ``field_selector``
-    replaces the resource's own. ``room``: how much may be held. ``optional``: treat a collection that the server does
-    not have (404) as empty. ``first_pause``: seconds before the first request. ``prelude`` makes requests of its own
-    before the first list, and is tried again when one of them fails. ``clock`` and ``wait`` replace the time in tests.
+    replaces the resource's own. ``room``: how much may be held. ``held``: as for :meth:`Known.listed`. ``optional``:
+    treat a collection that the server does not have (404) as empty. ``first_pause``: seconds before the first request.
+    ``prelude`` makes requests of its own before the first list, and is tried again when one of them fails. ``clock``
+    and ``wait`` replace the time in tests.
 
     ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent
     or could not be sent, by ``clock``; None before.
@@ -165,6 +172,7 @@ class Reflector:
         *,
         field_selector: str = "",
         room: Room = UNLIMITED,
+        held: Callable[[ObjectKey], bool] = lambda key: True,
         optional: bool = False,
         reduce: Callable[[Dict[str, Any]], Dict[str, Any]] = lambda item: item,
         backoff: Callable[[], Backoff] = Backoff,
@@ -184,6 +192,7 @@ class Reflector:
         self._log = log
         self._field_selector = field_selector
         self._room = room
+        self._is_held = held
         self._held = self._checked = 0
         self._lists_again = False
         self._optional = optional
@@ -343,7 +352,7 @@ class Reflector:
         received = self._received(raw)
         if received is None:
             return None
-        listed = self.known.listed(received)
+        listed = self.known.listed(received, version_of(raw), self._is_held)
         if listed.item is not None:
             self._held += listed.item.size
         if self._held >= self._checked + _ROOM_BYTES:
@@ -410,4 +419,4 @@ class Reflector:
         item = self._received(event.object)
         if item is None:
             return
-        self._give(self.known.delete(item) if event.type == "DELETED" else self.known.put(item))
+        self._give(self.known.delete(item) if event.type == "DELETED" else self.known.put(item, event.resource_version))

@@ -9,15 +9,12 @@ import datetime
 import time
 from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
 
-from ...cluster.answers import version_of
-from ...cluster.model import Failing, NamespacedName
-from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
-from ...cluster.parsing.objects import KINDS, ObjectKey, object_key
-from ...cluster.parsing.prune import prune
+from ...cluster.model import EndpointSlice, Failing, NamespacedName
+from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key
 from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
-from .packed import Item, text_in, with_items
+from .packed import Item, parsed_items, text_in
 from .reflector import Batch
 from .room import UNLIMITED, Room
 
@@ -25,24 +22,8 @@ _MOST_TRIGGER_TIMES = 100
 _MOST_FRACTION_DIGITS = 9
 
 
-def small(raw: Dict[str, Any]) -> Dict[str, Any]:
-    """Return an object with only the fields that the engine reads, and its resourceVersion."""
-    kept = prune(raw)
-    version = version_of(raw)
-    if kept is not raw and version:
-        kept["metadata"]["resourceVersion"] = version
-    return dict(kept)
-
-
-def _trigger_text(raw: Dict[str, Any]) -> str:
-    annotations = raw["metadata"].get("annotations")
-    text = annotations.get(TRIGGER_TIME_ANNOTATION) if isinstance(annotations, dict) else None
-    return text if isinstance(text, str) else ""
-
-
-def _trigger_time(raw: Dict[str, Any]) -> float:
-    """Return when the change that led to an EndpointSlice happened, in seconds since the epoch; 0 if unknown."""
-    text = _trigger_text(raw)
+def _seconds_of(text: str) -> float:
+    """Return a trigger time of an EndpointSlice in seconds since the epoch; 0 if it is none."""
     if not text.endswith("Z"):
         return 0.0
     whole, _point, fraction = text[:-1].partition(".")
@@ -53,13 +34,6 @@ def _trigger_time(raw: Dict[str, Any]) -> float:
         return moment.timestamp() + float(f"0.{fraction or '0'}")
     except ValueError:
         return 0.0
-
-
-def owner(raw: Dict[str, Any]) -> NamespacedName:
-    """Return the Service that an EndpointSlice belongs to; without a name if it belongs to none."""
-    labels = raw["metadata"].get("labels")
-    name = labels.get(SERVICE_NAME_LABEL, "") if isinstance(labels, dict) else ""
-    return NamespacedName(str(raw["metadata"].get("namespace") or ""), str(name))
 
 
 class ClusterView:
@@ -94,35 +68,44 @@ class ClusterView:
         ``whole``: there is room for all of them, as for every complete list; otherwise an object may be held back.
         """
         before = self.pending_services, self.pending_slices
-        for raw, item in with_items(batch.changed):
-            if batch.listed or whole or self._has_room(raw, item.size):
-                self._count(batch.kind, raw, self._put(raw, item), gone=False)
+        for parsed, item in parsed_items(batch.changed):
+            if batch.listed or whole or self._has_room(parsed.key, item.size):
+                affected = self._put(parsed, item)
+                if affected:
+                    self._count(batch.kind, affected)
+                    if isinstance(parsed.value, EndpointSlice):
+                        self._note_trigger(parsed.value)
         for raw in batch.gone:
-            self._count(batch.kind, raw, self._remove(raw), gone=True)
+            affected = self._remove(raw)
+            self._count(batch.kind, affected)
+            for service in affected if batch.kind == "EndpointSlice" else ():
+                self.trigger_times.pop(service, None)
         if batch.listed:
             self.listed.add(batch.kind)
         return self.pending_services - before[0], self.pending_slices - before[1]
 
-    def _count(self, kind: str, raw: Dict[str, Any], affected: FrozenSet[NamespacedName], gone: bool) -> None:
+    def holds(self, key: ObjectKey) -> bool:
+        """Return whether there is an object with this key; any thread may call it."""
+        return key in self._objects
+
+    def _count(self, kind: str, affected: FrozenSet[NamespacedName]) -> None:
         self.dirty |= affected
         if affected and kind == "Service":
             self.pending_services += 1
         elif affected and kind == "EndpointSlice":
             self.pending_slices += 1
-            self._note_trigger(raw, gone, affected)
 
-    def _has_room(self, raw: Dict[str, Any], size: int) -> bool:
+    def _has_room(self, key: ObjectKey, size: int) -> bool:
         """Return whether an object may grow to this size; otherwise it is held back."""
-        key = object_key(raw)
         growth = size - len(text_in(self._objects.get(key, b"")))
         if growth <= 0 or self._room.carries(growth):
             return True
         self.held_back.add(key)
         return False
 
-    def _put(self, raw: Dict[str, Any], item: Item) -> FrozenSet[NamespacedName]:
-        affected = self.state.upsert(raw)
-        self._store(object_key(raw), item.packed, item.size)
+    def _put(self, parsed: ParsedObject, item: Item) -> FrozenSet[NamespacedName]:
+        affected = self.state.put(parsed)
+        self._store(parsed.key, item.packed, item.size)
         return affected
 
     def _remove(self, raw: Dict[str, Any]) -> FrozenSet[NamespacedName]:
@@ -151,17 +134,13 @@ class ClusterView:
         """Record the endpoints of a Service whose share still rises."""
         self.dirty |= self.state.set_rising(service, rising)
 
-    def _note_trigger(self, raw: Dict[str, Any], gone: bool, affected: Iterable[NamespacedName]) -> None:
-        if gone:
-            for service in affected:
-                self.trigger_times.pop(service, None)
-            return
+    def _note_trigger(self, item: EndpointSlice) -> None:
         # A list at the start has tens of thousands of times before it, which sort before it as text, too.
-        if _trigger_text(raw) < self._started_text:
+        if item.trigger_time < self._started_text:
             return
-        moment = _trigger_time(raw)
+        moment = _seconds_of(item.trigger_time)
         if moment > self._started:
-            times = self.trigger_times.setdefault(owner(raw), [])
+            times = self.trigger_times.setdefault(item.service_key, [])
             if len(times) < _MOST_TRIGGER_TIMES:
                 times.append(moment)
 

@@ -158,7 +158,10 @@ class Proxier:
         for number, service in enumerate(services):
             if number % _SERVICES_BETWEEN_PROGRESS == 0:
                 self._progress()
-            ports[service] = service_ports_of(state, service, context)
+            now = service_ports_of(state, service, context)
+            # Nothing is known of a Service that never had any, as most in a second family.
+            if now or service in self.summaries:
+                ports[service] = now
         for service in self.slot_limit.count(ports) - ports.keys():
             ports[service] = service_ports_of(state, service, context)
         applied = self.slot_limit.applied
@@ -184,7 +187,12 @@ class Proxier:
         self.tables.follow(self.settings)
 
     def totals(self, state: ClusterState) -> Totals:
-        """Return the totals over all Services of the family, without computing any ServicePort."""
+        """Return the totals over all Services of the family, without computing any ServicePort.
+
+        In a mode whose options do not depend on them nothing is counted.
+        """
+        if not self.mode.rendering.options_need_totals:
+            return Totals()
         outside, policy = self.context.node.outside, self.context.node.policy
         return Totals(sum(count_endpoints(state, service, self.family, outside, policy) for service in state.services))
 

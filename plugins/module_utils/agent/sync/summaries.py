@@ -77,6 +77,9 @@ class Summaries:
     def __len__(self) -> int:
         return len(self._services)
 
+    def __contains__(self, service: NamespacedName) -> bool:
+        return service in self._services
+
     def serves(self, service: NamespacedName) -> bool:
         """Return whether a Service has an endpoint to choose."""
         summary = self._services.get(service)

@@ -33,6 +33,19 @@ class ObjectKey(NamedTuple):
     name: str
 
 
+class ParsedObject(NamedTuple):
+    """What is known of a raw object once it is parsed.
+
+    ``value`` and ``skipped``: as :func:`parse_object` returns them. ``is_read``: whether the proxy reads objects of its
+    kind and API group.
+    """
+
+    key: ObjectKey
+    value: Union[Parsed, Refusal, None]
+    skipped: Tuple[Refusal, ...] = ()
+    is_read: bool = True
+
+
 def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
     """Return the Node that a raw object describes.
 
@@ -183,6 +196,13 @@ def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[
     if invalid_parts and skipped is not None:
         skipped += [_refusal(raw, error) for error in invalid_parts]
     return parsed
+
+
+def parsed_object(raw: object, key: ObjectKey) -> ParsedObject:
+    """Return one raw object with this key in parsed form; no input raises."""
+    skipped: List[Refusal] = []
+    value = parse_object(raw, skipped)
+    return ParsedObject(key, value, tuple(skipped), value is not None or is_read(raw))
 
 
 def _refusal(raw: object, error: Invalid) -> Refusal:

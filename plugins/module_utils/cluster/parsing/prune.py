@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping
+from typing import Any, Callable, Dict, Mapping, Tuple
 
 from .endpoint_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 from .health_check import ANNOTATIONS
@@ -89,20 +89,37 @@ Reduce = Callable[[Any], Any]
 
 def _reducer(shape: Mapping[str, Any]) -> Reduce:
     """Return the function that keeps the fields of a shape; it is built once, since it is called for each endpoint."""
-    names = tuple(shape)
-    inner = tuple((name, _reducer(below)) for name, below in shape.items() if below is not True)
+    if all(below is True for below in shape.values()):
+        return _flat_reducer(tuple(shape))
+    fields = tuple((name, None if below is True else _reducer(below)) for name, below in shape.items())
+
+    # Keep empty objects and null: in place of a list or an annotation, they are errors that the parser must find.
+    def reduce(value: Any) -> Any:
+        if isinstance(value, dict):
+            kept = {}
+            for name, below in fields:
+                if name in value:
+                    kept[name] = value[name] if below is None else below(value[name])
+            return kept
+        return [reduce(item) for item in value] if isinstance(value, list) else value
+
+    return reduce
+
+
+def _flat_reducer(names: Tuple[str, ...]) -> Reduce:
+    """Return the function that keeps these fields; an object without others, like most conditions, is not copied."""
+    every = frozenset(names)
 
     def reduce(value: Any) -> Any:
-        if isinstance(value, list):
-            return [reduce(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        # Keep empty objects and null: in place of a list or an annotation, they are errors that the parser must find.
-        kept = {name: value[name] for name in names if name in value}
-        for name, below in inner:
-            if name in kept:
-                kept[name] = below(kept[name])
-        return kept
+        if isinstance(value, dict):
+            if value.keys() <= every:
+                return value
+            kept = {}
+            for name in names:
+                if name in value:
+                    kept[name] = value[name]
+            return kept
+        return [reduce(item) for item in value] if isinstance(value, list) else value
 
     return reduce
 
@@ -111,9 +128,9 @@ _REDUCERS: Dict[str, Reduce] = {kind: _reducer(shape) for kind, shape in _SHAPES
 
 
 def prune(raw: Any) -> Any:
-    """Return a copy of a raw object with only the fields that the proxy reads.
+    """Return a raw object with only the fields that the proxy reads; it shares parts with the original.
 
-    The copy parses to the same value as the object, or is refused for the same reason.
+    It parses to the same value as the original, or is refused for the same reason.
     """
     kind = raw.get("kind") if isinstance(raw, dict) else None
     reduce = _REDUCERS.get(kind) if isinstance(kind, str) else None

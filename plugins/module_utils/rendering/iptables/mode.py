@@ -82,6 +82,7 @@ class IptablesRendering(Rendering[IptablesContext]):
     name = "iptables"
     tables = (CHAINS,)
     parts = (FRAGMENTS,)
+    options_need_totals = True
     closes_cluster_ips = False
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:

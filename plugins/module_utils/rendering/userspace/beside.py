@@ -41,6 +41,7 @@ class RenderingWithListeners(Rendering[Contexts]):
         self.tables = (*main.tables, LISTENERS) if self.has_device else (*RENDERING.tables, *main.tables)
         self.parts = main.parts
         self.most_lists = main.most_lists
+        self.options_need_totals = main.options_need_totals
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
         """See the base class."""
