@@ -205,6 +205,22 @@ def test_a_refused_list_makes_the_agent_unhealthy_until_one_is_complete():
     assert bench.health.healthy and b"status" not in bench.health.answer(False).body
 
 
+def test_lists_that_are_read_at_the_same_time_are_carried_together():
+    bench = Bench()
+    half = bench.budget.capacity // 2
+    bench.budget.admit("Service", half)
+    bench.budget.admit("EndpointSlice", half)
+    with pytest.raises(NoRoom, match="list of EndpointSlices"):
+        bench.budget.admit("EndpointSlice", half + 2)
+    bench.budget.admit("Service", half + 2)
+    # What is known counts once.
+    bench.budget.applied("Service", half)
+    bench.size = half
+    bench.budget.admit("EndpointSlice", half - 2)
+    bench.budget.release("Service")
+    assert bench.budget.carries(2) and not bench.budget.carries(4)
+
+
 def test_objects_that_are_held_back_are_reported_and_listed_again_when_there_is_room():
     bench = Bench()
     bench.size, bench.held = bench.budget.capacity, 3
