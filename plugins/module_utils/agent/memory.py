@@ -10,6 +10,7 @@ and an object that would grow too much keeps its previous version. What is progr
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Callable, Dict, NamedTuple, Optional, Set
 
 from ..kernel.memory_group import MemoryGroup, memory_group
@@ -79,6 +80,9 @@ class MemoryBudget(Room):
         self._group = find_group()
         self._used = 0
         self._refused: Set[str] = set()
+        #: By kind, the bytes that a list in progress adds. The limit must carry all lists that are read at a time.
+        self._arriving: Dict[str, int] = {}
+        self._lock = threading.Lock()
         #: Whether the cluster is not followed completely.
         self.exceeded = False
         self._warned = False
@@ -93,22 +97,41 @@ class MemoryBudget(Room):
         return max(0, int((self._group.limit * MOST - BASE_BYTES) / self._factor()))
 
     def carries(self, more: int) -> bool:
-        """Return whether the limit carries so many bytes of objects beside those that are known."""
-        capacity = self.capacity
-        return capacity is None or self._size() + more <= capacity
+        """Return whether the limit carries so many bytes beside what is known and what lists in progress add to it."""
+        with self._lock:
+            return self._carries(more)
 
-    def admit(self, kind: str, held: int) -> None:
-        """Let a list of this kind be held whose new objects have so many bytes. Raises NoRoom."""
-        if not self.carries(held):
-            self._refused.add(kind)
-            raise NoRoom(
-                f"list of {kind}s: the cluster needs more memory than the agent's limit of {self._mebibytes} carries; "
-                "what is programmed stays and is not updated: raise agent_memory_max"
-            )
+    def admit(self, kind: str, growth: int) -> None:
+        """Let a list of this kind be held that adds so many bytes to what is known so far. Raises NoRoom."""
+        with self._lock:
+            self._arriving.pop(kind, None)
+            if self._carries(growth):
+                self._arriving[kind] = growth
+                return
+        self._refused.add(kind)
+        raise NoRoom(
+            f"list of {kind}s: the cluster needs more memory than the agent's limit of {self._mebibytes} carries; "
+            "what is programmed stays and is not updated: raise agent_memory_max"
+        )
+
+    def _carries(self, more: int) -> bool:
+        capacity = self.capacity
+        return capacity is None or self._size() + sum(self._arriving.values()) + more <= capacity
 
     def admitted(self, kind: str) -> None:
         """Record that a list of this kind is complete."""
         self._refused.discard(kind)
+
+    def applied(self, kind: str, growth: int) -> None:
+        """Record that so many of the bytes that a list adds are known now."""
+        with self._lock:
+            if kind in self._arriving:
+                self._arriving[kind] -= growth
+
+    def release(self, kind: str) -> None:
+        """Record that nothing of a list of this kind is held any more beside what is known."""
+        with self._lock:
+            self._arriving.pop(kind, None)
 
     @property
     def _mebibytes(self) -> str:

@@ -174,7 +174,7 @@ class ClusterSource:
             self._deliver,
             self._log,
             room=self._room,
-            held=self.view.holds,
+            held=self.view.size_of,
             optional=resource in _OPTIONAL,
             reduce=prune,
             first_pause=pause,

@@ -86,11 +86,12 @@ def check_identity(raw: object, kind: str) -> Dict[str, Any]:
 
 
 class Listed(NamedTuple):
-    """An object of a list; ``item`` is None if its version is known already."""
+    """An object of a list; ``item`` is None if its version is known already. ``growth``: see :meth:`Known.listed`."""
 
     name: Name
     version: str
     item: Optional[Item]
+    growth: int = 0
 
 
 class Known:
@@ -105,26 +106,29 @@ class Known:
         for name in names:
             self._versions.setdefault(name, "")
 
-    def listed(self, raw: Dict[str, Any], version: str, held: Callable[[ObjectKey], bool] = lambda key: True) -> Listed:
+    def listed(self, raw: Dict[str, Any], version: str, held: Callable[[ObjectKey], int] = lambda key: 1) -> Listed:
         """Return what must be held of an object in this version until its list is complete.
 
-        ``held``: whether an object with this key is held already. A new one is parsed at once, because its parsed form
-        will be kept; of another version both would be held until the list is complete.
+        ``held``: how many bytes of JSON the object with this key has that is held already, 0 if there is none. The
+        result's ``growth`` is how many more the new version has. A new object is parsed at once, because its parsed
+        form will be kept; of another version both would be held until the list is complete.
         """
         key = object_key(raw)
         name = key.namespace, key.name
         if version and self._versions.get(name) == version:
             return Listed(name, version, None)
-        return Listed(name, version, pack(raw, None if held(key) else parsed_object(raw, key)))
+        size = held(key)
+        item = pack(raw, None if size else parsed_object(raw, key))
+        return Listed(name, version, item, item.size - size)
 
     def replace(self, items: Iterable[Listed]) -> Batch:
         """Record a complete list, and return the differences."""
         before, self._versions = self._versions, {}
         changed = Packed()
-        for name, version, item in items:
-            self._versions[name] = version
-            if item is not None:
-                changed.append(item)
+        for listed in items:
+            self._versions[listed.name] = listed.version
+            if listed.item is not None:
+                changed.append(listed.item)
         gone = [self._tombstone(name) for name in before if name not in self._versions]
         return Batch(self._kind, changed, gone, True)
 
@@ -172,7 +176,7 @@ class Reflector:
         *,
         field_selector: str = "",
         room: Room = UNLIMITED,
-        held: Callable[[ObjectKey], bool] = lambda key: True,
+        held: Callable[[ObjectKey], int] = lambda key: 1,
         optional: bool = False,
         reduce: Callable[[Dict[str, Any]], Dict[str, Any]] = lambda item: item,
         backoff: Callable[[], Backoff] = Backoff,
@@ -192,8 +196,8 @@ class Reflector:
         self._log = log
         self._field_selector = field_selector
         self._room = room
-        self._is_held = held
-        self._held = self._checked = 0
+        self._bytes_held = held
+        self._growth = self._checked = 0
         self._lists_again = False
         self._optional = optional
         self._reduce = reduce
@@ -327,10 +331,14 @@ class Reflector:
 
     def _list(self, client: ApiClient) -> bool:
         """List the collection and deliver the differences; return whether the server has it. Raises ProxyError."""
-        self._left_out = self._held = self._checked = 0
+        self._left_out = self._growth = self._checked = 0
         try:
             found = client.list(self.resource, self._field_selector, self._minimum, self._listed)
+            if self._left_out and not found.items:
+                raise ApiError(f"list {self.resource.name}: none of the {self._left_out} objects is usable")
+            self._room.admit(self.resource.kind, self._growth)
         except ApiStatusError as error:
+            self._room.release(self.resource.kind)
             if error.code == _NOT_FOUND and self._optional:
                 self._give(self.known.replace([]))
                 self._succeeded()
@@ -339,8 +347,9 @@ class Reflector:
                 # The server does not have the version that this node has already seen, and may never have it.
                 self._minimum = ""
             raise
-        if self._left_out and not found.items:
-            raise ApiError(f"list {self.resource.name}: none of the {self._left_out} objects is usable")
+        except BaseException:
+            self._room.release(self.resource.kind)
+            raise
         self._room.admitted(self.resource.kind)
         self._version = self._minimum = found.resource_version
         self._give(self.known.replace(found.items))
@@ -352,12 +361,11 @@ class Reflector:
         received = self._received(raw)
         if received is None:
             return None
-        listed = self.known.listed(received, version_of(raw), self._is_held)
-        if listed.item is not None:
-            self._held += listed.item.size
-        if self._held >= self._checked + _ROOM_BYTES:
-            self._checked = self._held
-            self._room.admit(self.resource.kind, self._held)
+        listed = self.known.listed(received, version_of(raw), self._bytes_held)
+        self._growth += listed.growth
+        if self._growth >= self._checked + _ROOM_BYTES:
+            self._checked = self._growth
+            self._room.admit(self.resource.kind, self._growth)
         return listed
 
     def _received(self, raw: Any) -> Optional[Dict[str, Any]]:

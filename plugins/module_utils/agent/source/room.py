@@ -16,14 +16,20 @@ class Room:
     """Room without a limit; see :class:`.memory.MemoryBudget`. Any thread may call the methods."""
 
     def carries(self, more: int) -> bool:
-        """Return whether so many bytes may be held beside what is known."""
+        """Return whether so many bytes may be held beside what is known and what lists in progress add to it."""
         return True
 
-    def admit(self, kind: str, held: int) -> None:
-        """Let a list of this kind be held whose new objects have so many bytes. Raises NoRoom."""
+    def admit(self, kind: str, growth: int) -> None:
+        """Let a list of this kind be held that adds so many bytes to what is known so far. Raises NoRoom."""
 
     def admitted(self, kind: str) -> None:
         """Record that a list of this kind is complete."""
+
+    def applied(self, kind: str, growth: int) -> None:
+        """Record that so many of the bytes that a list adds are known now."""
+
+    def release(self, kind: str) -> None:
+        """Record that nothing of a list of this kind is held any more beside what is known."""
 
 
 UNLIMITED = Room()

@@ -70,7 +70,7 @@ class ClusterView:
         before = self.pending_services, self.pending_slices
         for parsed, item in parsed_items(batch.changed):
             if batch.listed or whole or self._has_room(parsed.key, item.size):
-                affected = self._put(parsed, item)
+                affected = self._put(parsed, item, batch.listed)
                 if affected:
                     self._count(batch.kind, affected)
                     if isinstance(parsed.value, EndpointSlice):
@@ -82,11 +82,12 @@ class ClusterView:
                 self.trigger_times.pop(service, None)
         if batch.listed:
             self.listed.add(batch.kind)
+            self._room.release(batch.kind)
         return self.pending_services - before[0], self.pending_slices - before[1]
 
-    def holds(self, key: ObjectKey) -> bool:
-        """Return whether there is an object with this key; any thread may call it."""
-        return key in self._objects
+    def size_of(self, key: ObjectKey) -> int:
+        """Return the bytes of an object as JSON, reduced; 0 if there is none. Any thread may call it."""
+        return len(text_in(self._objects.get(key, b"")))
 
     def _count(self, kind: str, affected: FrozenSet[NamespacedName]) -> None:
         self.dirty |= affected
@@ -97,30 +98,35 @@ class ClusterView:
 
     def _has_room(self, key: ObjectKey, size: int) -> bool:
         """Return whether an object may grow to this size; otherwise it is held back."""
-        growth = size - len(text_in(self._objects.get(key, b"")))
+        growth = size - self.size_of(key)
         if growth <= 0 or self._room.carries(growth):
             return True
         self.held_back.add(key)
         return False
 
-    def _put(self, parsed: ParsedObject, item: Item) -> FrozenSet[NamespacedName]:
+    def _put(self, parsed: ParsedObject, item: Item, listed: bool) -> FrozenSet[NamespacedName]:
         affected = self.state.put(parsed)
-        self._store(parsed.key, item.packed, item.size)
+        growth = self._store(parsed.key, item.packed, item.size)
+        if listed:
+            self._room.applied(parsed.key.kind, growth)
         return affected
 
     def _remove(self, raw: Dict[str, Any]) -> FrozenSet[NamespacedName]:
         self._store(object_key(raw), b"", 0)
         return self.state.delete(raw)
 
-    def _store(self, key: ObjectKey, packed: bytes, size: int) -> None:
+    def _store(self, key: ObjectKey, packed: bytes, size: int) -> int:
+        """Keep an object, or remove it if nothing is given; return by how many bytes ``size`` has grown."""
         before = self._objects.get(key, b"")
         self.held_back.discard(key)
-        self.size += size - len(text_in(before))
+        growth = size - len(text_in(before))
+        self.size += growth
         self.revision += before != packed
         if packed:
             self._objects[key] = packed
         else:
             self._objects.pop(key, None)
+        return growth
 
     def set_static(self, static: StaticObjects) -> None:
         """Replace the static Services, which are not part of the copy on disk."""
