@@ -70,6 +70,7 @@ BENCHMARKS: Dict[str, Benchmark] = {
     "modes": Benchmark(QEMU, "modes_traffic"),
     "network-policy": Benchmark((), "network_policy"),
     "nftables": Benchmark((), "nftables_scale"),
+    "nftables-affinity": Benchmark((), "nftables_affinity"),
     "nftables-traffic": Benchmark((), "nftables_traffic"),
     "policy-agent": Benchmark(NAMESPACE, "policy_agent"),
     "repair-ipvs": Benchmark(UML, "agent_repair", ("--mode", "ipvs")),

@@ -9,10 +9,16 @@ chains are removed, then sets, chains, rules and elements are added.
 A change with few elements is one transaction. A large one is split so that no call into the kernel takes long, and so
 that every packet still sees each frontend either in its old or in its new state:
 
-1. objects that no packet can reach yet: new sets with their elements, and new chains that no hook leads to;
+1. objects that no packet can reach yet: new sets, new chains that no hook leads to, their rules, and the elements of
+   the new sets;
 2. objects that packets see, with all elements of one frontend together, and hooks last: at the first load of the table,
    packets see nothing before everything is in place;
 3. objects that no packet can reach any more: removed chains and sets, one after the other.
+
+The kernel finds a set by comparing the names of the table's sets in the order of their creation, twice to create a set
+and once for each rule that refers to it. So the time for creating many sets grows with the square of their number, and
+each of them, and each rule, counts as more than one element. Removed sets stay in that list until the transaction ends;
+removed in the order of their creation, few at a time, each is found at its beginning.
 """
 
 from __future__ import annotations
@@ -41,6 +47,11 @@ from .messages import Encoder, ListPart
 _Element = Tuple[ElementKey, Optional[Value], Optional[Value]]
 #: The most elements in one transaction (the elements of one frontend are kept together even beyond that).
 ELEMENTS_PER_TRANSACTION = 10_000
+#: With so many more new sets, creating each of them, or a rule, takes as long as one element more.
+_SETS_PER_ELEMENT = 200
+_SETS_PER_ELEMENT_OF_RULES = 400
+#: What a removed set counts, in elements.
+_REMOVED_SET = 20
 
 
 class Labelled(NamedTuple):
@@ -130,6 +141,29 @@ class _Batch:
         return Transaction(list(self.labelled(1)), cleanup)
 
 
+class _Portions:
+    """Divides objects among transactions, in their order; put each into ``batch`` and call :meth:`weigh`."""
+
+    def __init__(self, encoder: Encoder, most_elements: int, cleanup: bool = False) -> None:
+        self.batch = _Batch(encoder)
+        self._encoder = encoder
+        self._most_elements = most_elements
+        self._cleanup = cleanup
+        self._full: List[Transaction] = []
+
+    def weigh(self, elements: int) -> None:
+        """Count what was just put into the batch as so many elements, and begin another batch if this one is full."""
+        self.batch.weight += elements
+        if self.batch.weight >= self._most_elements:
+            self._full.append(self.batch.transaction(self._cleanup))
+            self.batch = _Batch(self._encoder)
+
+    def transactions(self) -> List[Transaction]:
+        """Return the full transactions and the last one, unless it is empty."""
+        last = self.batch.transaction(self._cleanup)
+        return [*self._full, last] if last.messages else self._full
+
+
 def _elements_of(change: Change[Key, Value]) -> Iterator[_Element]:
     """Yield the keys of elements and lists that change, with old and new values (None if there is none)."""
     for key, old in change.removed.items():
@@ -165,12 +199,28 @@ def _length(value: Optional[Value]) -> int:
     return len(value) if isinstance(value, tuple) else 0
 
 
+class _Costs(NamedTuple):
+    """What a new set and a rule cost in the kernel, in elements."""
+
+    set: int
+    rule: int
+
+
+def _costs(new_sets: int) -> _Costs:
+    """Return the costs where so many sets are created."""
+    return _Costs(1 + new_sets // _SETS_PER_ELEMENT, 1 + new_sets // _SETS_PER_ELEMENT_OF_RULES)
+
+
 def weight_of(change: Change[Key, Value]) -> int:
-    """Return the number of elements that a change touches."""
+    """Return the number of elements that a change touches; sets, chains and rules count as so many elements."""
     weight = 0
     for key, old, new in _elements_of(change):
         weight += _length(old) + _length(new) if key.kind == "list" else 1
-    return weight
+    sets = sum(isinstance(new, SetValue) for new in change.added.values())
+    rules = sum(1 + len(new.rules) for new in change.added.values() if isinstance(new, ChainValue))
+    costs = _costs(sets)
+    weight += sum({"set": _REMOVED_SET, "chain": 2}.get(gone.kind, 0) for gone in change.removed)
+    return weight + sets * costs.set + rules * costs.rule
 
 
 class Planner:
@@ -231,8 +281,7 @@ class Planner:
                 if key.kind in ("table", "set") or (isinstance(value, ChainValue) and value.base is None)
             }
         )
-        first = self._definitions(unreachable)
-        yield first.transaction()
+        yield from self._unreachable(unreachable)
         new = (each for each in _elements_of(change) if each[0].name in new_sets)
         yield from self._chunks(new, one_by_one=True)
         # Rules look a set up at any time, so one that is created again gets its elements in the same transaction.
@@ -251,8 +300,25 @@ class Planner:
             yield transaction
         yield from self._removals(change)
 
-    def _chunks(self, elements: Iterable[_Element], one_by_one: bool = False) -> Iterator[Transaction]:
-        """Yield transactions of elements; all those of one frontend are together unless ``one_by_one``."""
+    def _unreachable(self, added: Change[Key, Value]) -> List[Transaction]:
+        """Return transactions that create objects no packet reaches: sets, chains, and then the rules of the chains."""
+        definitions = self._definitions(added)
+        costs = _costs(len(definitions.sets))
+        portions = _Portions(self._encoder, self._most_elements)
+        portions.batch.create_table = definitions.create_table
+        for named_set in definitions.sets:
+            portions.batch.sets.append(named_set)
+            portions.weigh(costs.set)
+        for named_chain in definitions.chains:
+            portions.batch.chains.append(named_chain)
+            portions.weigh(1)
+        for name, rules in definitions.rules:
+            portions.batch.rules.append((name, rules))
+            portions.weigh(costs.rule * len(rules))
+        return portions.transactions()
+
+    def _chunks(self, elements: Iterable[_Element], one_by_one: bool = False) -> List[Transaction]:
+        """Return transactions of elements; all those of one frontend are together unless ``one_by_one``."""
         groups: Iterable[List[_Element]]
         if one_by_one:
             groups = ([each] for each in elements)
@@ -261,26 +327,37 @@ class Planner:
             for each in elements:
                 by_frontend.setdefault(each[0].key, []).append(each)
             groups = by_frontend.values()
-        batch = _Batch(self._encoder)
+        portions = _Portions(self._encoder, self._most_elements)
         for group in groups:
             for key, old, new in group:
-                _put(batch, key, old, new)
-            if batch.weight >= self._most_elements:
-                yield batch.transaction()
-                batch = _Batch(self._encoder)
-        if batch.weight:
-            yield batch.transaction()
+                _put(portions.batch, key, old, new)
+            portions.weigh(0)
+        return portions.transactions()
 
-    def _removals(self, change: Change[Key, Value]) -> Iterator[Transaction]:
-        """Yield the removal transactions; chains are flushed first, so that they and the sets are not referred to."""
-        chains = sorted(_names(change.removed, "chain"))
-        sets = sorted(_names(change.removed, "set"))
-        if chains or sets:
-            batch = _Batch(self._encoder)
-            batch.flushed = chains
-            batch.removed_sets = sets
-            batch.removed_chains = chains
-            yield batch.transaction(cleanup=True)
+    def _removals(self, change: Change[Key, Value]) -> List[Transaction]:
+        """Return the removal transactions: hooks, then what no packet can reach any more.
+
+        Chains are flushed first, so that no rule refers to them or to the sets. Sets are removed in the order in which
+        they were observed or rendered, which is that of their creation.
+        """
+        chains = {key.name: value for key, value in change.removed.items() if isinstance(value, ChainValue)}
+        hooks = [name for name, value in chains.items() if value.base is not None]
+        others = [name for name, value in chains.items() if value.base is None]
+        portions = _Portions(self._encoder, self._most_elements, cleanup=True)
+        portions.batch.flushed.extend(hooks)
+        portions.batch.removed_chains.extend(hooks)
+        portions.weigh(len(hooks))
+        for name in others:
+            portions.batch.flushed.append(name)
+            portions.weigh(1)
+        for key in change.removed:
+            if key.kind == "set":
+                portions.batch.removed_sets.append(key.name)
+                portions.weigh(_REMOVED_SET)
+        for name in others:
+            portions.batch.removed_chains.append(name)
+            portions.weigh(1)
+        return portions.transactions()
 
 
 def _names(table: Iterable[Key], kind: str) -> FrozenSet[str]:

@@ -1,0 +1,97 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Division of many sets, chains and rules into transactions, as session affinity needs them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Set
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import messages
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import Encoder
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner, Transaction
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+
+from .samples import sample_route, sample_settings
+
+ENDPOINTS = 10
+
+
+def table(services: int) -> Dict[Any, Any]:
+    """Return the table of so many Services with session affinity."""
+    routes = [sample_route("IPv4", 1 + number, ENDPOINTS, affinity_seconds=60) for number in range(services)]
+    return RENDERING.desired_tables({route.key: route for route in routes}, sample_settings("IPv4"))["table objects"]
+
+
+def labels(transaction: Transaction, kind: int) -> List[str]:
+    return [each.label for each in transaction.messages if each.message[0] == kind]
+
+
+def count(transactions: List[Transaction], kind: int) -> List[int]:
+    """Return the messages of a kind in each transaction that has any."""
+    return [found for found in (len(labels(each, kind)) for each in transactions) if found]
+
+
+def test_many_sets_and_rules_are_created_in_portions() -> None:
+    """Creating a set takes longer, the more sets there are, so that 17,600 in one transaction took the kernel 28 s."""
+    desired = table(200)
+    transactions = Planner(Encoder("IPv4")).transactions(difference({}, desired))
+    # Of 2,000 sets each counts as eleven elements, and each rule as six.
+    assert max(count(transactions, messages.NEW_SET)) <= 10_000 // 11 + 1
+    assert max(count(transactions, messages.NEW_RULE)) <= 10_000 // 6 + 2 * ENDPOINTS
+    every = [label for each in transactions for label in labels(each, messages.NEW_SET)]
+    assert len(every) == len(set(every)) == sum(key.kind == "set" for key in desired)
+
+
+def test_the_costs_of_sets_and_rules_count_without_any_element() -> None:
+    desired = {key: value for key, value in table(200).items() if key.kind != "element"}
+    assert len(Planner(Encoder("IPv4")).transactions(difference({}, desired))) > 2
+
+
+@pytest.mark.parametrize("most_elements", [3, 50, 1000])
+def test_portions_refer_only_to_what_exists(most_elements: int) -> None:
+    desired = table(20)
+    transactions = Planner(Encoder("IPv4"), most_elements).transactions(difference({}, desired))
+    assert len(transactions) > 2
+    existing: Set[str] = set()
+    rules = 0
+    for transaction in transactions:
+        assert transaction.messages
+        existing.update(labels(transaction, messages.NEW_SET), labels(transaction, messages.NEW_CHAIN))
+        for label in labels(transaction, messages.NEW_RULE):
+            name = label.partition(" of chain ")[2]
+            if name.startswith("endpoint-"):
+                assert f"set affinity-{name[len('endpoint-') :]}" in existing
+            if name.startswith("service-") and "/" in name:
+                chain = next(value for key, value in desired.items() if key[:2] == ("chain", name))
+                used = [part.get(1) for rule in chain.rules for part in rule.expressions if part.name == "lookup"]
+                assert {f"set {one}" for one in used} <= existing
+                assert {f"chain {one.replace('affinity', 'endpoint', 1)}" for one in used} <= existing
+            rules += 1
+    assert rules == sum(len(value.rules) for key, value in desired.items() if key.kind == "chain")
+
+
+def test_many_sets_are_removed_in_portions_in_the_order_of_their_creation() -> None:
+    """The kernel searches all sets before the removed one, and sets removed by the same transaction as well."""
+    before, after = table(200), table(1)
+    transactions = Planner(Encoder("IPv4")).transactions(difference(before, after))
+    assert max(count(transactions, messages.DELETE_SET)) <= 500
+    removed = [label for each in transactions for label in labels(each, messages.DELETE_SET)]
+    created = [key.name for key in before if key.kind == "set" and key not in after]
+    assert removed == [f"set {name} to be removed" for name in created]
+    flushed = max(place for place, each in enumerate(transactions) if labels(each, messages.DELETE_RULE))
+    assert flushed <= min(place for place, each in enumerate(transactions) if labels(each, messages.DELETE_SET))
+
+
+def test_hooks_are_removed_together_before_what_they_lead_to() -> None:
+    """A packet must not enter chains of which some have been flushed."""
+    before = table(20)
+    after = {key: value for key, value in before.items() if key.kind == "table"}
+    transactions = Planner(Encoder("IPv4"), 3).transactions(difference(before, after))
+    hooks = {f"chain {key.name} to be removed" for key, value in before.items() if getattr(value, "base", None)}
+    first = next(each for each in transactions if labels(each, messages.DELETE_RULE))
+    assert set(labels(first, messages.DELETE_CHAIN)) == hooks
+    assert len(labels(first, messages.DELETE_RULE)) == len(hooks)
