@@ -65,13 +65,11 @@ class Views:
     def cluster_known(self, now: float) -> bool:
         """Return whether the cluster is known, by ``now`` from the copy on disk if the API server does not answer."""
         if self._source.listed:
-            self._source.release_cache()
             return True
         due = self._source.patience_ends()
         if due is None or now < due:
             return False
-        self._source.use_cache()
-        return True
+        return self._source.use_cache()
 
     def look_for_static(self, directory: str = "") -> None:
         """Follow changes of the manifests of static Services, or another directory of them."""

@@ -149,7 +149,10 @@ class ClusterState:
 
     def delete(self, raw: Any) -> FrozenSet[NamespacedName]:
         """Remove a raw object (only kind, namespace and name are read) and return the Services affected."""
-        key = object_key(raw)
+        return self.remove(object_key(raw))
+
+    def remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+        """Remove the object with this key and return the Services affected."""
         self._refusals.pop(key, None)
         self._skipped.pop(key, None)
         return self._remove(key)

@@ -18,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NETWORK_POLICIES
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
@@ -130,7 +131,7 @@ def test_patience_counts_from_the_first_request(cache, serving, seconds):
 def test_the_copy_on_disk_provides_only_kinds_the_server_has_not_listed(cache):
     bench = Bench(cache)
     bench.source.start("n1", serving=False)
-    bench.source.use_cache()
+    assert bench.source.use_cache()
     assert bench.source.from_cache
     assert bench.source.view.revision == 1
     bench = Bench(cache)
@@ -198,8 +199,14 @@ def test_the_first_services_replace_those_of_the_copy_on_disk(tmp_path):
     assert sorted(view.names("EndpointSlice")) == [("default", "new"), ("default", "other-1")]
     assert set(view.state.nodes) == {"n1"} and not view.listed
     # What the lists lack is removed, whether it came from the disk or from the server.
-    gone = bench.reflector("EndpointSlice").known.replace([]).gone
-    assert {item["metadata"]["name"] for item in gone} == {"old", "new", "other-1"}
+    view.pop_dirty()
+    known = bench.reflector("EndpointSlice").known
+    view.apply(known.replace([known.listed(named("default", "newer", of="kubernetes"), "7")]))
+    assert view.names("EndpointSlice") == [("default", "newer")]
+    assert view.pop_dirty() == {NamespacedName("default", name) for name in ("kubernetes", "other")}
+    # From then on the lists have only what has changed.
+    view.apply(known.replace([known.listed(named("default", "newer", of="kubernetes"), "7")]))
+    assert view.names("EndpointSlice") == [("default", "newer")]
 
 
 def test_what_is_read_after_the_copy_on_disk_was_used_is_not_kept(cache):
@@ -207,7 +214,35 @@ def test_what_is_read_after_the_copy_on_disk_was_used_is_not_kept(cache):
     bench.source.start("n1", serving=False)
     bench.source.use_cache()
     bench.source.keep_first(FirstObjects((Batch("Service", [named("default", "kubernetes")], []),)))
-    assert [item["metadata"]["name"] for item in bench.reflector("Service").known.replace([]).gone] == ["kept"]
+    assert bench.source.view.names("Service") == [("d", "kept")]
+
+
+def test_a_list_that_arrives_while_the_copy_on_disk_is_used_replaces_it(cache):
+    """The reflector, a thread of its own, has compared the list with what it knew before."""
+    bench = Bench(cache)
+    bench.source.start("n1", serving=False)
+    late = bench.reflector("Service").known.replace([])
+    bench.source.use_cache()
+    assert bench.source.view.names("Service") == [("d", "kept")]
+    bench.source.view.apply(late)
+    assert bench.source.view.names("Service") == []
+
+
+def test_a_copy_that_was_damaged_since_the_start_is_not_used(cache):
+    bench = Bench(cache)
+    bench.source.start("n1", serving=False)
+    cache.write_bytes(cache.read_bytes()[:-1])
+    assert not bench.source.use_cache() and not bench.source.from_cache
+    assert bench.source.patience_ends() is None and bench.started == ["cache", "watch-services"]
+    assert "no cluster state to start from" in bench.text.getvalue()
+
+
+def test_a_copy_without_room_is_not_used(cache):
+    bench = Bench(cache)
+    bench.source._room = SimpleNamespace(carries=lambda more: False)
+    bench.source.start("n1", serving=False)
+    assert not bench.source.use_cache() and bench.source.view.names("Service") == []
+    assert "memory limit does not carry it" in bench.text.getvalue()
 
 
 def test_another_node_is_read_at_once_and_followed_instead():

@@ -62,8 +62,8 @@ def test_each_service_is_selected_by_name_and_its_endpoints_by_their_label():
         ("/api/v1/namespaces/kube-system/services", "metadata.name=kube-dns"),
         ("/api/v1/namespaces/kube-system/services", "metadata.name=coredns"),
     ]
-    assert found.names("Service") == [("n", "kubernetes")]
-    assert found.names("Node") == [("n", "n1")] and found.names("EndpointSlice") == []
+    names = {batch.kind: [raw["metadata"]["name"] for raw in batch.changed] for batch in found.batches}
+    assert names == {"Node": ["n1"], "Service": ["kubernetes"], "EndpointSlice": []}
     assert not any(batch.listed for batch in found.batches)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Union
 
 from ...cluster.api import ApiClient
 from ...cluster.parsing.prune import prune
@@ -24,7 +24,6 @@ from ..surface.log import Log
 from ..timers import monotonic
 from .first_services import FirstObjects, FirstServices, is_first
 from .keeper import CacheKeeper
-from .packed import Packed, parsed_items
 from .reflector import Batch, Reflector
 from .room import UNLIMITED, Room
 from .view import ClusterView
@@ -97,7 +96,7 @@ class ClusterSource:
         self._held: List[Reflector] = []
         self._needed = _KINDS
         self._all_nodes = False
-        self._cached: Mapping[str, Packed] = {}
+        self._has_copy = False
         self._keeper_task: Optional[Task] = None
 
     @property
@@ -120,7 +119,7 @@ class ClusterSource:
     def start(
         self, node_name: str, serving: bool, others: Sequence[ResourceType] = (), all_nodes: bool = False
     ) -> None:
-        """Read the copy on disk and begin to follow the API server.
+        """Begin to follow the API server.
 
         ``node_name``: empty for a host outside the cluster, which has no Node.
         ``all_nodes``: follow every Node, not only this one.
@@ -129,10 +128,7 @@ class ClusterSource:
         the API server than one that serves nothing, which needs the first Services before all others.
         """
         self._serving = serving
-        self._cached, known = self.keeper.read()
-        if not self._room.carries(sum(items.size for items in self._cached.values())):
-            self._log.warning("the cluster state kept on disk is not used: the memory limit does not carry it")
-            self._cached = {}
+        self._has_copy = self.keeper.exists()
         self._keeper_task = self._supervisor.start("cache", self.keeper.run)
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
         self._needed = _KINDS if node_name else _KINDS - {NODES.kind}
@@ -141,8 +137,6 @@ class ClusterSource:
         self.reflectors = [self._node_reflector(node_name, pause)] if node_name or all_nodes else []
         resources = (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, *others)
         self.reflectors += [self._reflector(resource, pause) for resource in resources]
-        for reflector in self.reflectors:
-            reflector.known.assume(known.get(reflector.resource.kind, ()))
         self._held = list(self.reflectors)
         if serving:
             self.follow_all()
@@ -153,8 +147,6 @@ class ClusterSource:
         """Keep the first Services, which replace those of the copy on disk if that must be used after all."""
         if self._held:
             self._found = found
-            for reflector in self.reflectors:
-                reflector.known.assume(found.names(reflector.resource.kind))
 
     def follow_all(self) -> None:
         """Follow every collection from now on, not only read the first Services."""
@@ -254,7 +246,7 @@ class ClusterSource:
         None if there is no copy. The time counts from the first request that was sent or failed, because the agent may
         have been busy before that.
         """
-        if not self._cached:
+        if not self._has_copy:
             return None
         first_requests = [each.requested_at for each in self.reflectors if each.requested_at is not None]
         if not first_requests:
@@ -278,33 +270,35 @@ class ClusterSource:
             if names:
                 reflector.list_again(names)
 
-    def release_cache(self) -> None:
-        """Forget the copy on disk, because the lists of the API server are complete; it may take much memory."""
-        self._cached = {}
+    def use_cache(self) -> bool:
+        """Fill the view from the copy on disk for collections that the API server has not listed.
 
-    def use_cache(self) -> None:
-        """Fill the view from the copy on disk for collections that the API server has not listed."""
+        Return False, and do nothing, if the copy turns out to be of no use.
+        """
+        self._has_copy = False
+        cached = self.keeper.read(self._room)
+        if not cached:
+            return False
         self.follow_all()
-        by_kind: Dict[str, Packed] = {}
-        for kind, items in self._cached.items():
-            by_kind[kind] = Packed()
-            for parsed, item in parsed_items(items):
-                if not (self._found.batches and is_first(parsed)):
-                    by_kind[kind].append(item._replace(parsed=parsed))
+        for kind, items in cached.items():
+            if self._found.batches:
+                items = items.without(is_first)
+            self._fill(kind, items)
         for batch in self._found.batches:
-            for _parsed, item in parsed_items(batch.changed):
-                by_kind.setdefault(batch.kind, Packed()).append(item)
-        for kind, items in by_kind.items():
-            if kind not in self.view.listed:
-                self.view.apply(Batch(kind, items, []), whole=True)
-        self.view.from_disk |= by_kind.keys()
-        self._cached = {}
+            self._fill(batch.kind, batch.changed)
         self.from_cache = True
         self._log.warning(
             "starting from the cluster state kept on disk, because the API server has not answered completely",
             services=len(self.view.state.services),
             reason=self.error or "no answer yet",
         )
+        return True
+
+    def _fill(self, kind: str, items: Sequence[Dict[str, Any]]) -> None:
+        """Put objects into the view that the first list of their collection will replace."""
+        if kind not in self.view.listed:
+            self.view.apply(Batch(kind, items, []), whole=True)
+        self.view.from_disk.add(kind)
 
     @property
     def is_unsaved(self) -> bool:

@@ -15,7 +15,7 @@ from ...cluster.api import ApiClient
 from ...cluster.api_errors import ApiStatusError
 from ...cluster.model import EndpointSlice, NamespacedName
 from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
-from ...cluster.parsing.objects import ParsedObject, object_key
+from ...cluster.parsing.objects import ParsedObject
 from ...cluster.parsing.prune import prune
 from ...cluster.resource_types import ENDPOINT_SLICES, NODES, SERVICES, ResourceType
 from .reflector import Batch, check_identity
@@ -32,11 +32,6 @@ class FirstObjects(NamedTuple):
     """The first Services, their EndpointSlices and the Node of this node; nothing if the API server refuses them."""
 
     batches: Tuple[Batch, ...] = ()
-
-    def names(self, kind: str) -> List[Tuple[str, str]]:
-        """Return namespace and name of the objects of a kind."""
-        keys = [object_key(raw) for batch in self.batches if batch.kind == kind for raw in batch.changed]
-        return [(key.namespace, key.name) for key in keys]
 
 
 def is_first(item: ParsedObject) -> bool:

@@ -1,26 +1,24 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Saving the cluster state to disk in the background: read once at the start, written when it has changed."""
+"""Saving the cluster state to disk in the background: written when it has changed, read when it is needed."""
 
 from __future__ import annotations
 
 import queue
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional
 
-from ...cluster.cache import read_cache, write_cache
-from ...cluster.parsing.objects import object_key
+from ...cluster.cache import cache_written, cached_texts, write_cache
 from ...errors import SnapshotError
 from ..supervision import Task
 from ..surface.log import Log
-from .packed import Packed, pack, text_in
+from .packed import Packed, packed_texts, text_in
+from .room import Room
 from .view import ClusterView
 
 #: A disk that takes longer is faulty.
 _WRITE_SECONDS = 300.0
-
-Names = Dict[str, List[Tuple[str, str]]]
 
 
 class CacheKeeper:
@@ -38,23 +36,27 @@ class CacheKeeper:
         """Return the seconds since the file was written; 0 if there is none."""
         return time.time() - self._written if self._written else 0.0
 
-    def read(self) -> Tuple[Dict[str, Packed], Names]:
-        """Return the objects of the file, and their (namespace, name), by kind; empty if it is absent or damaged."""
-        objects: Dict[str, Packed] = {}
-        names: Names = {}
+    def exists(self) -> bool:
+        """Return whether there is an intact file."""
         if not self._path:
-            return objects, names
+            return False
         try:
-            cached = read_cache(self._path)
+            self._written = cache_written(self._path)
         except SnapshotError as error:
             self._log.info("no cluster state to start from", reason=error)
-            return objects, names
-        self._written = cached.written
-        for raw in cached.objects:
-            key = object_key(raw)
-            names.setdefault(key.kind, []).append((key.namespace, key.name))
-            objects.setdefault(key.kind, Packed()).append(pack(raw))
-        return objects, names
+            return False
+        return True
+
+    def read(self, room: Room) -> Dict[str, Packed]:
+        """Return the objects of the file by kind, parsed; nothing if it is absent or damaged, or has no room."""
+        try:
+            texts = cached_texts(self._path)
+            if room.carries(sum(map(len, texts))):
+                return packed_texts(texts)
+            self._log.warning("the cluster state kept on disk is not used: the memory limit does not carry it")
+        except (SnapshotError, ValueError) as error:
+            self._log.info("no cluster state to start from", reason=error)
+        return {}
 
     def is_behind(self, view: ClusterView) -> bool:
         """Return whether the file should be written."""

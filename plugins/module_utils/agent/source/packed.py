@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ...cluster.parsing.objects import ParsedObject, object_key, parsed_object
+from ...regular_files import parse_json
 
 #: Made once: json.dumps makes an encoder for each call with separators. What JSON described contains no cycles.
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -109,12 +110,32 @@ class Packed(Sequence[Dict[str, Any]]):
         self.items.append(item)
         self.size += item.size
 
+    def without(self, dropped: Callable[[ParsedObject], bool]) -> Packed:
+        """Return the objects that ``dropped`` does not select."""
+        kept = Packed()
+        for parsed, item in parsed_items(self):
+            if not dropped(parsed):
+                kept.append(item)
+        return kept
+
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, index: Any) -> Any:
         found = self.items[index]
         return [item.decoded() for item in found] if isinstance(index, slice) else found.decoded()
+
+
+def packed_texts(texts: Iterable[bytes]) -> Dict[str, Packed]:
+    """Return the objects with these texts, by kind and in parsed form as well. Raises ValueError."""
+    found: Dict[str, Packed] = {}
+    for text in texts:
+        raw = parse_json(text)
+        if not isinstance(raw, dict):
+            raise ValueError("it is not a list of objects")
+        parsed = _parsed(raw)
+        found.setdefault(parsed.key.kind, Packed()).append(pack_text(text, parsed))
+    return found
 
 
 def parsed_items(objects: Sequence[Dict[str, Any]]) -> Iterator[Tuple[ParsedObject, Item]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Set, Tuple
 
 from ...cluster.model import EndpointSlice, Failing, NamespacedName
 from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key
@@ -40,7 +40,8 @@ class ClusterView:
     """The cluster as the API server has reported it so far.
 
     ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
-    completely known. ``from_disk``: kinds that the copy on disk had. ``revision`` counts changes of any kind.
+    completely known. ``from_disk``: kinds that the copy on disk had; the first complete list of such a kind replaces
+    what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
     ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``trigger_times``: by Service,
     the trigger times of endpoint changes that are not programmed yet. ``size``: bytes of all objects as JSON, reduced.
     ``held_back``: objects whose latest version ``room`` does not carry; the version before it remains in effect.
@@ -68,15 +69,17 @@ class ClusterView:
         ``whole``: there is room for all of them, as for every complete list; otherwise an object may be held back.
         """
         before = self.pending_services, self.pending_slices
+        replaced = self._replaced_by(batch)
         for parsed, item in parsed_items(batch.changed):
             if batch.listed or whole or self._has_room(parsed.key, item.size):
+                replaced.discard(parsed.key)
                 affected = self._put(parsed, item, batch.listed)
                 if affected:
                     self._count(batch.kind, affected)
                     if isinstance(parsed.value, EndpointSlice):
                         self._note_trigger(parsed.value)
-        for raw in batch.gone:
-            affected = self._remove(raw)
+        for key in (*map(object_key, batch.gone), *replaced):
+            affected = self._remove(key)
             self._count(batch.kind, affected)
             for service in affected if batch.kind == "EndpointSlice" else ():
                 self.trigger_times.pop(service, None)
@@ -111,9 +114,15 @@ class ClusterView:
             self._room.applied(parsed.key.kind, growth)
         return affected
 
-    def _remove(self, raw: Dict[str, Any]) -> FrozenSet[NamespacedName]:
-        self._store(object_key(raw), b"", 0)
-        return self.state.delete(raw)
+    def _replaced_by(self, batch: Batch) -> Set[ObjectKey]:
+        """Return the keys of the objects that a batch replaces as a whole; none unless they are from the disk."""
+        if batch.listed and batch.kind in self.from_disk and batch.kind not in self.listed:
+            return {key for key in self._objects if key.kind == batch.kind}
+        return set()
+
+    def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+        self._store(key, b"", 0)
+        return self.state.remove(key)
 
     def _store(self, key: ObjectKey, packed: bytes, size: int) -> int:
         """Keep an object, or remove it if nothing is given; return by how many bytes ``size`` has grown."""
