@@ -26,7 +26,7 @@ from .options import AgentOptions
 from .parts import Parts
 from .reload import reload
 from .source.first_services import FirstObjects
-from .source.reflector import Batch
+from .source.known import Batch
 from .source.static_source import CHECK_SECONDS
 from .surface.control import ControlRequest, ControlServer
 from .surface.log import Log

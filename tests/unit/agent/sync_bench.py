@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from types import SimpleNamespace
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log

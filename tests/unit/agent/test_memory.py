@@ -18,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import
     MOST,
     MemoryBudget,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch, Known
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import (
     Packed,
     pack,
@@ -25,7 +26,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed
     text_in,
     text_of,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch, Known
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.room import NoRoom, Room
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Known, Reflector
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Known
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Reflector
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import (
     LONGEST_PAUSE_SECONDS,
     Backoff,

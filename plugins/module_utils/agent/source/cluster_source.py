@@ -24,7 +24,8 @@ from ..surface.log import Log
 from ..timers import monotonic
 from .first_services import FirstObjects, FirstServices, is_first
 from .keeper import CacheKeeper
-from .reflector import Batch, Reflector
+from .known import Batch
+from .reflector import Reflector
 from .room import UNLIMITED, Room
 from .view import ClusterView
 

@@ -18,7 +18,7 @@ from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
 from ...cluster.parsing.objects import ParsedObject
 from ...cluster.parsing.prune import prune
 from ...cluster.resource_types import ENDPOINT_SLICES, NODES, SERVICES, ResourceType
-from .reflector import Batch, check_identity
+from .known import Batch, check_identity
 
 #: What a new node needs first: access to the API server, and name resolution.
 FIRST_SERVICES = (

@@ -14,18 +14,18 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Set
 
 from ...cluster.answers import InvalidAnswer, WatchEvent, version_of
 from ...cluster.api import ApiClient
 from ...cluster.api_errors import ApiStatusError, Expired, WatchFailed
-from ...cluster.fields import Invalid, mapping, shown, text
-from ...cluster.parsing.objects import ObjectKey, object_key, parsed_object
+from ...cluster.fields import Invalid, shown
+from ...cluster.parsing.objects import ObjectKey, object_key
 from ...cluster.resource_types import ResourceType
 from ...errors import ApiError, ProxyError, Refusal
 from ..supervision import Backoff, Task, brief_traceback
 from ..surface.log import Log
-from .packed import Item, Packed, pack
+from .known import Batch, Known, Listed, Name, check_identity
 from .room import UNLIMITED, NoRoom, Room
 
 #: A watch that has lasted this long ends a series of failures.
@@ -42,115 +42,12 @@ _ABSENT_SECONDS = 300.0
 _NO_ROOM_SECONDS = 300.0
 #: After so many bytes of a list to ask whether there is room for it.
 _ROOM_BYTES = 1 << 16
-_MOST_NAME_CHARACTERS = 253
 _MOST_REPORTED = 100
-
-Name = Tuple[str, str]
-
-
-class Batch(NamedTuple):
-    """The changes of a collection: raw objects that are new or different, and deleted ones.
-
-    ``listed``: with this batch the collection is completely known. Only kind and metadata of a deleted object matter.
-    """
-
-    kind: str
-    changed: Sequence[Dict[str, Any]]
-    gone: List[Dict[str, Any]]
-    listed: bool = False
-
-
-def _name(raw: Dict[str, Any]) -> Name:
-    key = object_key(raw)
-    return key.namespace, key.name
 
 
 def _older(version: str, than: str) -> bool:
     """Return whether a resourceVersion is smaller (KEP-5504); False if one of them is not a number."""
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
-
-
-def check_identity(raw: object, kind: str) -> Dict[str, Any]:
-    """Return the raw object if it is of the kind and has a name. Raises Invalid."""
-    item = mapping(raw, "")
-    if item.get("kind") != kind:
-        raise Invalid("kind", f"{shown(item.get('kind'))} is not {kind}")
-    metadata = mapping(item.get("metadata"), "metadata")
-    text(metadata.get("namespace"), "metadata.namespace")
-    name = text(metadata.get("name"), "metadata.name")
-    if not name:
-        raise Invalid("metadata.name", "is missing")
-    if len(name) > _MOST_NAME_CHARACTERS:
-        raise Invalid("metadata.name", f"is longer than {_MOST_NAME_CHARACTERS} characters")
-    return item
-
-
-class Listed(NamedTuple):
-    """An object of a list; ``item`` is None if its version is known already. ``growth``: see :meth:`Known.listed`."""
-
-    name: Name
-    version: str
-    item: Optional[Item]
-    growth: int = 0
-
-
-class Known:
-    """The objects of a collection that have been delivered, by name with their resourceVersion."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._versions: Dict[Name, str] = {}
-
-    def assume(self, names: Iterable[Name]) -> None:
-        """Record objects that are known from the state kept on disk, in an unknown version."""
-        for name in names:
-            self._versions.setdefault(name, "")
-
-    def listed(self, raw: Dict[str, Any], version: str, held: Callable[[ObjectKey], int] = lambda key: 1) -> Listed:
-        """Return what must be held of an object in this version until its list is complete.
-
-        ``held``: how many bytes of JSON the object with this key has that is held already, 0 if there is none. The
-        result's ``growth`` is how many more the new version has. A new object is parsed at once, because its parsed
-        form will be kept; of another version both would be held until the list is complete.
-        """
-        key = object_key(raw)
-        name = key.namespace, key.name
-        if version and self._versions.get(name) == version:
-            return Listed(name, version, None)
-        size = held(key)
-        item = pack(raw, None if size else parsed_object(raw, key))
-        return Listed(name, version, item, item.size - size)
-
-    def replace(self, items: Iterable[Listed]) -> Batch:
-        """Record a complete list, and return the differences."""
-        before, self._versions = self._versions, {}
-        changed = Packed()
-        for listed in items:
-            self._versions[listed.name] = listed.version
-            if listed.item is not None:
-                changed.append(listed.item)
-        gone = [self._tombstone(name) for name in before if name not in self._versions]
-        return Batch(self._kind, changed, gone, True)
-
-    def forget(self, names: Iterable[Name]) -> None:
-        """Have objects delivered again by the next list, whatever their version; may be called from any thread."""
-        for name in names:
-            if name in self._versions:
-                self._versions[name] = ""
-
-    def put(self, item: Dict[str, Any], version: str) -> Batch:
-        """Record an object that was added or modified, in this version."""
-        self._versions[_name(item)] = version
-        return Batch(self._kind, [item], [])
-
-    def delete(self, item: Dict[str, Any]) -> Batch:
-        """Record an object's deletion."""
-        self._versions.pop(_name(item), None)
-        return Batch(self._kind, [], [item])
-
-    def _tombstone(self, name: Name) -> Dict[str, Any]:
-        metadata = {"namespace": name[0], "name": name[1]} if name[0] else {"name": name[1]}
-        return {"kind": self._kind, "metadata": metadata}
 
 
 class Reflector:

@@ -14,8 +14,8 @@ from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_ke
 from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
+from .known import Batch
 from .packed import Item, parsed_items, text_in
-from .reflector import Batch
 from .room import UNLIMITED, Room
 
 _MOST_TRIGGER_TIMES = 100
