@@ -111,16 +111,17 @@ def test_use_of_the_lock_file_is_noticed(tmp_path):
 
 
 class Tables:
-    """A stand-in for the kernel's tables."""
+    """A stand-in for the kernel's tables; ``rules`` are one entry each."""
 
     def __init__(self):
         self.rules, self.reads = b"rules", 0
 
     def info(self, _table):
-        return b"%d" % len(self.rules)
+        return struct.pack("=76xII", len(self.rules), 0)
 
     def digest(self, _table):
         self.reads += 1
+        self.now += self.cost
         return self.rules
 
     def forget(self):
@@ -134,13 +135,14 @@ class Tables:
 def legacy(monkeypatch):
     kernel = Tables()
     monkeypatch.setattr(legacy_tables, "TableReader", lambda _family: kernel)
-    kernel.now = 100.0
+    kernel.now, kernel.cost = 100.0, 0.1
     kernel.tables = LegacyTables("IPv4", ["nat"], lambda: kernel.now)
+    kernel.tables.synced(None, True)
+    kernel.now += 2
     return kernel
 
 
 def test_another_size_of_a_legacy_table_is_noticed_at_once(legacy):
-    legacy.tables.synced(True, True)
     assert legacy.tables.changed(False) is False
     legacy.rules = b"more rules"
     assert legacy.tables.changed(False) is True
@@ -148,19 +150,19 @@ def test_another_size_of_a_legacy_table_is_noticed_at_once(legacy):
 
 @pytest.mark.parametrize("lock_used", [False, True])
 def test_changed_rules_of_equal_size_are_noticed_with_and_without_the_lock(legacy, lock_used):
-    legacy.tables.synced(True, True)
     assert legacy.tables.changed(False) is False
     legacy.rules = b"RULES"
+    legacy.now += 2 if lock_used else 120
     assert legacy.tables.changed(lock_used) is True
 
 
 def test_an_external_change_that_needs_no_repair_is_reported_once(legacy):
-    legacy.tables.synced(True, True)
     assert legacy.tables.changed(False) is False
     for rules in (b"RULES", b"more rules"):
         legacy.rules = rules
+        legacy.now += 2
         assert legacy.tables.changed(True) is True
-        legacy.tables.synced(False, False)
+        legacy.tables.synced(None, False)
         legacy.now += 1000.0
         assert legacy.tables.changed(False) is False
         legacy.now += 1000.0
@@ -168,12 +170,89 @@ def test_an_external_change_that_needs_no_repair_is_reported_once(legacy):
 
 
 def test_own_changes_of_legacy_tables_are_not_external(legacy):
-    legacy.tables.synced(True, True)
-    legacy.rules = b"RULES"
-    legacy.tables.synced(True, False)
+    legacy.rules = b"RULES and more"
+    legacy.tables.synced({"nat": 9}, False)
+    for _second in range(119):
+        assert legacy.tables.changed(False) is False
+        legacy.now += 1
     assert legacy.tables.changed(True) is False
-    legacy.now += 600
+
+
+def test_own_changes_in_a_row_read_no_table(legacy):
+    reads = legacy.reads
+    for number in range(1, 50):
+        legacy.rules = b"rules" + b"s" * number
+        legacy.tables.synced({"nat": 1}, False)
+        assert legacy.tables.changed(False) is False
+        legacy.now += 1.0
+    assert legacy.reads == reads
+    legacy.now += 2.0
     assert legacy.tables.changed(False) is False
+    assert legacy.reads == reads + 1
+
+
+def test_small_tables_are_read_after_each_own_change(legacy):
+    legacy.now, legacy.cost = 1000.0, 0.001
+    assert legacy.tables.changed(False) is False
+    legacy.rules = b"RULES"
+    legacy.tables.synced({"nat": 0}, False)
+    legacy.rules = b"rULES"
+    legacy.now += 1.1
+    assert legacy.tables.changed(False) is True
+
+
+def test_an_external_change_during_an_own_one_is_noticed_by_the_number_of_entries(legacy):
+    legacy.rules = b"one rule is missing"[:-1]
+    legacy.tables.synced({"nat": 14}, False)
+    assert legacy.tables.changed(False) is True
+    assert legacy.tables.changed(False) is False
+
+
+def test_a_use_of_the_lock_after_an_own_change_makes_the_tables_suspect(legacy):
+    legacy.rules = b"RULES"
+    legacy.tables.synced({"nat": 0}, False)
+    legacy.rules = b"rULES"
+    assert legacy.tables.changed(True) is True
+    legacy.tables.synced(None, False)
+    legacy.now += 500
+    assert legacy.tables.changed(False) is False
+
+
+def test_a_change_without_the_lock_before_an_own_one_is_noticed_within_two_minutes(legacy):
+    legacy.rules = b"RULES"
+    for _second in range(120):
+        legacy.tables.synced({"nat": 0}, False)
+        assert legacy.tables.changed(False) is False
+        legacy.now += 1.0
+    assert legacy.tables.changed(False) is True
+    legacy.tables.synced(None, False)
+    legacy.now += 500.0
+    assert legacy.tables.changed(False) is False
+
+
+def test_a_use_of_the_lock_that_is_still_to_be_looked_into_is_not_forgotten_by_an_own_change(legacy):
+    legacy.now += 1000.0
+    assert legacy.tables.changed(True) is False
+    legacy.rules = b"RULES"
+    assert legacy.tables.changed(True) is False
+    legacy.tables.synced({"nat": 0}, False)
+    legacy.now += 5.0
+    assert legacy.tables.changed(False) is True
+
+
+def test_frequent_uses_of_the_lock_read_large_tables_at_intervals(legacy):
+    legacy.cost = 0.5
+    legacy.now += 600.0
+    assert legacy.tables.changed(True) is False
+    reads = legacy.reads
+    found = []
+    for number in range(100):
+        if number == 50:
+            legacy.rules = b"RULES"
+        found.append(legacy.tables.changed(number < 52))
+        legacy.now += 0.1
+    assert legacy.reads - reads == 3
+    assert found.count(True) == 1
 
 
 def outcome(program, protocol, message):

@@ -9,6 +9,7 @@ import time
 from typing import Callable, Dict, Optional, Sequence
 
 from ...convergence.handles import KernelHandles
+from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.legacy_tables import LegacyTables, LockWatch
 from ...rendering.ipvs.sets import known_definitions
 from .notifications import XTABLES_TABLES, Watch, suspect
@@ -28,8 +29,9 @@ class LegacyWatch(Watch):
 
     interval = _SHORTEST_INTERVAL
 
-    def __init__(self, families: Sequence[str]) -> None:
-        self._tables = {family: LegacyTables(family, XTABLES_TABLES) for family in families}
+    def __init__(self, resources: Sequence[ChainsResource]) -> None:
+        self._resources = {resource.variant.family: resource for resource in resources}
+        self._tables = {family: LegacyTables(family, XTABLES_TABLES) for family in self._resources}
         self._lock = LockWatch()
 
     def fileno(self) -> int:
@@ -44,10 +46,12 @@ class LegacyWatch(Watch):
                 found.setdefault(family, "contents of the iptables tables")
 
     def synced(self, changed: bool, observed: bool) -> None:
-        """See the base class."""
-        self._lock.used()
-        for tables in self._tables.values():
-            tables.synced(changed, observed)
+        """See the base class. Which tables we have changed is known from their resources."""
+        written = {family: resource.pop_written() for family, resource in self._resources.items()}
+        if any(tables is not None for tables in written.values()):
+            self._lock.used()
+        for family, tables in self._tables.items():
+            tables.synced(written[family], observed)
 
     def close(self) -> None:
         """See the base class."""

@@ -88,7 +88,7 @@ class DriftWatch:
         if others:
             self._watches.append(xtables_nft_watch(others))
         if legacy:
-            self._watches.append(LegacyWatch([item.variant.family for item in legacy]))
+            self._watches.append(LegacyWatch(legacy))
 
     def filenos(self) -> List[int]:
         """Return the descriptors to wait for."""

@@ -7,7 +7,20 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Collection, Container, Deque, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import (
+    Collection,
+    Container,
+    Deque,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+)
 
 from ...errors import KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
@@ -27,7 +40,7 @@ from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_chains
 from .restore import DEFAULT_WAIT, restore, save
-from .variant import NFT, XtablesVariant
+from .variant import LEGACY, NFT, XtablesVariant
 
 KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
 
@@ -215,6 +228,25 @@ def _emptied(saved: SavedTables, removed: ChainTable) -> Emptied:
     return Emptied({name: chains.count(name) for name in names}, builtin)
 
 
+def _entries_of(key: ChainTableKey, value: ChainTableValue) -> int:
+    """Return how many entries of a legacy table a chain (its head, its rules, its end) or a jump is."""
+    if isinstance(key, JumpKey):
+        return value if isinstance(value, int) else 1
+    return 2 + (len(value) if isinstance(value, tuple) else 0)
+
+
+def added_entries(change: Change[ChainTableKey, ChainTableValue]) -> Dict[str, int]:
+    """Return by how much a change increases the number of entries of each table that it concerns."""
+    found: Dict[str, int] = {}
+    for key, value in change.added.items():
+        found[key.table] = found.get(key.table, 0) + _entries_of(key, value)
+    for key, (old, new) in change.replaced.items():
+        found[key.table] = found.get(key.table, 0) + _entries_of(key, new) - _entries_of(key, old)
+    for key, value in change.removed.items():
+        found[key.table] = found.get(key.table, 0) - _entries_of(key, value)
+    return found
+
+
 class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     """Chains of ours and the jumps into them, of one family, in the tables of one iptables variant.
 
@@ -240,6 +272,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self.processes: Deque[int] = deque(maxlen=1024)
         self._wait = wait
         self._for_removal = for_removal
+        self._written: Optional[Dict[str, int]] = None
 
     def observe(self) -> ChainTable:
         """Return our chains and jumps. Raises KernelError, also if a table with chains of ours cannot be read."""
@@ -270,9 +303,24 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
 
         With iptables-nft large changes are made in portions, so a failure may leave chains that no rule leads to.
         """
+        if self.variant.name == LEGACY:
+            self._note_written(change)
         for part in portions(change) if self.variant.name == NFT else [change]:
             self.progress()
             self.processes.append(restore(self.variant, restore_text(part), self._wait, self.progress))
+
+    def _note_written(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
+        self._written = self._written or {}
+        for table, more in added_entries(change).items():
+            self._written[table] = self._written.get(table, 0) + more
+
+    def pop_written(self) -> Optional[Dict[str, int]]:
+        """Return :func:`added_entries` of all changes since the last call; None if there was none.
+
+        Only changes of legacy tables are recorded.
+        """
+        written, self._written = self._written, None
+        return written
 
     def describe(self, key: ChainTableKey, value: ChainTableValue) -> List[str]:
         """Return the lines of iptables-save for one chain or jump."""

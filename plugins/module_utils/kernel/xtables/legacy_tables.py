@@ -5,7 +5,8 @@
 
 The kernel sends no notifications about these tables. The number of entries and the size of a table cost almost nothing
 to query, and reveal every deletion and most modifications; the others are found by comparing contents whenever a
-program has used the lock that all iptables programs take, and at longer intervals without that.
+program has used the lock that all iptables programs take, and at longer intervals without that. Reading the contents
+takes two thirds of the time of a restore, so they are not read after each of our own changes (see LegacyTables).
 
 Source: linux/netfilter_ipv4/ip_tables.h, inotify(7).
 """
@@ -19,7 +20,7 @@ import socket
 import struct
 import time
 from array import array
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from ...addresses import IPV6
 from .lock import lock_file
@@ -28,11 +29,20 @@ _GET_INFO, _GET_ENTRIES = 64, 65
 _NAME_BYTES = 32
 _INFO_BYTES = 84
 _ENTRIES_HEAD = 40
+# The end of struct ipt_getinfo: number of entries, size of all entries.
+_NUMBER_AND_SIZE = struct.Struct("=II")
 _SIZE = struct.Struct("=I")
 _OFFSETS = struct.Struct("=HH")
 _IN_CLOSE = 0x8 | 0x10
 # Comparing contents without a reason takes at most a thousandth of a processor.
 _COST_FACTOR, _LONGEST_PAUSE = 1000.0, 120.0
+# The pause between two comparisons because of the lock, in multiples of the time that reading takes.
+_USE_FACTOR = 5.0
+# Our own changes must have paused for so many times as long as reading takes before the contents are read after them.
+# Where that is no noticeable time, they are read at once.
+_QUIET_FACTOR, _AT_ONCE_SECONDS = 20.0, 0.2
+# When everything is observed after our own changes.
+_VERIFY_SECONDS = 120.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -83,7 +93,7 @@ class TableReader:
         info = self.info(table)
         if not info:
             return None
-        size = _SIZE.unpack_from(info, _INFO_BYTES - 4)[0]
+        _number, size = _NUMBER_AND_SIZE.unpack_from(info, _INFO_BYTES - _NUMBER_AND_SIZE.size)
         head = table.encode().ljust(_NAME_BYTES, b"\0") + _SIZE.pack(size)
         return kernel_copy(self._socket, self._level, _GET_ENTRIES, head, _ENTRIES_HEAD + size)
 
@@ -151,11 +161,22 @@ class LockWatch:
             self._descriptor = -1
 
 
+def number_of_entries(info: bytes) -> int:
+    """Return the number of entries in the answer of :meth:`TableReader.info`; 0 if it is empty.
+
+    Each rule is one entry, and each chain of its own has two more.
+    """
+    return int(_NUMBER_AND_SIZE.unpack_from(info, _INFO_BYTES - _NUMBER_AND_SIZE.size)[0]) if info else 0
+
+
 class LegacyTables:
-    """The tables of one family, and whether they have changed since :meth:`synced` was last called.
+    """The tables of one family, and whether another program may have changed them.
 
     Contents are compared when the lock was used, and also at intervals: a program in a container may have a lock of
-    its own.
+    its own. After our own changes of large tables only the numbers of entries are checked, which follow from the
+    change; the contents are read when these changes pause. Until then, any use of the lock makes the tables suspect. A
+    change that another program made without the lock before the contents were read is found by observing everything:
+    two minutes after the first own change, the tables are suspect in any case.
     """
 
     def __init__(self, family: str, tables: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -163,42 +184,81 @@ class LegacyTables:
         self._tables = tuple(tables)
         self._clock = clock
         self._infos: Tuple[bytes, ...] = ()
-        self._digests: Tuple[bytes, ...] = ()
-        self._compare_at = float("-inf")
+        # None: our own changes have altered the contents since they were read.
+        self._digests: Optional[Tuple[bytes, ...]] = None
+        self._used = False
+        self._surprised = False
+        self._cost = 0.0
+        self._read_at = self._written_at = float("-inf")
+        self._verify_at = float("inf")
 
     def close(self) -> None:
         """Close the socket."""
         self._reader.close()
 
+    def changed(self, lock_used: bool) -> bool:
+        """Return whether the tables must be observed, because another program has changed them or may have done so.
+
+        The caller observes them afterwards. ``lock_used``: whether another program has used the lock.
+        """
+        if not self._infos:
+            return False
+        self._used = self._used or lock_used
+        now = self._clock()
+        if self._surprised or now >= self._verify_at or self._read_infos() != self._infos:
+            self._read()
+            return True
+        used = self._used and now >= self._read_at + _USE_FACTOR * self._cost
+        if self._digests is None:
+            if used:
+                self._read()
+            elif not self._used and now >= self._written_at + _QUIET_FACTOR * self._cost:
+                self._read_digests()
+            return used
+        if not used and now < self._read_at + min(_COST_FACTOR * self._cost, _LONGEST_PAUSE):
+            return False
+        before, self._used = self._digests, False
+        # A change of other programs' own rules needs no repair and is reported only once.
+        return self._read_digests() != before
+
+    def synced(self, written: Optional[Mapping[str, int]], observed: bool) -> None:
+        """Handle the end of a sync.
+
+        ``written``: for each table that we have changed, how many entries it must have more than before; None if we
+        have changed none. ``observed``: everything has been observed.
+        """
+        if observed:
+            self._verify_at = float("inf")
+        if not self._infos:
+            self._read()
+        elif written is not None:
+            infos = self._read_infos()
+            grown = [number_of_entries(now) - number_of_entries(was) for now, was in zip(infos, self._infos)]
+            self._surprised |= grown != [written.get(table, 0) for table in self._tables]
+            self._infos, self._digests = infos, None
+            self._reader.forget()
+            if not self._used and _QUIET_FACTOR * self._cost <= _AT_ONCE_SECONDS:
+                self._read_digests()
+        elif observed and self._digests is None:
+            self._read()
+        if written is not None:
+            self._written_at = self._clock()
+            self._verify_at = min(self._verify_at, self._written_at + _VERIFY_SECONDS)
+
     def _read_infos(self) -> Tuple[bytes, ...]:
         return tuple(self._reader.info(table) for table in self._tables)
 
+    def _read(self) -> None:
+        """Read everything, before the tables are observed or just after it."""
+        self._reader.forget()
+        self._infos = self._read_infos()
+        self._read_digests()
+        self._used = self._surprised = False
+        self._verify_at = float("inf")
+
     def _read_digests(self) -> Tuple[bytes, ...]:
         started = self._clock()
-        digests = tuple(self._reader.digest(table) for table in self._tables)
-        now = self._clock()
-        self._compare_at = now + min(_COST_FACTOR * (now - started), _LONGEST_PAUSE)
-        return digests
-
-    def changed(self, lock_used: bool) -> bool:
-        """Return whether another program changed the tables since the last call, or since our own last change."""
-        if not self._infos:
-            return False
-        infos = self._read_infos()
-        if self._infos == infos and not lock_used and self._clock() < self._compare_at:
-            return False
-        if self._infos != infos:
-            self._reader.forget()
-        # A change of other programs' own rules needs no repair and is reported only once.
-        before, self._infos, self._digests = (self._infos, self._digests), infos, self._read_digests()
-        return before != (self._infos, self._digests)
-
-    def synced(self, by_us: bool, observed: bool) -> None:
-        """Record the end of a sync; ``by_us``: we have just changed the tables; ``observed``: they have been compared.
-
-        Later comparisons use the state at this point: reading it takes a few hundredths of the time of writing it.
-        """
-        if by_us or observed or not self._infos:
-            self._reader.forget()
-            self._infos = self._read_infos()
-            self._digests = self._read_digests()
+        self._digests = tuple(self._reader.digest(table) for table in self._tables)
+        self._read_at = self._clock()
+        self._cost = self._read_at - started
+        return self._digests
