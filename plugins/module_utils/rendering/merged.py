@@ -10,7 +10,7 @@ is used, as it is when everything is rendered at once.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, Iterable, List, Set, Tuple, Union
+from typing import Any, Dict, Hashable, Iterable, List, Tuple, Union
 
 Entry = Tuple[str, Hashable, Any]
 """Name of the table, key, value."""
@@ -75,24 +75,19 @@ class MergedTables:
         """Return the entries that the owner contributes."""
         return self._entries.get(owner, [])
 
-    def replace(self, owner: Owner, entries: List[Entry]) -> Dict[str, Set[Any]]:
-        """Replace the entries that the owner contributes; return the keys touched, by table."""
-        touched: Dict[str, Set[Any]] = {}
+    def replace(self, owner: Owner, entries: List[Entry]) -> None:
+        """Replace the entries that the owner contributes."""
         before = self._entries.pop(owner, None)
         if before is not None:
             kept = {(table, key) for table, key, _value in entries}
             for table, key, _value in before:
                 if (table, key) not in kept and self._withdraw(table, key, owner):
-                    touched.setdefault(table, set()).add(key)
+                    self._put_value(table, key)
         for table, key, value in entries:
             if self._contribute(table, key, owner, value):
-                touched.setdefault(table, set()).add(key)
+                self._put_value(table, key)
         if entries:
             self._entries[owner] = entries
-        for table, keys in touched.items():
-            for key in keys:
-                self._put_value(table, key)
-        return touched
 
     def _contribute(self, table: str, key: Any, owner: Owner, value: Any) -> bool:
         contributors = self._contributors[table]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import MergedTables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import ABSENT, MergedTables
 
 ENTRIES = st.lists(
     st.tuples(st.sampled_from(("a", "b")), st.integers(0, 5), st.integers(0, 2)),
@@ -33,18 +33,22 @@ def test_incremental_changes_equal_a_full_rendering(steps):
     contributions = {}
     for owner, entries in steps:
         before = {name: dict(table) for name, table in merged.tables.items()}
-        touched = merged.replace(owner, entries)
+        merged.replace(owner, entries)
         contributions[owner] = entries
         assert merged.tables == whole(contributions)
+        journal = merged.pop_journal()
         for name, table in merged.tables.items():
             differing = {key for key in {*before[name], *table} if before[name].get(key) != table.get(key)}
-            assert differing <= touched.get(name, set())
+            assert differing <= journal.get(name, {}).keys()
+            assert all(before[name].get(key, ABSENT) == value for key, value in journal.get(name, {}).items())
 
 
 def test_an_unchanged_contribution_touches_nothing():
     merged = MergedTables(("a",))
     merged.replace("x", [("a", 1, True), ("a", 2, True)])
-    assert merged.replace("x", [("a", 1, True), ("a", 2, True)]) == {}
+    merged.pop_journal()
+    merged.replace("x", [("a", 1, True), ("a", 2, True)])
+    assert merged.pop_journal() == {}
 
 
 def test_a_shared_key_is_kept_until_its_last_contributor_is_removed():

@@ -39,28 +39,30 @@ class SummaryTotals(NamedTuple):
     no_local_external: int
 
 
-def _lacks_local(info: ServicePortInfo) -> bool:
-    return info.has_any and not info.local
-
-
 def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
     """Return the summary of the ServicePorts of one Service, of which there is at least one."""
-    local = {
-        endpoint.ip
-        for info in service_ports
-        for endpoint in info.endpoints
-        if endpoint.is_local and endpoint.ready and endpoint.weight
-    }
-
+    # One loop: a first load summarizes all Services.
+    endpoints = no_local_internal = no_local_external = health_check_node_port = served = 0
+    local = set()
+    for info in service_ports:
+        endpoints += len(info.endpoints)
+        if info.has_any and not info.local:
+            no_local_internal += info.internal_local
+            no_local_external += info.external_local
+        health_check_node_port = max(health_check_node_port, info.health_check_node_port)
+        served += bool(info.reachable)
+        for endpoint in info.endpoints:
+            if endpoint.is_local and endpoint.ready and endpoint.weight:
+                local.add(endpoint.ip)
     return ServiceSummary(
         ports=len(service_ports),
-        endpoints=sum(len(info.endpoints) for info in service_ports),
-        no_local_internal=sum(1 for info in service_ports if info.internal_local and _lacks_local(info)),
-        no_local_external=sum(1 for info in service_ports if info.external_local and _lacks_local(info)),
-        health_check_node_port=max(info.health_check_node_port for info in service_ports),
+        endpoints=endpoints,
+        no_local_internal=no_local_internal,
+        no_local_external=no_local_external,
+        health_check_node_port=health_check_node_port,
         local_ready=len(local),
         udp=udp_digest(service_ports),
-        served=sum(1 for info in service_ports if info.reachable),
+        served=served,
     )
 
 
