@@ -66,16 +66,26 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
     return done
 
 
-def remove(*names: str, seconds: float = 60.0) -> None:
-    """Kill and remove containers, if they exist.
+def stop(name: str, patience: int = 5) -> None:
+    """Stop a container, by a signal that cannot be ignored after so many seconds. Raises RuntimeError."""
+    _repeat("stop", "--time", str(patience), name)
 
-    Repeated for so many seconds, since on a busy machine podman may not see them stop within its time limit, or fail to
-    kill one that has just stopped. Raises RuntimeError after that.
+
+def remove(*names: str) -> None:
+    """Kill and remove containers, if they exist. Raises RuntimeError."""
+    _repeat("rm", "--force", "--ignore", "--time", "0", *names)
+
+
+def _repeat(*arguments: str, seconds: float = 60.0) -> None:
+    """Run podman until it succeeds, for so many seconds. Raises RuntimeError after that.
+
+    On a busy machine it may not see containers stop within its own time limit, or fail to kill one that has just
+    stopped.
     """
     deadline = time.monotonic() + seconds
-    while (done := podman("rm", "--force", "--ignore", "--time", "0", *names, check=False)).returncode:
+    while (done := podman(*arguments, check=False)).returncode:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"podman cannot remove {', '.join(names)}: {done.stderr.strip()}")
+            raise RuntimeError(f"podman {' '.join(arguments)}: {done.stderr.strip()}")
         time.sleep(0.2)
 
 

@@ -108,7 +108,8 @@ class Node:
 
     def restart(self) -> None:
         """Stop and start the container: a boot with the same disk and an empty kernel state."""
-        image.podman("restart", "--time", "5", self.name)
+        image.stop(self.name)
+        image.podman("start", self.name)
         self.wait_until_booted()
 
     def run(self, *command: str, check: bool = True, text: str = "") -> subprocess.CompletedProcess[str]:
