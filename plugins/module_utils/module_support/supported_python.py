@@ -4,7 +4,8 @@
 """End a module on an unsupported Python with one clear line, instead of a traceback.
 
 A module imports this file before any other of the collection. Python 3.6, the oldest that ansible-core 2.16 runs
-modules with, must be able to parse both, so they do without ``from __future__ import annotations``.
+modules with, must be able to parse both, so they do without ``from __future__ import annotations``. On a supported
+Python, the imports that follow are made faster.
 """
 
 import json
@@ -29,3 +30,9 @@ _REFUSAL = refusal(sys.version_info[:3], sys.executable)
 if _REFUSAL:
     sys.stdout.write(json.dumps({"failed": True, "msg": _REFUSAL, "error_kind": "python"}) + "\n")
     raise SystemExit(1)
+
+if __name__ != "__main__":
+    # A Python that is too old cannot parse it.
+    from . import payload_imports
+
+    payload_imports.main()
