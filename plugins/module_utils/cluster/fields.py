@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ..addresses import canonical_address, family_of
 
@@ -22,6 +22,8 @@ _DURATION = re.compile(r"([0-9]{1,6})(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 # Python 3.12 alone keeps an interned string until it ends, so that each change of an object would cost memory.
 _INTERNED_ARE_FREED = sys.version_info[:2] != (3, 12)
+# In modules, Ansible replaces the function by one that accepts its classes of strings and takes three times as long.
+_intern: Callable[[str], str] = getattr(sys.intern, "unpatched_implementation", sys.intern)
 
 
 class Invalid(Exception):
@@ -118,7 +120,7 @@ def is_dns_subdomain(value: str) -> bool:
 def once(value: str) -> str:
     """Return the same object for equal strings, of which a cluster has many: names, namespaces, kinds, times."""
     # Ansible has classes of strings, which cannot be interned.
-    return sys.intern(value) if _INTERNED_ARE_FREED and value.__class__ is str else value
+    return _intern(value) if _INTERNED_ARE_FREED and value.__class__ is str else value
 
 
 def dns_label(value: object, field: str) -> str:

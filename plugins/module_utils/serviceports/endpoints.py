@@ -9,11 +9,13 @@ from typing import Dict, Iterable, List, Mapping, Set, Tuple
 
 from ..addresses import IPV6
 from ..cluster.model import EndpointSlice, Failing
-from .info import Endpoint
+from .info import EIGHTHS, Endpoint
 from .weights import EQUAL, Weights
 
 PortKey = Tuple[str, str]
 """Name and protocol of a port: endpoints belong to a ServicePort by these, never by the port number."""
+
+_new = tuple.__new__
 
 
 def expand(
@@ -54,10 +56,10 @@ def _add(table: Dict[str, Endpoint], item: EndpointSlice, port: int, node_name: 
         if terminating and text in table:
             continue
         is_local = on_node == node_name and node_name != ""
-        endpoint = Endpoint(address, port, is_local, ready, serving, terminating, zone_hints, node_hints)
-        if weights is not EQUAL:
-            endpoint = endpoint._replace(weight=weight * of_nodes.get(on_node, 1))
-        table[text] = endpoint
+        share = 1 if weights is EQUAL else weight * of_nodes.get(on_node, 1)
+        # All fields in their order; Endpoint() takes twice as long.
+        fields = (address, port, is_local, ready, serving, terminating, zone_hints, node_hints, "", share, EIGHTHS)
+        table[text] = _new(Endpoint, fields)
 
 
 def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[Endpoint, ...]:
