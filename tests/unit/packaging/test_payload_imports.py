@@ -47,7 +47,7 @@ print(json.dumps([compiled, files, support.late.__path__, missing, said, support
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "payload.zip"
-    inner = "from .. import early\nNAME = early.NAME + 1\n\ndef fail():\n    raise ValueError('told')\n"
+    inner = "from .. import early\nNAME = early.NAME + 1\n\ndef fail():\n    raise ValueError('raised')\n"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for module in (payload_imports, supported_python):
             source = Path(str(module.__file__))
@@ -82,7 +82,7 @@ def test_modules_are_the_same_as_without(archive: Path) -> None:
     for name in ("supported_python", "payload_imports"):
         assert files.pop(f"support.{name}") == str(archive / "support" / f"{name}.py")
     assert files == without[1]
-    assert "raise ValueError('told')" in with_it[4]
+    assert "raise ValueError('raised')" in with_it[4]
 
 
 def test_nothing_changes_where_modules_are_files() -> None:
