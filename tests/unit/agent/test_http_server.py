@@ -181,7 +181,8 @@ def test_with_the_maximum_of_requests_others_wait():
         before = time.process_time()
         assert ask(found.port, source=OTHER).endswith(b"GET /healthz")
         assert time.process_time() - before < 0.5, "it must wait without being busy"
-        assert found.server.closed[DEADLINE] == 4
+        # The others began later, if only by a moment.
+        wait_for(lambda: found.server.closed[DEADLINE] == 4)
 
 
 def test_thousands_of_ports_and_connections_need_one_thread():
