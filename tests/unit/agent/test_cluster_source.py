@@ -19,6 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NETWORK_POLICIES
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
@@ -87,6 +88,17 @@ def test_on_a_node_that_serves_nothing_the_first_services_are_read_before_the_co
     bench.source.follow_all()
     bench.source.follow_all()
     assert sorted(bench.started[2:]) == ["watch-endpointslices", "watch-nodes", "watch-servicecidrs"]
+
+
+@pytest.mark.parametrize("all_nodes", [False, True])
+def test_a_new_version_of_a_held_object_adds_only_its_growth_in_each_collection(all_nodes):
+    bench = Bench()
+    bench.source.start("n1", serving=True, all_nodes=all_nodes)
+    for reflector in bench.source.reflectors:
+        kind = reflector.resource.kind
+        old, new = ({"kind": kind, "metadata": {"name": "n1", "resourceVersion": version}} for version in ("5", "6"))
+        bench.source.view.apply(Batch(kind, [prune(old)], []))
+        assert reflector._listed(new).growth == 0, kind
 
 
 def test_all_kinds_have_to_be_listed():

@@ -160,12 +160,13 @@ class ClusterSource:
             self._held.remove(reflector)
             self._run(reflector)
 
-    def _reflector(self, resource: ResourceType, pause: float = 0.0) -> Reflector:
+    def _reflector(self, resource: ResourceType, pause: float = 0.0, field_selector: str = "") -> Reflector:
         return Reflector(
             resource,
             self._connect,
             self._deliver,
             self._log,
+            field_selector=field_selector,
             room=self._room,
             held=self.view.size_of,
             optional=resource in _OPTIONAL,
@@ -207,16 +208,7 @@ class ClusterSource:
         self._supervisor.start(f"watch-{reflector.resource.name}", reflector.run, reflector.interrupt)
 
     def _node_reflector(self, node_name: str, pause: float = 0.0) -> Reflector:
-        return Reflector(
-            NODES,
-            self._connect,
-            self._deliver,
-            self._log,
-            field_selector="" if self._all_nodes else f"metadata.name={node_name}",
-            room=self._room,
-            reduce=prune,
-            first_pause=pause,
-        )
+        return self._reflector(NODES, pause, "" if self._all_nodes else f"metadata.name={node_name}")
 
     def read_node(self, name: str) -> None:
         """Read the Node of that name into the view; nothing if there is none. Raises ApiError."""
