@@ -87,6 +87,7 @@ def test_modes_leave_nothing_of_each_other(tmp_path, variant):
 
 
 @UML
+@pytest.mark.full
 def test_ipvs_and_iptables_leave_nothing_of_each_other(tmp_path):
     add_external_rules("legacy")
     switch_modes(tmp_path, "iptables", "ipvs", "iptables")

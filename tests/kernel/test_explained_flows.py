@@ -33,7 +33,7 @@ VARIANTS = (
     *MODES,
     pytest.param("nftables corrected", marks=pytest.mark.full),
     pytest.param("iptables nft corrected", marks=pytest.mark.full),
-    pytest.param("ipvs corrected", marks=pytest.mark.uml),
+    pytest.param("ipvs corrected", marks=(pytest.mark.uml, pytest.mark.full)),
 )
 IP, SIX, SOLE, NONE, STICKY, DNS = "172.30.0.7", "fd00:30::7", "172.30.0.8", "172.30.0.9", "172.30.0.10", "172.30.0.11"
 VIP, NODE_PORT, DNS_PORT, CLIENT_PORT = "1.2.3.7", 30080, 5353, 5555

@@ -113,9 +113,8 @@ def test_a_loss_is_noticed_across_a_change_of_modes(tmp_path, before, after):
 
 
 @UML
-@pytest.mark.parametrize(
-    ("before", "after"), [("iptables", "ipvs"), pytest.param("ipvs", "iptables", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("before", "after"), [("iptables", "ipvs"), ("ipvs", "iptables")])
 def test_a_loss_is_noticed_across_a_change_of_modes_with_ipvs(tmp_path, before, after):
     run(tmp_path, before, cluster(12, 12))
     assert refusal(tmp_path, after, cluster(12, 2)).startswith("10 of the 12 Services")
