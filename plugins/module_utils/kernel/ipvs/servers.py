@@ -67,6 +67,21 @@ class IpvsSocket:
             if entry is not None and family_of(entry[0].address) == family:
                 yield (*entry, attributes)
 
+    def real_server_messages(self, server: VirtualServerKey) -> Iterator[Tuple[memoryview, int, int]]:
+        """Yield the encoded real servers of a virtual server: buffer, start and end of the message in it.
+
+        A virtual server that does not exist has none. Raises KernelError.
+        """
+        request = messages.header(messages.GET_DEST) + messages.service_identity(server)
+        try:
+            dump = self.netlink.dump(self.family_id, request)
+        except NetlinkRefusal as refusal:
+            if is_missing(refusal.error):
+                return
+            raise KernelError(f"real servers of {server} cannot be listed: {refusal.error}") from refusal
+        for view, _kind, start, end in dump:
+            yield view, start, end
+
     def virtual_servers(self, family: str, marks: bool = False) -> Dict[VirtualServerKey, VirtualServer]:
         """Return all virtual servers of a family; with ``marks``, also those of firewall marks. Raises KernelError."""
         return {key: value for key, value, _attributes in self.services(family, marks)}
@@ -89,12 +104,11 @@ class IpvsSocket:
         self, table: messages.RealServerTable, servers: Iterable[VirtualServerKey]
     ) -> messages.RealServerTable:
         """Add the real servers of the virtual servers that the table lacks, by a dump for each."""
-        head = messages.header(messages.GET_DEST)
         for server in servers:
             if server in table.seen:
                 continue
             table.seen.add(server)
-            for view, _kind, start, end in self.netlink.dump(self.family_id, head + messages.service_identity(server)):
+            for view, start, end in self.real_server_messages(server):
                 messages.decode_dest(view, start, end, server, table)
         return table
 

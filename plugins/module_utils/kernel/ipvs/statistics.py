@@ -8,10 +8,8 @@ from __future__ import annotations
 import struct
 from typing import Dict, Iterable, NamedTuple
 
-from ...errors import KernelError
 from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
 from ..netlink.attributes import parse_attributes
-from ..netlink.outcomes import NetlinkRefusal, is_missing
 from . import messages
 from .servers import IpvsSocket
 
@@ -62,15 +60,8 @@ def real_server_statistics(
     A virtual server that was removed meanwhile has none.
     """
     found: Dict[RealServerKey, RealServerStatistics] = {}
-    head = messages.header(messages.GET_DEST)
     for server in servers:
-        try:
-            dump = sock.netlink.dump(sock.family_id, head + messages.service_identity(server))
-        except NetlinkRefusal as refusal:
-            if is_missing(refusal.error):
-                continue
-            raise KernelError(f"counters of {server} cannot be read: {refusal.error}") from refusal
-        for view, _kind, start, end in dump:
+        for view, start, end in sock.real_server_messages(server):
             parts = messages.dest_attributes(view, start, end)
             if parts:
                 found[messages.real_server_key(parts, server)] = RealServerStatistics(
