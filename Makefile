@@ -54,6 +54,8 @@ KERNEL_13 := tests/kernel/test_ipvs_addresses.py tests/kernel/test_own_namespace
 # Tests of IPVS beside nf_tables with NAT: on Debian's kernel, since neither this machine's nor that of user-mode Linux
 # has both.
 BESIDE_IPVS := tests/kernel/test_ipvs_glue.py
+# Of these files the tests marked so need it.
+PARTLY_BESIDE_IPVS := tests/kernel/test_neighbours.py tests/kernel/test_explained_flows.py
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
 export FULL
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
@@ -141,7 +143,7 @@ browser: setup-lab
 
 # Two files at a time, here and below: much of the time is spent waiting for nodes and for conditions.
 kernel: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD) --ignore $(BESIDE_IPVS)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml and not ipvs $(MARKS)" --ignore $(LOAD) --ignore $(BESIDE_IPVS)
 
 # Not in parallel, since an emulated node needs all processors.
 load: setup-lab
@@ -230,6 +232,7 @@ ifneq ($(FULL),)
 	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs --jobs 1
 endif
 	$(QEMU) -- $(PYTHON) -m pytest -q -p no:cacheprovider $(BESIDE_IPVS)
+	$(QEMU) --timeout 7200 -- $(PYTHON) -m pytest -q -p no:cacheprovider -p no:hypothesispytest -m "ipvs $(MARKS)" $(PARTLY_BESIDE_IPVS)
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
 	LAB_IPVS_GLUE=iptables $(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Kernel tests run as root, each in a separate network namespace, so that the host's rules are never touched.
 
-Tests marked ``uml`` need a kernel with IPVS: ``make uml`` runs them inside user-mode Linux, ``make kernel`` the others
-on the host's kernel.
+Tests marked ``uml`` need a kernel with IPVS: ``make uml`` runs them inside user-mode Linux. ``make debian``
+runs those marked ``ipvs`` inside QEMU, beside nf_tables with NAT, and ``make kernel`` the others on the host's kernel.
 """
 
 from __future__ import annotations

@@ -27,13 +27,14 @@ from tests.lab import manifests
 from tests.lab.system import ip_batch
 
 __all__ = ["network"]  # a fixture
-#: Modes, and words about a variant of iptables or the behaviour.
+#: Modes, and words about a variant of iptables, the glue of ipvs mode or the behaviour.
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
 VARIANTS = (
     *MODES,
     pytest.param("nftables corrected", marks=pytest.mark.full),
     pytest.param("iptables nft corrected", marks=pytest.mark.full),
     pytest.param("ipvs corrected", marks=(pytest.mark.uml, pytest.mark.full)),
+    pytest.param("ipvs nft glue-nftables", marks=pytest.mark.ipvs),
 )
 IP, SIX, SOLE, NONE, STICKY, DNS = "172.30.0.7", "fd00:30::7", "172.30.0.8", "172.30.0.9", "172.30.0.10", "172.30.0.11"
 VIP, NODE_PORT, DNS_PORT, CLIENT_PORT = "1.2.3.7", 30080, 5353, 5555
@@ -71,6 +72,7 @@ def slice_of(node: AgentNode, name: str, family: str, endpoints: str, ports: Any
 def node(request: pytest.FixtureRequest, tmp_path: Path, network: Network) -> Iterator[AgentNode]:
     mode, *words = request.param.split()
     made = AgentNode(tmp_path, mode, "nft") if "nft" in words else node_in_mode(tmp_path, mode)
+    made.node_configuration["ipvsGlue"] = next((word[5:] for word in words if word.startswith("glue-")), "auto")
     made.node_configuration["behaviour"] = "corrected" if "corrected" in words else "kube-proxy"
     made.write_configuration(clusterCIDR="10.0.0.0/8,fd00:10::/64")
     addresses = [{"type": "InternalIP", "address": NAMES[family]["N"]} for family in ("IPv4", "IPv6")]
@@ -275,9 +277,41 @@ def test_packets_are_followed_without_drift_and_without_a_trace(node: AgentNode,
     wait_for(lambda: not tables(), 10)
 
 
+@pytest.mark.ipvs
+@pytest.mark.parametrize(
+    ("node", "table", "chains"),
+    [
+        ("ipvs nft glue-iptables", "nat", ("PREROUTING", "POSTROUTING")),
+        ("ipvs nft glue-nftables", "kubenode-ipvs", ("nat-prerouting", "nat-postrouting")),
+    ],
+    indirect=["node"],
+)
+def test_packets_from_outside_are_followed_to_ipvs_and_behind_it(
+    node: AgentNode, network: Network, table: str, chains: Sequence[str]
+) -> None:
+    node.start()
+    for family, target in (("IPv4", IP), ("IPv6", SIX)):
+        words = ("explain", "--control", str(node.scratch / "agent.sock"), "--from", NAMES[family]["X"])
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            shown = pool.submit(node.run, *words, "--to", place(target, 80), "--live", "20", "-o", "json")
+            wait_for(tables, 60, 0.2)
+            outcomes = network.outcomes(family, [("X", target, 80, "tcp")], tries=1)
+            done = shown.result()
+        found = json.loads(done.stdout)
+        (flow,) = found["flows"]
+        assert (done.returncode, flow["differences"], found["problems"]) == (0, [], []), done.stderr
+        assert outcomes[0] < expected(flow) and len(expected(flow)) == 2
+        full = f"{'ip6' if family == 'IPv6' else 'ip'} {table}"
+        met = [hit["chain"] for hit in found["traced"] if (hit["packet"], hit["table"]) == (1, full)]
+        before, behind = chains
+        assert met.index(before) < met.index(behind)
+        assert all(hit["table"].startswith(f"{full.split()[0]} ") for hit in found["traced"])
+    assert tables() == [] and node.status()["driftRepaired"] == 0
+
+
 @pytest.mark.parametrize("node", [pytest.param("ipvs", marks=pytest.mark.uml)], indirect=True)
 def test_a_kernel_that_cannot_follow_packets_is_named_beside_the_explanation(node: AgentNode, network: Network) -> None:
-    # That of user-mode Linux has no chains of nf_tables for IPv4; test_ipvs_glue.py follows packets to IPVS.
+    # That of user-mode Linux has no chains of nf_tables for IPv4.
     node.start()
     words = ("explain", "--control", str(node.scratch / "agent.sock"), "--from", FOUR["X"], "--to", f"{SOLE}:80")
     done = node.run(*words, "--live", "5", "-o", "json")
