@@ -268,7 +268,9 @@ def of_family(family: str, text: str) -> str:
     return text
 
 
-def _node_local_dns(address: str, port: int) -> str:
+def node_local_dns(address: str, bits: int) -> Neighbour:
+    """Return the rules of a DNS cache that listens at an address, at port 5353."""
+    address, port = f"{address}/{bits}", 5353
     skip, allow = (
         f'-m comment --comment "NodeLocal DNS Cache: {what}"' for what in ("skip conntrack", "allow DNS traffic")
     )
@@ -281,7 +283,7 @@ def _node_local_dns(address: str, port: int) -> str:
         raw.append(f"-A OUTPUT -s {address} {of} {skip} -j NOTRACK")
         accepted.append(f"-A INPUT -d {address} {to} {allow} -j ACCEPT")
         accepted.append(f"-A OUTPUT -s {address} {of} {allow} -j ACCEPT")
-    return "\n".join([*raw, "COMMIT", *accepted, "COMMIT", ""])
+    return Neighbour("\n".join([*raw, "COMMIT", *accepted, "COMMIT", ""]))
 
 
 def on_the_node(family: str) -> Dict[str, Neighbour]:
@@ -295,7 +297,7 @@ def on_the_node(family: str) -> Dict[str, Neighbour]:
         "docker-nftables": Neighbour(nft=of_family(family, DOCKER_NFTABLES)),
         "istio-node": Neighbour(of_family(family, ISTIO_NODE)),
         # For the cluster IP of the DNS Service.
-        "node-local-dns": Neighbour(_node_local_dns("fd00:30::53/128" if six else "172.30.0.53/32", 5353)),
+        "node-local-dns": node_local_dns(*(("fd00:30::53", 128) if six else ("172.30.0.53", 32))),
     }
 
 

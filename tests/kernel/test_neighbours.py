@@ -11,120 +11,30 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile
-from tests.kernel import external_rules, neighbour_rules
+from tests.kernel import neighbour_rules
 from tests.kernel.agent_node import wait_for
-from tests.kernel.convergence_node import remove
-from tests.kernel.external_rules import run
-from tests.kernel.neighbour_rules import IN_A_POD, NAMES_ON_THE_NODE, Neighbour, on_the_node
-from tests.kernel.packet_network import NAMES, SERVER, Network
-from tests.kernel.test_leaving import COUNTERS, HANDLES
-from tests.lab import manifests
-from tests.lab.background import Background
+from tests.kernel.external_rules import has_nftables, run
+from tests.kernel.neighbour_node import NODE_PORT, PLACES, Flow, Node, add, drift, holds, state
+from tests.kernel.neighbour_rules import IN_A_POD, NAMES_ON_THE_NODE, Neighbour, node_local_dns, on_the_node
+from tests.kernel.packet_network import NAMES, Network
 
-Flow = Tuple[str, str, int, str]
-NODE_PORT = 30010
-
-
-class Places:
-    """The addresses of Services in one family, the flows to them, and their outcomes."""
-
-    def __init__(self, family: str, address: str, balanced: str, dns: str) -> None:
-        self.family = family
-        self.address, self.balanced, self.dns = address, balanced, dns
-        self.node = NAMES[family]["N"]
-        self.bits, self.iptables, self.table = (128, "ip6tables", "ip6") if family == "IPv6" else (32, "iptables", "ip")
-        self.served: Dict[Flow, Set[str]] = {
-            ("P", address, 80, "tcp"): {":80"},
-            ("N", address, 80, "tcp"): {":80"},
-            ("X", balanced, 80, "tcp"): {":80+M"},
-            ("X", self.node, NODE_PORT, "tcp"): {":80+M"},
-        }
-        self.flows = list(self.served)
-
-
-PLACES = {
-    "IPv4": Places("IPv4", "172.30.0.10", "1.2.3.10", "172.30.0.53"),
-    "IPv6": Places("IPv6", "fd00:30::10", "2001:db8:51::10", "fd00:30::53"),
-}
 FAMILIES = ("IPv4", pytest.param("IPv6", marks=pytest.mark.full))
-MODES = ("iptables", "nftables")
+#: In ipvs mode with the glue. User-mode Linux has legacy iptables and no nf_tables with NAT; QEMU has all but that.
+IPVS_IPTABLES = pytest.param("ipvs iptables", marks=(pytest.mark.uml, pytest.mark.full))
+IPVS_NFTABLES = pytest.param("ipvs nftables", marks=pytest.mark.ipvs)
+IPVS = (IPVS_IPTABLES, IPVS_NFTABLES)
+#: Both in each run: where the packets of the two meet different rules of others.
+IPVS_BOTH = (pytest.param("ipvs iptables", marks=(pytest.mark.uml, pytest.mark.ipvs)), IPVS_NFTABLES)
+MODES = ("iptables", "nftables", *IPVS)
 #: Neighbours whose rules in the tables of iptables only nft understands, so that iptables mode cannot use these tables.
 NFT_ONLY = ("tailscale-nftables",)
-
-
-def cluster(at: Places) -> ClusterState:
-    """Return a cluster with a Service of all kinds of addresses, and the Service of its DNS, on one node."""
-    port = manifests.port(80)
-    names = NAMES[at.family]
-    endpoints = [manifests.endpoint(names["L"], "node-1"), manifests.endpoint(names["R"], "node-2")]
-    dns = [manifests.port(5353, name=protocol.lower(), protocol=protocol) for protocol in ("UDP", "TCP")]
-    objects = [
-        manifests.service(
-            "web", at.address, [{**port, "nodePort": NODE_PORT}], ingress=[at.balanced], type="LoadBalancer"
-        ),
-        manifests.endpoint_slice("web", endpoints, [port]),
-        manifests.service("kube-dns", at.dns, dns),
-        manifests.endpoint_slice("kube-dns", endpoints, dns),
-        {"kind": "ServiceCIDR", "metadata": {"name": "all"}, "spec": {"cidrs": [names["services"]]}},
-        {
-            "kind": "Node",
-            "metadata": {"name": "node-1"},
-            "status": {"addresses": [{"type": "InternalIP", "address": at.node}]},
-        },
-    ]
-    state = ClusterState.from_objects(objects)
-    assert state.refusals == ()
-    return state
-
-
-class Node:
-    """The node of ``Network``, converged in a mode."""
-
-    def __init__(self, network: Network, directory: Path, at: Places) -> None:
-        self.network = network
-        self.at = at
-        self._directory = directory / "state"
-
-    def converge(self, mode: str) -> Report:
-        """Converge the node to the cluster."""
-        return converge(
-            Request(
-                cluster=cluster(self.at),
-                configuration=load({"mode": mode, "clusterCIDR": NAMES[self.at.family]["pods"]}).configuration,
-                node_name="node-1",
-                state_directory=str(self._directory),
-                whole_cluster=False,
-            )
-        )
-
-    def leave(self) -> Report:
-        """Remove everything that was programmed."""
-        return remove(self._directory)
-
-    def outcomes(self, flows: Sequence[Flow] = ()) -> Dict[Flow, Set[str]]:
-        """Return the outcomes of some or all flows, without the endpoint that was chosen at random."""
-        chosen = flows or self.at.flows
-        found = self.network.outcomes(self.at.family, chosen, tries=4)
-        return {
-            flow: {outcome[1:] if ":" in outcome else outcome for outcome in one} for flow, one in zip(chosen, found)
-        }
-
-    def serve(self, place: str, name: str, port: int, address: str = "") -> None:
-        """Start a server with a name in the namespace of a pod, or on the node if none is named."""
-        inside = ["ip", "netns", "exec", f"{self.network.prefix}-{place}"] if place else []
-        everywhere, kind = ('"::"', "10") if self.at.family == "IPv6" else ('"0.0.0.0"', "2")
-        program = SERVER.replace(everywhere, f'"{address}"') if address else SERVER
-        self.network.servers.append(Background([*inside, sys.executable, "-c", program, name, kind, str(port)]))
+WITH_IPTABLES = tuple(name for name in NAMES_ON_THE_NODE if name not in NFT_ONLY)
 
 
 @pytest.fixture
@@ -144,47 +54,20 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> Iterat
         network.close()
 
 
-def add(at: Places, neighbour: Neighbour) -> None:
-    """Add the rules of a neighbour."""
-    if neighbour.iptables:
-        external_rules.restore("nft", neighbour.iptables, at.iptables)
-    if neighbour.nft:
-        run("nft", "-f", "-", text=neighbour.nft)
-
-
-def state() -> List[str]:
-    """Return all rules, with those of iptables-nft, and all addresses and devices, without counters and handles."""
-    text = HANDLES.sub("", COUNTERS.sub("", run("nft", "-a", "list", "ruleset")))
-    return [*text.splitlines(), *run("ip", "-o", "address").splitlines()]
-
-
-def holds(lines: List[str], wanted: List[str]) -> bool:
-    """Return whether lines include all the wanted ones, in order."""
-    remaining = iter(lines)
-    return all(line in remaining for line in wanted)
-
-
-def drift(at: Places, mode: str) -> None:
-    """Remove what serves the Services, as another program may do."""
-    if mode == "nftables":
-        run("nft", "delete", "table", at.table, "kube-proxy")
-    else:
-        run(at.iptables, "-t", "nat", "-F", "KUBE-SERVICES")
-
-
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", ["iptables", pytest.param("ipvs iptables", marks=pytest.mark.ipvs)])
 @pytest.mark.parametrize("name", NFT_ONLY)
-def test_iptables_mode_names_the_table_that_it_cannot_use(node: Node, name: str, family: str) -> None:
+def test_iptables_names_the_table_that_it_cannot_use(node: Node, name: str, mode: str, family: str) -> None:
     add(node.at, on_the_node(family)[name])
     before = state()
     words = rf"table (nat|filter) of {family}: .* cannot show it, .* only nft understands"
     with pytest.raises(KernelError, match=words):
-        node.converge("iptables")
+        node.converge(mode)
     assert state() == before
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [name for name in NAMES_ON_THE_NODE if name not in NFT_ONLY])
+@pytest.mark.parametrize("name", WITH_IPTABLES)
 def test_services_beside_a_neighbour_in_iptables_mode(node: Node, name: str, family: str) -> None:
     serve_beside(node, "iptables", on_the_node(family)[name])
 
@@ -195,16 +78,37 @@ def test_services_beside_a_neighbour_in_nftables_mode(node: Node, name: str, fam
     serve_beside(node, "nftables", on_the_node(family)[name])
 
 
+def ipvs_beside(name: str) -> Any:
+    """Return the parameter for ipvs mode with iptables beside a neighbour, on the kernels that support both."""
+    if on_the_node("IPv4")[name].nft:
+        return pytest.param(name, marks=pytest.mark.ipvs)
+    quick = () if name.startswith("calico") else (pytest.mark.full,)
+    return pytest.param(name, marks=(pytest.mark.uml, pytest.mark.ipvs, *quick))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", [ipvs_beside(name) for name in WITH_IPTABLES])
+def test_services_beside_a_neighbour_in_ipvs_mode(node: Node, name: str, family: str) -> None:
+    serve_beside(node, "ipvs iptables", on_the_node(family)[name])
+
+
+@pytest.mark.ipvs
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", NAMES_ON_THE_NODE)
+def test_services_beside_a_neighbour_in_ipvs_mode_without_iptables(node: Node, name: str, family: str) -> None:
+    serve_beside(node, "ipvs nftables", on_the_node(family)[name])
+
+
 def serve_beside(node: Node, mode: str, neighbour: Neighbour) -> None:
     """Check that Services answer beside the neighbour, before and after a repair, and that clean-up leaves it."""
     add(node.at, neighbour)
     before = state()
     assert node.converge(mode).changed
-    assert node.outcomes() == node.at.served
+    assert node.outcomes() == node.at.served(mode)
     drift(node.at, mode)
     assert node.converge(mode).changed and not node.converge(mode).changed
     assert holds(state(), before)
-    assert node.outcomes() == node.at.served
+    assert node.outcomes() == node.at.served(mode)
     assert node.leave().changed
     assert state() == before
 
@@ -219,31 +123,33 @@ def test_felix_finds_the_mode_of_the_node(node: Node, mode: str, family: str) ->
         return any(item.get("chain", {}).get("table") == "kube-proxy" for item in listed)
 
     assert not detected()
-    for programmed in (mode, *MODES):
-        assert node.converge(programmed).changed or programmed == mode
+    others = ("iptables", "nftables") if has_nftables() else ("iptables",)
+    for programmed in (mode, *others, mode):
+        node.converge(programmed)
         assert detected() is (programmed == "nftables")
+        assert ("kube-ipvs0" in run("ip", "-o", "link")) is programmed.startswith("ipvs")
     node.leave()
     assert not detected()
 
 
+#: In each mode the flows that Docker's policy drops. Of connections that leave the node, the chains of iptables mode
+#: accept those that are masqueraded. IPVS sends packets past FORWARD; only answers that leave the node traverse it.
+DROPPED = {"iptables": (0,), "nftables": (0, 2, 3), "ipvs iptables": (), "ipvs nftables": (0, 2, 3)}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("mode", "dropped", "served"),
-    [("iptables", slice(0, 1), slice(1, 4)), ("nftables", slice(2, 4), slice(1, 2))],
-    ids=["iptables", "nftables"],
-)
-def test_docker_drops_forwarded_packets(node: Node, mode: str, dropped: slice, served: slice, family: str) -> None:
-    """Of connections that leave the node, the chains of iptables mode accept those that are masqueraded."""
+@pytest.mark.parametrize("mode", [*MODES[:2], *IPVS_BOTH])
+def test_docker_drops_forwarded_packets(node: Node, mode: str, family: str) -> None:
     at = node.at
     add(at, Neighbour(neighbour_rules.of_family(family, neighbour_rules.DOCKER_IPTABLES)))
     before = state()
     node.converge(mode)
-    assert node.outcomes(at.flows[dropped]) == {flow: {"drop"} for flow in at.flows[dropped]}
-    assert node.outcomes(at.flows[served]) == {flow: at.served[flow] for flow in at.flows[served]}
+    dropped = {at.flows[number]: {"drop"} for number in DROPPED[mode]}
+    assert node.outcomes() == {**at.served(mode), **dropped}
     accepted = [("DOCKER-USER", option, NAMES[family]["pods"], "-j", "ACCEPT") for option in ("-s", "-d")]
     for rule in accepted:
         run(at.iptables, "-I", *rule)
-    assert node.outcomes() == at.served
+    assert node.outcomes() == at.served(mode)
     assert holds(state(), before)
     node.leave()
     for rule in accepted:
@@ -258,13 +164,14 @@ def test_an_address_of_kube_vip_or_keepalived_on_the_node(node: Node, mode: str,
     more = ["nodad"] if family == "IPv6" else []
     node.converge(mode)
     run("ip", "address", "add", place, "dev", "vx", *more)
-    assert node.outcomes() == node.at.served
+    assert node.outcomes() == node.at.served(mode)
     drift(node.at, mode)
     assert node.converge(mode).changed and not node.converge(mode).changed
     assert place in run("ip", "address", "show", "dev", "vx")
     run("ip", "address", "delete", place, "dev", "vx")
-    assert not node.converge(mode).changed
-    assert node.outcomes() == node.at.served
+    # In ipvs mode each address of the node has virtual servers for node ports.
+    assert node.converge(mode).changed is mode.startswith("ipvs")
+    assert node.outcomes() == node.at.served(mode)
     run("ip", "address", "add", place, "dev", "vx", *more)
     node.leave()
     assert place in run("ip", "address", "show", "dev", "vx")
@@ -298,9 +205,19 @@ def answers_neighbours(node: Node) -> bool:
 @pytest.mark.parametrize("mode", MODES)
 def test_only_the_announcer_answers_for_an_address_of_a_load_balancer(node: Node, mode: str, family: str) -> None:
     """MetalLB's speaker answers ARP and neighbour discovery itself, so that the kernel of no node may."""
+    node.ipvs = {"strictARP": True}
     node.converge(mode)
     assert not answers_neighbours(node)
-    assert node.outcomes() == node.at.served
+    assert node.outcomes() == node.at.served(mode)
+
+
+@pytest.mark.uml
+@pytest.mark.full
+@pytest.mark.parametrize("family", ("IPv4", "IPv6"))
+def test_addresses_of_ipvs_mode_are_announced_without_strict_arp(node: Node, family: str) -> None:
+    """Neighbour discovery is answered only for addresses of the device that receives the question."""
+    node.converge("ipvs iptables")
+    assert answers_neighbours(node) is (family == "IPv4")
 
 
 @pytest.mark.parametrize("strict", (False, True))
@@ -341,7 +258,7 @@ print(sock.recv(100).decode().split()[0])
 def test_istio_redirects_inside_pods(node: Node, mode: str, kind: str, rules: str, family: str) -> None:
     """Its rules in a pod come before those of the node for what the pod sends, and after them for what it gets."""
     at = node.at
-    restore = [f"{at.iptables}-nft-restore", "--noflush"]
+    restore = [f"{at.iptables}-restore", "--noflush"]
     for place, name, port in (("p", "outbound", 15001), ("l", "inbound", 15006)):
         inside = ["ip", "netns", "exec", f"{node.network.prefix}-{place}"]
         run(*inside, *restore, text=neighbour_rules.of_family(family, rules))
@@ -355,7 +272,7 @@ def test_istio_redirects_inside_pods(node: Node, mode: str, kind: str, rules: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES[:2])
 def test_untracked_queries_reach_the_dns_cache_of_the_node(node: Node, mode: str, family: str) -> None:
     """NodeLocal DNSCache in its usual configuration: the cluster IP on a device, and exempt from NAT."""
     dns = node.at.dns
@@ -368,3 +285,46 @@ def test_untracked_queries_reach_the_dns_cache_of_the_node(node: Node, mode: str
     node.serve("", "cache", 5353, dns)
     assert node.network.outcomes(family, flows, tries=4) == [{"cache:5353"}] * 4
     assert not node.converge(mode).changed
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", IPVS)
+def test_a_dns_cache_at_an_address_of_its_own_beside_ipvs(node: Node, mode: str, family: str) -> None:
+    """It reaches the cluster's DNS at the cluster IP, which is on the device of ipvs mode."""
+    own = {"IPv4": "169.254.20.10", "IPv6": "fd00:53::10"}[family]
+    node.converge(mode)
+    add(node.at, node_local_dns(own, node.at.bits))
+    run("ip", "address", "add", f"{own}/{node.at.bits}", "dev", "lo")
+    node.serve("", "cache", 5353, own)
+    flows: List[Flow] = [(place, own, 5353, protocol) for place in ("P", "N") for protocol in ("tcp", "udp")]
+    for _ in range(2):
+        assert node.network.outcomes(family, flows, tries=4) == [{"cache:5353"}] * 4
+        answered = node.outcomes([("N", node.at.dns, 5353, "udp"), ("P", node.at.dns, 5353, "tcp")])
+        assert list(answered.values()) == [{":5353+M"}, {":5353"}]
+        drift(node.at, mode)
+        node.converge(mode)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", IPVS_BOTH)
+def test_a_virtual_server_of_kube_vip_serves_where_it_is_excluded(node: Node, mode: str, family: str) -> None:
+    """kube-vip with lb_enable, or keepalived: an address on the node's interface, and a virtual server."""
+    own, bits = {"IPv4": "192.0.2.100", "IPv6": "2001:db8:2::100"}[family], node.at.bits
+    bracketed = [f"[{text}]" if family == "IPv6" else text for text in (own, NAMES[family]["L"])]
+    kube_vip = f"-A -t {bracketed[0]}:6443 -s rr\n-a -t {bracketed[0]}:6443 -r {bracketed[1]}:8443 -m -w 1\n"
+    run("ip", "address", "add", f"{own}/{bits}", "dev", "vx", *(["nodad"] if family == "IPv6" else []))
+    run("ipvsadm", "-R", text=kube_vip)
+    before = state()
+    node.ipvs = {"excludeCIDRs": [f"{own}/{bits}"]}
+    assert node.converge(mode).changed
+    drift(node.at, mode)
+    run("ipvsadm", "-R", text=kube_vip)
+    assert node.converge(mode).changed and not node.converge(mode).changed
+    assert holds(state(), before)
+    flow: Flow = ("P", own, 6443, "tcp")
+    assert node.outcomes([*node.at.flows, flow]) == {**node.at.served(mode), flow: {":8443"}}
+    node.leave()
+    assert state() == before
+    node.ipvs = {}
+    node.converge(mode)
+    assert ":6443" not in run("ipvsadm", "-Sn")
