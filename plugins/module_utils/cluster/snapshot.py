@@ -4,6 +4,9 @@
 """Snapshots of the cluster state: reading the output of kubectl, and writing small, deterministic files.
 
 JSON is read with the standard library. PyYAML is imported only if the text is not JSON.
+
+A large file in one of the two usual layouts, that of this project's own snapshots and that of ``kubectl -o json``, is
+decoded piece by piece: its text and all its raw objects together take three times the memory of the parsed objects.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import io
 import json
 import os
 import zlib
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+from itertools import islice
+from typing import IO, Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple, Union, cast
 
 from ..errors import SnapshotError
 from ..whole_files import write_whole
@@ -24,6 +28,10 @@ from .parsing.prune import prune
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAXIMUM_BYTES = 2 << 30
 _PIECE_BYTES = 1 << 20
+#: Text that is decoded at a time: its objects fit into the processor's cache.
+_DECODED_BYTES = 64 << 10
+#: The API server accepts no object of that size.
+_MOST_ITEM_BYTES = 8 << 20
 _MAXIMUM_NESTING = 8
 _WORDS = {str: "plain text", int: "a number", float: "a number", bool: "a truth value"}
 
@@ -36,14 +44,119 @@ class WrittenSnapshot(NamedTuple):
     changed: bool
 
 
-def read_snapshot(path: str) -> List[Any]:
-    """Return the raw objects of a snapshot file; see :func:`parse_snapshot`. Raises SnapshotError, naming the file."""
+class _Layout(NamedTuple):
+    """How the text of a List is laid out: what precedes its items, how an item ends before another one, how they end.
+
+    ``between`` ends with a comma and a line feed; what precedes these belongs to the item.
+    """
+
+    head: bytes
+    between: bytes
+    end: bytes
+
+
+_CANONICAL = _Layout(b'{"apiVersion":"v1","kind":"List","items":[\n', b"},\n", b"\n]")
+_KUBECTL = _Layout(b'{\n    "apiVersion": "v1",\n    "items": [\n', b"\n        },\n", b"\n    ]")
+
+
+class _OtherLayout(Exception):
+    """The content is not as expected, so it must be read as a whole."""
+
+
+def snapshot_objects(path: str) -> Iterator[Any]:
+    """Yield the raw objects of a snapshot file; see :func:`parse_snapshot`. Raises SnapshotError, naming the file.
+
+    Those of a List in a usual layout are decoded a few at a time, so use them only after all have been yielded: the
+    file may turn out to be invalid.
+    """
+    done = 0
     try:
         with open(path, "rb") as stream:
+            try:
+                for item in _objects_in_pieces(stream, path):
+                    yield item
+                    done += 1
+                return
+            except _OtherLayout:
+                stream.seek(0)
             content = stream.read()
     except OSError as error:
         raise SnapshotError(f"{path}: {error.strerror or error}") from error
-    return parse_snapshot(content, path)
+    yield from islice(parse_snapshot(content, path), done, None)
+
+
+def read_snapshot(path: str) -> List[Any]:
+    """Return the raw objects of a snapshot file; see :func:`parse_snapshot`. Raises SnapshotError, naming the file."""
+    return list(snapshot_objects(path))
+
+
+def _objects_in_pieces(file: IO[bytes], source: str) -> Iterator[Any]:
+    """Yield the objects of a List in one of the layouts, as :func:`parse_snapshot` would return them.
+
+    Raises _OtherLayout where the text is anything else; the objects yielded before are the first ones of the whole.
+    """
+    packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    file.seek(0)
+    stream: Union[IO[bytes], gzip.GzipFile] = gzip.GzipFile(fileobj=file) if packed else file
+    pieces = _pieces(stream)
+    text = next(pieces, b"")
+    layout = next((each for each in (_CANONICAL, _KUBECTL) if text.startswith(each.head)), None)
+    if layout is None:
+        raise _OtherLayout
+    text = text[len(layout.head) :]
+    while True:
+        cut = text.rfind(layout.between)
+        if cut >= 0:
+            cut += len(layout.between)
+            yield from _items(text[: cut - 2], source)
+            text = text[cut:]
+        elif len(text) > _MOST_ITEM_BYTES:
+            raise _OtherLayout
+        piece = next(pieces, b"")
+        if not piece:
+            break
+        text += piece
+    end = max(text.rfind(layout.end), 0)
+    yield from _items(text[:end], source)
+    if not _is_list(layout.head + text[end:]):
+        raise _OtherLayout
+
+
+def _pieces(stream: Union[IO[bytes], gzip.GzipFile]) -> Iterator[bytes]:
+    size = 0
+    while size <= _MAXIMUM_BYTES:
+        try:
+            piece = stream.read(_DECODED_BYTES)
+        except (OSError, EOFError, zlib.error) as error:
+            raise _OtherLayout from error
+        if not piece:
+            return
+        size += len(piece)
+        yield piece
+    raise _OtherLayout
+
+
+def _items(text: bytes, source: str) -> List[Any]:
+    """Return the objects in a part of the items of a List. Raises _OtherLayout if their kind is that of the List."""
+    try:
+        items = json.loads(b"[%b]" % text)
+    except (ValueError, RecursionError) as error:
+        raise _OtherLayout from error
+    objects: List[Any] = []
+    for item in cast(List[Any], items):
+        if not isinstance(item, dict) or not item.get("kind"):
+            raise _OtherLayout
+        _collect(item, objects, source, 1)
+    return objects
+
+
+def _is_list(text: bytes) -> bool:
+    """Return whether this is the text of a List without its items."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return bool(document.get("items") == [] and document.get("kind") == "List")
 
 
 def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 from ..cluster.api import ApiClient
 from ..cluster.cache import read_cache
 from ..cluster.connection import ApiConnection
-from ..cluster.snapshot import read_snapshot
+from ..cluster.snapshot import snapshot_objects
 from ..cluster.state import ClusterState
 from ..cluster.static import StaticDirectory
 from ..configuration.load import load_given
@@ -52,7 +52,7 @@ def _cluster(
     """
     warnings: Tuple[str, ...] = ()
     if arguments.snapshot:
-        state = ClusterState.from_objects(read_snapshot(arguments.snapshot))
+        state = ClusterState.from_objects(snapshot_objects(arguments.snapshot))
     elif arguments.from_cache:
         state = ClusterState.from_objects(read_cache(arguments.cache).objects)
     else:

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any, List, Sequence
 
 from ..cluster.resource_types import ResourceType
-from ..cluster.snapshot import read_snapshot
+from ..cluster.snapshot import snapshot_objects
 from ..cluster.state import ClusterState
 from ..errors import ConfigurationError
 from .arguments import api_parameters, has_api_source
@@ -56,7 +56,7 @@ def cluster_state(module: AnsibleModule, others: Sequence[ResourceType] = ()) ->
     ``others``: further collections to read from an API server. Raises ConfigurationError, SnapshotError, ApiError.
     """
     if module.params["snapshot"] is not None:
-        return ClusterState.from_objects(read_snapshot(module.params["snapshot"]))
+        return ClusterState.from_objects(snapshot_objects(module.params["snapshot"]))
     if module.params["cluster_state"] is not None:
         return ClusterState.from_objects(module.params["cluster_state"])
     if not has_source(module):

@@ -1,0 +1,123 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Snapshot files in the usual layouts are decoded piece by piece, with the result of decoding them as a whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import snapshot as module
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import (
+    canonical_snapshot,
+    parse_snapshot,
+    read_snapshot,
+    snapshot_objects,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
+from tests.benchmarks.large_cluster import large_cluster, printed
+
+OBJECTS = large_cluster(12, 3)
+NAMELESS = {"metadata": {"name": "of the List's kind"}}
+NESTED = {"kind": "List", "items": OBJECTS[:2]}
+LARGE = {**OBJECTS[0], "spec": {"text": "x" * 3000}}
+ITEMS = {
+    "objects": OBJECTS,
+    "one object": OBJECTS[:1],
+    "none": [],
+    "an item without a kind": [*OBJECTS, NAMELESS],
+    "an item that is no object": [*OBJECTS[:9], 3, *OBJECTS[9:]],
+    "a List among the items": [*OBJECTS, NESTED, *OBJECTS],
+    "an object larger than a piece": [*OBJECTS, LARGE, *OBJECTS],
+    "text that looks like the layout": [{**OBJECTS[0], "spec": {"text": 'a},\n\n        },\n\n]}\n    ]"items": [\n'}}],
+}
+
+
+def one_per_line(items: list[Any]) -> bytes:
+    """Return a List in the layout of this project's snapshots."""
+    lines = ",\n".join(json.dumps(item, separators=(",", ":")) for item in items)
+    return f'{{"apiVersion":"v1","kind":"List","items":[\n{lines}\n]}}\n'.encode()
+
+
+def typed(items: list[Any]) -> bytes:
+    """Return a List of Services, whose kind follows its items."""
+    return printed(items).replace('"kind": "List",\n    "metadata"', '"kind": "ServiceList",\n    "metadata"').encode()
+
+
+LAYOUTS = {
+    "one per line": one_per_line,
+    "kubectl": lambda items: printed(items).encode(),
+    "typed": typed,
+    "two documents": lambda items: one_per_line(items) + one_per_line(items),
+    "something behind": lambda items: printed(items).encode() + b"x",
+}
+
+
+def outcome(read: Any) -> Any:
+    """Return what was read, or the text of the error."""
+    try:
+        return read()
+    except SnapshotError as error:
+        return str(error)
+
+
+@pytest.fixture(params=[97, 1 << 16])
+def _piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_DECODED_BYTES", request.param)
+    monkeypatch.setattr(module, "_MOST_ITEM_BYTES", 2500)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("items", ITEMS)
+@pytest.mark.usefixtures("_piece")
+def test_the_result_is_that_of_the_whole(layout: str, items: str, tmp_path: Path) -> None:
+    content = LAYOUTS[layout](json.loads(json.dumps(ITEMS[items])))
+    path = tmp_path / "snapshot"
+    for packed in (content, gzip.compress(content)):
+        path.write_bytes(packed)
+        assert outcome(lambda: read_snapshot(str(path))) == outcome(
+            lambda whole=packed: parse_snapshot(whole, str(path))
+        )
+
+
+@pytest.mark.parametrize("layout", ["one per line", "kubectl"])
+@pytest.mark.usefixtures("_piece")
+def test_faults_are_those_of_the_whole(layout: str, tmp_path: Path) -> None:
+    whole = LAYOUTS[layout](OBJECTS)
+    chance = random.Random(7)
+    path = tmp_path / "snapshot"
+    for number in range(120):
+        at = chance.randrange(len(whole))
+        content = whole[:at] if number % 2 else whole[:at] + chance.choice([b"\xff", b"}", b",\n", b'"']) + whole[at:]
+        if number % 3 == 0:
+            content = gzip.compress(content)
+            content = content[: chance.randrange(20, len(content) + 1)]
+        path.write_bytes(content)
+        expected = outcome(lambda given=content: parse_snapshot(given, str(path)))
+        assert outcome(lambda: read_snapshot(str(path))) == expected
+
+
+@pytest.mark.parametrize("layout", ["one per line", "kubectl"])
+def test_only_the_parsed_objects_are_in_memory_together(layout: str, tmp_path: Path) -> None:
+    objects = large_cluster(1000, 10)
+    content = canonical_snapshot(objects)[0] if layout == "one per line" else LAYOUTS[layout](objects)
+    path = tmp_path / "snapshot.json.gz"
+    path.write_bytes(gzip.compress(content))
+    del objects, content
+    tracemalloc.start()
+    try:
+        state = ClusterState.from_objects(snapshot_objects(str(path)))
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(state.services) == 1000
+    # The text and the raw objects of the whole file take 9 MB with one object in a line, and 23 MB as kubectl prints.
+    assert peak - kept < 1_000_000
