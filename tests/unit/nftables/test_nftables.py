@@ -285,7 +285,7 @@ def test_a_small_change_is_one_transaction() -> None:
     fewer = dict(list(sample_routes("IPv4").items())[1:])
     after = RENDERING.desired_tables(fewer, sample_settings("IPv4"))["table objects"]
     for change in (difference(before, after), difference(after, before)):
-        assert len(Planner(Encoder("IPv4")).transactions(change)) == 1
+        assert len(list(Planner(Encoder("IPv4")).transactions(change))) == 1
 
 
 def test_removing_one_endpoint_is_one_element_and_no_verdict() -> None:
@@ -298,7 +298,7 @@ def test_removing_one_endpoint_is_one_element_and_no_verdict() -> None:
 
 def test_a_large_load_creates_the_hooks_last() -> None:
     desired = table()
-    transactions = Planner(Encoder("IPv4"), most_elements=5).transactions(difference({}, desired))
+    transactions = list(Planner(Encoder("IPv4"), most_elements=5).transactions(difference({}, desired)))
     assert len(transactions) > 5
     hooks = [name for kind, name in [key[:2] for key in desired if key[0] == "chain"] if desired[kind, name].base]
     for transaction in transactions[:-1]:
@@ -312,7 +312,7 @@ def test_elements_of_a_frontend_stay_together() -> None:
         key: item._replace(cluster=item.cluster * 2) for key, item in sample_routes("IPv4").items() if item.has_any
     }
     after = RENDERING.desired_tables(grown, sample_settings("IPv4"))["table objects"]
-    transactions = Planner(Encoder("IPv4"), most_elements=2).transactions(difference(before, after))
+    transactions = list(Planner(Encoder("IPv4"), most_elements=2).transactions(difference(before, after)))
     key = b"\x0a\x60\x00\x01\x06\0\0\0\0\x50\0\0"
     holding = [item for item in transactions if any(key in each.message[2] for each in item.messages)]
     assert len(holding) == 1

@@ -38,7 +38,7 @@ def count(transactions: List[Transaction], kind: int) -> List[int]:
 def test_many_sets_and_rules_are_created_in_portions() -> None:
     """Creating a set takes longer, the more sets there are, so that 17,600 in one transaction took the kernel 28 s."""
     desired = table(200)
-    transactions = Planner(Encoder("IPv4")).transactions(difference({}, desired))
+    transactions = list(Planner(Encoder("IPv4")).transactions(difference({}, desired)))
     # Of 2,000 sets each counts as eleven elements, and each rule as six.
     assert max(count(transactions, messages.NEW_SET)) <= 10_000 // 11 + 1
     assert max(count(transactions, messages.NEW_RULE)) <= 10_000 // 6 + 2 * ENDPOINTS
@@ -48,13 +48,13 @@ def test_many_sets_and_rules_are_created_in_portions() -> None:
 
 def test_the_costs_of_sets_and_rules_count_without_any_element() -> None:
     desired = {key: value for key, value in table(200).items() if key.kind != "element"}
-    assert len(Planner(Encoder("IPv4")).transactions(difference({}, desired))) > 2
+    assert len(list(Planner(Encoder("IPv4")).transactions(difference({}, desired)))) > 2
 
 
 @pytest.mark.parametrize("most_elements", [3, 50, 1000])
 def test_portions_refer_only_to_what_exists(most_elements: int) -> None:
     desired = table(20)
-    transactions = Planner(Encoder("IPv4"), most_elements).transactions(difference({}, desired))
+    transactions = list(Planner(Encoder("IPv4"), most_elements).transactions(difference({}, desired)))
     assert len(transactions) > 2
     existing: Set[str] = set()
     rules = 0
@@ -77,7 +77,7 @@ def test_portions_refer_only_to_what_exists(most_elements: int) -> None:
 def test_many_sets_are_removed_in_portions_in_the_order_of_their_creation() -> None:
     """The kernel searches all sets before the removed one, and sets removed by the same transaction as well."""
     before, after = table(200), table(1)
-    transactions = Planner(Encoder("IPv4")).transactions(difference(before, after))
+    transactions = list(Planner(Encoder("IPv4")).transactions(difference(before, after)))
     assert max(count(transactions, messages.DELETE_SET)) <= 500
     removed = [label for each in transactions for label in labels(each, messages.DELETE_SET)]
     created = [key.name for key in before if key.kind == "set" and key not in after]
@@ -90,7 +90,7 @@ def test_hooks_are_removed_together_before_what_they_lead_to() -> None:
     """A packet must not enter chains of which some have been flushed."""
     before = table(20)
     after = {key: value for key, value in before.items() if key.kind == "table"}
-    transactions = Planner(Encoder("IPv4"), 3).transactions(difference(before, after))
+    transactions = list(Planner(Encoder("IPv4"), 3).transactions(difference(before, after)))
     hooks = {f"chain {key.name} to be removed" for key, value in before.items() if getattr(value, "base", None)}
     first = next(each for each in transactions if labels(each, messages.DELETE_RULE))
     assert set(labels(first, messages.DELETE_CHAIN)) == hooks

@@ -85,7 +85,7 @@ def refused_part(family: str, rendering: Rendering[Any], resource: str, identity
     """
     change: Change[Key, Value] = Change(_sample(family, rendering, resource, identity))
     try:
-        return _try(Planner(Encoder(family, PROBE_TABLE)).transactions(change)[0].messages)
+        return _try(next(Planner(Encoder(family, PROBE_TABLE)).transactions(change)).messages)
     except KernelError as error:
         return str(error)
 

@@ -137,9 +137,7 @@ class NftablesResource(Resource[Key, Value]):
         If another program changed the table meanwhile, it is read again and the remaining changes are made. Raises
         KernelError.
         """
-        target: Dict[Key, Value] = {key: new for key, (_old, new) in change.replaced.items()}
-        target.update(change.added)
-        touched = [*target, *change.removed]
+        asked = change
         for attempt in range(_ATTEMPTS):
             try:
                 for transaction in self._planner.transactions(self._with_elements_of_replaced_sets(change)):
@@ -149,6 +147,9 @@ class NftablesResource(Resource[Key, Value]):
                 if not refused.transient or attempt == _ATTEMPTS - 1:
                     raise
             time.sleep(0.01 * attempt)
+            target: Dict[Key, Value] = {key: new for key, (_old, new) in asked.replaced.items()}
+            target.update(asked.added)
+            touched = [*target, *asked.removed]
             observed = self._observe_touched(touched)
             if self.table.key not in observed and self.table.key not in target:
                 where = f"table {self.table.name} ({self._table_family})"

@@ -142,26 +142,33 @@ class _Batch:
 
 
 class _Portions:
-    """Divides objects among transactions, in their order; put each into ``batch`` and call :meth:`weigh`."""
+    """Divides objects among transactions, in their order.
+
+    Put each object into ``batch`` and call :meth:`weigh`; yield :meth:`take` where that returns True, and :meth:`rest`
+    in the end.
+    """
 
     def __init__(self, encoder: Encoder, most_elements: int, cleanup: bool = False) -> None:
         self.batch = _Batch(encoder)
         self._encoder = encoder
         self._most_elements = most_elements
         self._cleanup = cleanup
-        self._full: List[Transaction] = []
 
-    def weigh(self, elements: int) -> None:
-        """Count what was just put into the batch as so many elements, and begin another batch if this one is full."""
+    def weigh(self, elements: int) -> bool:
+        """Count what was just put into the batch as so many elements; return whether the batch is full."""
         self.batch.weight += elements
-        if self.batch.weight >= self._most_elements:
-            self._full.append(self.batch.transaction(self._cleanup))
-            self.batch = _Batch(self._encoder)
+        return self.batch.weight >= self._most_elements
 
-    def transactions(self) -> List[Transaction]:
-        """Return the full transactions and the last one, unless it is empty."""
-        last = self.batch.transaction(self._cleanup)
-        return [*self._full, last] if last.messages else self._full
+    def take(self) -> Transaction:
+        """Return the transaction of the batch, and begin another one."""
+        full, self.batch = self.batch, _Batch(self._encoder)
+        return full.transaction(self._cleanup)
+
+    def rest(self) -> Iterator[Transaction]:
+        """Yield the last transaction, unless it is empty."""
+        last = self.take()
+        if last.messages:
+            yield last
 
 
 def _elements_of(change: Change[Key, Value]) -> Iterator[_Element]:
@@ -230,18 +237,22 @@ class Planner:
         self._encoder = encoder
         self._most_elements = most_elements
 
-    def transactions(self, change: Change[Key, Value]) -> List[Transaction]:
-        """Return the transactions that make the change, in order."""
+    def transactions(self, change: Change[Key, Value]) -> Iterator[Transaction]:
+        """Yield the transactions that make the change, in order.
+
+        Each is encoded when it is requested: the messages for a large cluster take more memory than its tables.
+        """
         if self._encoder.table_key in change.removed:
-            return [Transaction([Labelled(self._encoder.delete_table(), "table to be removed")], True)]
-        if weight_of(change) <= self._most_elements:
+            yield Transaction([Labelled(self._encoder.delete_table(), "table to be removed")], True)
+        elif weight_of(change) <= self._most_elements:
             batch = self._definitions(change)
             gone = _names(change.removed, "set")
             for key, old, new in _elements_of(change):
                 if key.name not in gone:
                     _put(batch, key, old, new)
-            return [batch.transaction()]
-        return list(self._phases(change))
+            yield batch.transaction()
+        else:
+            yield from self._phases(change)
 
     def _definitions(self, change: Change[Key, Value]) -> _Batch:
         """Return a batch with the sets, chains and rules of a change."""
@@ -300,25 +311,28 @@ class Planner:
             yield transaction
         yield from self._removals(change)
 
-    def _unreachable(self, added: Change[Key, Value]) -> List[Transaction]:
-        """Return transactions that create objects no packet reaches: sets, chains, and then the rules of the chains."""
+    def _unreachable(self, added: Change[Key, Value]) -> Iterator[Transaction]:
+        """Yield transactions that create objects no packet reaches: sets, chains, and then the rules of the chains."""
         definitions = self._definitions(added)
         costs = _costs(len(definitions.sets))
         portions = _Portions(self._encoder, self._most_elements)
         portions.batch.create_table = definitions.create_table
         for named_set in definitions.sets:
             portions.batch.sets.append(named_set)
-            portions.weigh(costs.set)
+            if portions.weigh(costs.set):
+                yield portions.take()
         for named_chain in definitions.chains:
             portions.batch.chains.append(named_chain)
-            portions.weigh(1)
+            if portions.weigh(1):
+                yield portions.take()
         for name, rules in definitions.rules:
             portions.batch.rules.append((name, rules))
-            portions.weigh(costs.rule * len(rules))
-        return portions.transactions()
+            if portions.weigh(costs.rule * len(rules)):
+                yield portions.take()
+        yield from portions.rest()
 
-    def _chunks(self, elements: Iterable[_Element], one_by_one: bool = False) -> List[Transaction]:
-        """Return transactions of elements; all those of one frontend are together unless ``one_by_one``."""
+    def _chunks(self, elements: Iterable[_Element], one_by_one: bool = False) -> Iterator[Transaction]:
+        """Yield transactions of elements; all those of one frontend are together unless ``one_by_one``."""
         groups: Iterable[List[_Element]]
         if one_by_one:
             groups = ([each] for each in elements)
@@ -331,11 +345,12 @@ class Planner:
         for group in groups:
             for key, old, new in group:
                 _put(portions.batch, key, old, new)
-            portions.weigh(0)
-        return portions.transactions()
+            if portions.weigh(0):
+                yield portions.take()
+        yield from portions.rest()
 
-    def _removals(self, change: Change[Key, Value]) -> List[Transaction]:
-        """Return the removal transactions: hooks, then what no packet can reach any more.
+    def _removals(self, change: Change[Key, Value]) -> Iterator[Transaction]:
+        """Yield the removal transactions: hooks, then what no packet can reach any more.
 
         Chains are flushed first, so that no rule refers to them or to the sets. Sets are removed in the order in which
         they were observed or rendered, which is that of their creation.
@@ -346,18 +361,22 @@ class Planner:
         portions = _Portions(self._encoder, self._most_elements, cleanup=True)
         portions.batch.flushed.extend(hooks)
         portions.batch.removed_chains.extend(hooks)
-        portions.weigh(len(hooks))
+        if portions.weigh(len(hooks)):
+            yield portions.take()
         for name in others:
             portions.batch.flushed.append(name)
-            portions.weigh(1)
+            if portions.weigh(1):
+                yield portions.take()
         for key in change.removed:
             if key.kind == "set":
                 portions.batch.removed_sets.append(key.name)
-                portions.weigh(_REMOVED_SET)
+                if portions.weigh(_REMOVED_SET):
+                    yield portions.take()
         for name in others:
             portions.batch.removed_chains.append(name)
-            portions.weigh(1)
-        return portions.transactions()
+            if portions.weigh(1):
+                yield portions.take()
+        yield from portions.rest()
 
 
 def _names(table: Iterable[Key], kind: str) -> FrozenSet[str]:
