@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b32encode
-from typing import List, Tuple
+from typing import List, NamedTuple, Tuple
 
 from ...addresses import packed
 from ...serviceports.info import Endpoint, ServicePortInfo
@@ -29,6 +29,7 @@ from .objects import (
     PROTOCOL_NUMBERS,
     RESOURCE,
     ChainValue,
+    Expression,
     ObjectKey,
     Rule,
     SetValue,
@@ -58,6 +59,19 @@ def clients_set(info: ServicePortInfo, endpoint: Endpoint) -> str:
     return f"affinity-{endpoint_name(info, endpoint)}"
 
 
+class _Names(NamedTuple):
+    """The names of one endpoint: of the set of its clients and of its chain, and the verdict that leads there."""
+
+    clients: str
+    chain: str
+    target: Expression
+
+
+def _names(info: ServicePortInfo, endpoint: Endpoint) -> _Names:
+    name = endpoint_name(info, endpoint)
+    return _Names(f"affinity-{name}", f"endpoint-{name}", x.verdict(f"goto endpoint-{name}"))
+
+
 class AffinityChains:
     """The chains of one ServicePort with ClientIP affinity.
 
@@ -72,7 +86,7 @@ class AffinityChains:
         self.external = f"external-{base}"
         self.entries: List[Entry] = []
         self._family = settings.family
-        self._names = {endpoint: endpoint_name(info, endpoint) for endpoint in info.reachable}
+        self._names = {endpoint: _names(info, endpoint) for endpoint in info.reachable}
         self._add_endpoints(info)
         if info.cluster:
             self._add_chain(cluster, self._choose(info, info.cluster))
@@ -93,33 +107,29 @@ class AffinityChains:
             size=DEFAULT_DYNAMIC_SIZE,
         )
         protocol = bytes([PROTOCOL_NUMBERS[info.protocol]])
-        for endpoint, name in self._names.items():
+        source, port_word = x.source_address(family), words if words > 1 else 4
+        rewrite = x.destination_nat(family, 0, port_word)
+        for endpoint, names in self._names.items():
             address = packed(endpoint.ip) or b""
             redirect = [
                 x.meta(x.META_L4PROTO),
                 x.compare(protocol),
                 x.value(address, 0),
-                x.value(endpoint.port.to_bytes(2, "big"), words if words > 1 else 4),
-                x.destination_nat(family, 0, words if words > 1 else 4),
+                x.value(endpoint.port.to_bytes(2, "big"), port_word),
+                rewrite,
             ]
-            self.entries.append((RESOURCE, ObjectKey("set", f"affinity-{name}"), clients))
-            self._add_chain(
-                f"endpoint-{name}",
-                [x.rule(x.source_address(family), x.remember(f"affinity-{name}")), x.rule(redirect)],
-            )
+            self.entries.append((RESOURCE, ObjectKey("set", names.clients), clients))
+            self._add_chain(names.chain, [x.rule(source, x.remember(names.clients)), x.rule(redirect)])
 
     def _choose(self, info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> List[Rule]:
-        names = [self._names[endpoint] for endpoint in endpoints]
-        rules = [
-            x.rule(x.source_address(self._family), x.lookup(f"affinity-{name}"), x.verdict(f"goto endpoint-{name}"))
-            for name in names
-        ]
+        found = [self._names[endpoint] for endpoint in endpoints]
+        source = x.source_address(self._family)
+        rules = [x.rule(source, x.lookup(names.clients), names.target) for names in found]
         # An endpoint with several places among those that are drawn gets a rule for each.
-        drawn = [self._names[endpoint] for endpoint in slots(endpoints)] if info.weighted else names
-        for position, name in enumerate(drawn):
-            target = x.verdict(f"goto endpoint-{name}")
+        drawn = [self._names[endpoint] for endpoint in slots(endpoints)] if info.weighted else found
+        for position, names in enumerate(drawn):
             left = len(drawn) - position
-            rules.append(x.rule([x.random_below(left), x.compare(bytes(4))] if left > 1 else [], target))
+            rules.append(x.rule([x.random_below(left), x.compare(bytes(4))] if left > 1 else [], names.target))
         return rules
 
     @staticmethod

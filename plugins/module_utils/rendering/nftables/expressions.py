@@ -9,6 +9,7 @@ Registers are counted in words of four bytes, from 0 to 15; :func:`register` ret
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Dict, List, Optional, Tuple, Union
 
 from ...addresses import IPV6, Network
@@ -71,6 +72,8 @@ OPTIONAL = frozenset(
 IGNORED = frozenset([("lookup", 4), ("dynset", 2), ("numgen", 5), ("numgen", 6)])
 
 Expressions = List[Expression]
+#: Equal expressions are one object: with session affinity, most expressions of the rules of each endpoint are equal.
+_shared = lru_cache(maxsize=1024)
 
 
 def register(word: int) -> int:
@@ -88,6 +91,7 @@ def address_words(family: str) -> int:
     return 4 if family == IPV6 else 1
 
 
+@_shared
 def payload(base: int, offset: int, size: int, word: int = 0) -> Expression:
     """Load bytes of the packet into a register."""
     return Expression("payload", ((1, register(word)), (2, base), (3, offset), (4, size)))
@@ -103,6 +107,7 @@ def destination_address(family: str, word: int = 0, size: int = 0) -> Expression
     return payload(NETWORK_HEADER, 24 if family == IPV6 else 16, size or 4 * address_words(family), word)
 
 
+@_shared
 def meta(key: int, word: int = 0) -> Expression:
     """Load metadata of the packet into a register."""
     return Expression("meta", ((1, register(word)), (2, key)))
@@ -134,6 +139,7 @@ def verdict_lookup(name: str, word: int = 0) -> Expression:
     return Expression("lookup", ((1, name), (2, register(word)), (3, 0)))
 
 
+@_shared
 def compare(value: bytes, equal: bool = True, word: int = 0) -> Expression:
     """Continue only if a register equals, or does not equal, the value."""
     return Expression("cmp", ((1, register(word)), (2, CMP_EQUAL if equal else CMP_NOT_EQUAL), (3, value)))
@@ -190,6 +196,7 @@ def value(data: bytes, word: int) -> Expression:
     return Expression("immediate", ((1, register(word)), (2, data)))
 
 
+@_shared
 def random_below(modulus: int, word: int = 0) -> Expression:
     """Load a random number from 0 to ``modulus`` - 1 into a register."""
     return Expression("numgen", ((1, register(word)), (2, modulus), (3, 1)))
