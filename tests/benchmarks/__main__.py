@@ -66,6 +66,7 @@ BENCHMARKS: Dict[str, Benchmark] = {
     "failed-endpoint": Benchmark((), "failed_endpoint"),
     "hashing": Benchmark((), "hashing"),
     "ipvs": Benchmark(UML, "ipvs_netlink"),
+    "kube-proxy": Benchmark((), "kube_proxy", needs="KUBENODE_KUBE_PROXY"),
     "legacy-change": Benchmark(NAMESPACE, "legacy_change"),
     "many-agents": Benchmark(NAMESPACE, "many_agents"),
     "modes": Benchmark(QEMU, "modes_traffic"),
