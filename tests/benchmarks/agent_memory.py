@@ -85,6 +85,11 @@ def synced(node: InstalledNode, **expected: Any) -> Callable[[], bool]:
     return done
 
 
+def serves_everything(node: InstalledNode, services: int) -> Callable[[], bool]:
+    """Return a function that reports whether the agent serves so many Services, the first ones and all others."""
+    return lambda: any(family["services"] >= services for family in node.status().get("families", {}).values())
+
+
 def change_mode(node: InstalledNode, mode: str) -> None:
     """Have the agent change its mode, and wait until the new one is served and the old one removed."""
     node.write_configuration(mode=mode)
@@ -114,13 +119,13 @@ def repair(node: InstalledNode) -> None:
     wait_for(lambda: node.status().get("driftRepaired", 0) > known, PATIENCE, 0.2)
 
 
-def measure(node: InstalledNode, group: MemoryGroup | None, other: str) -> dict[str, dict[str, float]]:
+def measure(node: InstalledNode, group: MemoryGroup | None, services: int, other: str) -> dict[str, dict[str, float]]:
     """Return the memory of the agent at each moment of a life."""
     moments = Moments(node, group)
     mode = node.mode
     with moments.moment("start"):
         node.start(wait=False)
-        wait_for(lambda: node.status().get("syncs", 0) > 0, PATIENCE, 0.2)
+        wait_for(serves_everything(node, services), PATIENCE, 0.2)
     with moments.moment("state written to disk"):
         wait_for((node.scratch / "cache.gz").exists, PATIENCE, 0.5)
     with moments.moment("repair"):
@@ -135,7 +140,7 @@ def measure(node: InstalledNode, group: MemoryGroup | None, other: str) -> dict[
     node.stop()
     with moments.moment("start on a programmed node"):
         node.start(wait=False)
-        wait_for(lambda: node.status().get("syncs", 0) > 0, PATIENCE, 0.2)
+        wait_for(serves_everything(node, services), PATIENCE, 0.2)
     return moments.found
 
 
@@ -158,7 +163,7 @@ def main() -> int:
                 fill(node, services, endpoints)
                 if group is not None:
                     node.before_exec = group.enter
-                found = measure(node, group, arguments.to)
+                found = measure(node, group, services, arguments.to)
             finally:
                 node.close()
             subprocess.run(["nft", "flush", "ruleset"], check=True)
