@@ -71,7 +71,9 @@ def snapshot_objects(path: str) -> Iterator[Any]:
     """
     done = 0
     try:
-        with open(path, "rb") as stream:
+        with open(path, "rb") as opened:
+            # A pipe can be read only once.
+            stream: IO[bytes] = opened if opened.seekable() else io.BytesIO(opened.read())
             try:
                 for item in _objects_in_pieces(stream, path):
                     yield item

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +124,15 @@ def test_only_the_parsed_objects_are_in_memory_together(layout: str, tmp_path: P
     assert len(state.services) == 1000
     # The text and the raw objects of the whole file take 9 MB with one object in a line, and 23 MB as kubectl prints.
     assert peak - kept < 1_000_000
+
+
+@pytest.mark.parametrize("content", [one_per_line(OBJECTS), printed(OBJECTS).encode(), typed(OBJECTS)])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_pipe_is_read_once(content: bytes, pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """As with a path such as /dev/stdin, or what a shell puts in place of <(command)."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writing = threading.Thread(target=lambda: path.write_bytes(pack(content)))
+    writing.start()
+    assert read_snapshot(str(path)) == parse_snapshot(content)
+    writing.join()
