@@ -59,7 +59,9 @@ def test_pure_computations_run_beside_every_other_step(tmp_path, monkeypatch):
     fillers = {"lint", "sanity", "monitoring"}
     assert all(len(moment & fillers) <= 1 for moment in moments if moment & {"kernel", "systemd"})
     assert steps.has_room("lint", ["kernel"], ["lint", "systemd"])
-    assert {"load"} in moments and all(moment - fillers == {"load"} for moment in moments if "load" in moment)
+    # Which of two steps that begin together writes first is left to chance.
+    with_load = [moment for moment in moments if "load" in moment]
+    assert with_load and all(moment - fillers == {"load"} for moment in with_load)
     assert steps.has_room("lint", ["load"], ["lint", "kernel"]) and not steps.has_room("kernel", ["load"], ["kernel"])
 
 
