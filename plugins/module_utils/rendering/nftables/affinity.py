@@ -56,7 +56,11 @@ def endpoint_name(info: ServicePortInfo, endpoint: Endpoint) -> str:
 
 def clients_set(info: ServicePortInfo, endpoint: Endpoint) -> str:
     """Return the name of the set of the clients that an endpoint serves."""
-    return f"affinity-{endpoint_name(info, endpoint)}"
+    return _clients(endpoint_name(info, endpoint))
+
+
+def _clients(name: str) -> str:
+    return f"affinity-{name}"
 
 
 class _Names(NamedTuple):
@@ -69,7 +73,7 @@ class _Names(NamedTuple):
 
 def _names(info: ServicePortInfo, endpoint: Endpoint) -> _Names:
     name = endpoint_name(info, endpoint)
-    return _Names(f"affinity-{name}", f"endpoint-{name}", x.verdict(f"goto endpoint-{name}"))
+    return _Names(_clients(name), f"endpoint-{name}", x.verdict(f"goto endpoint-{name}"))
 
 
 class AffinityChains:
