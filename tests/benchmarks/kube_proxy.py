@@ -11,9 +11,9 @@ same machine, which answers both with JSON. iptables mode uses iptables-nft. Col
 the kernel has everything, by the clock and in processor seconds; milliseconds from the write of an EndpointSlice that
 replaces one endpoint until the kernel notifies the new address, median and 90th percentile, one change after the other
 with pauses of three seconds; processor milliseconds for each of these changes; a burst of changes of as many Services,
-seconds until the kernel has notified all of them, and processor seconds; resident memory in MiB after that; the share
-of a processor in an idle minute. Processor time is that of the program and of those that it has run (nft,
-iptables-restore).
+seconds until the kernel has notified all of them, and processor seconds, of the 45 seconds after them included; resident
+memory in MiB after that; the share of a processor in an idle minute. Processor time is that of the program and of those
+that it has run (nft, iptables-restore).
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ VARIANT = "nft"
 #: The kernel has everything when it has notified nothing for so long, and lists the last Service.
 QUIET_SECONDS = 5.0
 PAUSE_SECONDS = 3.0
-REST_SECONDS = 15.0
+#: What follows a change belongs to it: chains that are no longer used are removed seconds later, and the agent writes
+#: the cluster's state to disk 30 seconds later.
+REST_SECONDS = 45.0
 IDLE_SECONDS = 60.0
+#: As kube-apiserver, which sends an idle watch about one bookmark in a minute.
+BOOKMARK_SECONDS = 60.0
 PATIENCE_SECONDS = 1800.0
 
 
@@ -87,6 +91,8 @@ class ProxyNode(AgentNode):
         for name in ("iptables", "ipvs", "nftables"):
             del self.configuration[name]
         self.write_configuration()
+        if self.api is not None:
+            self.api.bookmark_seconds = BOOKMARK_SECONDS
 
     def used(self) -> float:
         """Return the processor seconds so far. Raises SystemExit if the program has ended."""
@@ -198,7 +204,6 @@ def measure(kind: str, mode: str, arguments: argparse.Namespace) -> Row:
             taken = sorted(single_changes(node, events, range(1, changes + 1), endpoints))
             changed = node.used()
             burst = burst_of_changes(node, events, range(changes + 1, changes + 1 + arguments.burst), endpoints)
-            # What follows a change, such as the removal of chains that are no longer used, belongs to it.
             time.sleep(REST_SECONDS)
             rested = node.used()
             time.sleep(IDLE_SECONDS)
