@@ -69,12 +69,12 @@ _Claimants = Union[_Claimant, List[_Claimant]]
 _NOTHING: Mapping[Claim, Conflict] = {}
 
 
-def claims_of(service: Optional[Service]) -> Dict[Claim, _Claimant]:
-    """Return the claims of a Service in the families in which it has a cluster IP."""
+def _claims_of(name: NamespacedName, service: Optional[Service]) -> Dict[Claim, _Claimant]:
+    """Return the claims of the Service with this name in the families in which it has a cluster IP."""
     claims: Dict[Claim, _Claimant] = {}
     if service is None:
         return claims
-    key, of_cluster, created = service.key, not service.static, service.created or _YOUNGEST
+    of_cluster, created = not service.static, service.created or _YOUNGEST
     served = [(family, ip) for family, ip in zip(FAMILIES, (service.cluster_ip_v4, service.cluster_ip_v6)) if ip]
     families = [family for family, _ip in served]
     by_kind = [
@@ -84,14 +84,14 @@ def claims_of(service: Optional[Service]) -> Dict[Claim, _Claimant]:
     ]
     for kind, addresses in by_kind:
         if addresses:
-            claimant = _Claimant(of_cluster, kind, created, key)
+            claimant = _Claimant(of_cluster, kind, created, name)
             for address in addresses:
                 for port in service.ports:
                     # The first kind is the strongest one.
                     claims.setdefault(Claim(address, port.port, port.protocol), claimant)
     node_ports = [port for port in service.ports if port.node_port]
     if node_ports:
-        claimant = _Claimant(of_cluster, _NODE_PORT, created, key)
+        claimant = _Claimant(of_cluster, _NODE_PORT, created, name)
         for port in node_ports:
             for family in families:
                 claims[Claim(family, port.node_port, port.protocol)] = claimant
@@ -121,21 +121,19 @@ class Claims:
             self._conflicts = tuple(sorted(conflict for lost in self._lost.values() for conflict in lost.values()))
         return self._conflicts
 
-    def replace(self, before: Optional[Service], now: Optional[Service]) -> Set[NamespacedName]:
+    def replace(self, name: NamespacedName, before: Optional[Service], now: Optional[Service]) -> Set[NamespacedName]:
         """Replace the claims of a Service by those of its new version, and return the other Services affected.
 
         ``before`` is None for a new Service, ``now`` for a deleted one. A Service is affected if it loses a claim, or
         wins one that it had lost.
         """
-        old, new = claims_of(before), claims_of(now)
+        old, new = _claims_of(name, before), _claims_of(name, now)
         affected: Set[NamespacedName] = set()
         for claim in {**old, **new} if old else new:
             removed, added = old.get(claim), new.get(claim)
             if removed != added:
                 affected |= self._change(claim, removed, added)
-        for service in (before, now):
-            if service is not None:
-                affected.discard(service.key)
+        affected.discard(name)
         return affected
 
     def _change(self, claim: Claim, removed: Optional[_Claimant], added: Optional[_Claimant]) -> Set[NamespacedName]:

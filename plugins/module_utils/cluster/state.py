@@ -10,12 +10,13 @@ from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 from ..errors import Refusal
 from .claims import Claim, Claims, Conflict
 from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
+from .owned_slices import OwnedSlices, Slices
 from .parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
 from .policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
 from .static import StaticObjects
 
 _NOTHING: FrozenSet[NamespacedName] = frozenset()
-_NO_SLICES: Dict[str, EndpointSlice] = {}
+_NO_SLICES: Slices = {}
 
 Rising = Mapping[Tuple[str, int], int]
 """How many eighths of their weight endpoints have reached, by address and port; at least one."""
@@ -42,8 +43,8 @@ class ClusterState:
         #: The weights of Nodes other than 1, by name.
         self.node_weights: Dict[str, int] = {}
         self.service_cidrs: Dict[str, ServiceCIDR] = {}
-        self._slices: Dict[NamespacedName, Dict[str, EndpointSlice]] = {}
-        self._slice_owners: Dict[Tuple[str, str], NamespacedName] = {}
+        self._slices = OwnedSlices()
+        self._slice_owners: Dict[ObjectKey, NamespacedName] = {}
         self._refusals: Dict[ObjectKey, Refusal] = {}
         self._nameless: Dict[Refusal, None] = {}
         self._skipped: Dict[ObjectKey, Tuple[Refusal, ...]] = {}
@@ -54,7 +55,7 @@ class ClusterState:
         self._failing: Dict[NamespacedName, Failing] = {}
         self._rising: Dict[NamespacedName, Rising] = {}
         self._hidden_services: Dict[NamespacedName, Service] = {}
-        self._hidden_slices: Dict[NamespacedName, Dict[str, EndpointSlice]] = {}
+        self._hidden_slices = OwnedSlices()
 
     @classmethod
     def from_objects(cls, objects: Iterable[Any]) -> ClusterState:
@@ -84,13 +85,13 @@ class ClusterState:
         return tuple(part for key in sorted(self._skipped) for part in self._skipped[key])
 
     @property
-    def slices(self) -> Mapping[NamespacedName, Mapping[str, EndpointSlice]]:
-        """The EndpointSlices by owning Service (which may not exist) and by name."""
-        return self._slices
+    def slices(self) -> Mapping[NamespacedName, Slices]:
+        """A copy of the EndpointSlices by owning Service (which may not exist) and by name."""
+        return dict(self._slices.items())
 
-    def slices_of(self, service: NamespacedName) -> Mapping[str, EndpointSlice]:
+    def slices_of(self, service: NamespacedName) -> Slices:
         """Return the EndpointSlices that belong to a Service, by name; empty if there are none."""
-        return self._slices.get(service, _NO_SLICES)
+        return self._slices.of(service)
 
     def lost_claims(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
         """Return the claims of a Service that were assigned to another Service; empty for nearly all Services."""
@@ -133,7 +134,7 @@ class ClusterState:
         if self._refusals:
             self._refusals.pop(key, None)
         if isinstance(parsed, EndpointSlice):
-            return self._put_slice(parsed)
+            return self._put_slice(key, parsed)
         if isinstance(parsed, Service):
             return self._put_service(parsed)
         if isinstance(parsed, Node):
@@ -164,19 +165,18 @@ class ClusterState:
         for key in before.services:
             if key not in static.services:
                 affected |= self._replace_service(key, self._hidden_services.pop(key, None))
-                self._replace_slices(key, self._hidden_slices.pop(key, {}))
+                self._slices.replace(key, self._hidden_slices.pop(key))
                 affected.add(key)
         for key, service in static.services.items():
             if key not in before.services:
                 found = self.services.get(key)
                 if found is not None:
                     self._hidden_services[key] = found
-                if key in self._slices:
-                    self._hidden_slices[key] = self._slices[key]
+                self._hidden_slices.replace(key, self._slices.of(key))
             elif self.services[key] == service and self.slices_of(key) == static.slices.get(key, _NO_SLICES):
                 continue
             affected |= self._replace_service(key, service)
-            self._replace_slices(key, dict(static.slices.get(key, _NO_SLICES)))
+            self._slices.replace(key, static.slices.get(key, _NO_SLICES))
             affected.add(key)
         return frozenset(affected)
 
@@ -210,16 +210,10 @@ class ClusterState:
         return frozenset((service,))
 
     def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> Set[NamespacedName]:
-        affected = self._claims.replace(self.services.pop(key, None), service)
+        affected = self._claims.replace(key, self.services.pop(key, None), service)
         if service is not None:
             self.services[key] = service
         return affected
-
-    def _replace_slices(self, owner: NamespacedName, slices: Dict[str, EndpointSlice]) -> None:
-        if slices:
-            self._slices[owner] = slices
-        else:
-            self._slices.pop(owner, None)
 
     def _put_service(self, service: Service) -> FrozenSet[NamespacedName]:
         key = service.key
@@ -228,36 +222,30 @@ class ClusterState:
             return _NOTHING
         if self.services.get(key) == service:
             return _NOTHING
-        affected = self._claims.replace(self.services.get(key), service)
+        affected = self._claims.replace(key, self.services.get(key), service)
         self.services[key] = service
         return frozenset((key, *affected))
 
-    def _put_slice(self, item: EndpointSlice) -> FrozenSet[NamespacedName]:
-        identity = (item.namespace, item.name)
+    def _put_slice(self, key: ObjectKey, item: EndpointSlice) -> FrozenSet[NamespacedName]:
         owner = item.service_key
         table = self._slices_by_owner(owner)
-        if self._slice_owners.get(identity) == owner:
-            if table[owner][item.name] == item:
-                return _NOTHING
-            table[owner][item.name] = item
-            return self._served(owner)
-        affected = self._drop_slice(identity)
-        self._slice_owners[identity] = owner
-        table.setdefault(owner, {})[item.name] = item
+        affected = _NOTHING
+        if self._slice_owners.get(key) != owner:
+            affected = self._drop_slice(key)
+            self._slice_owners[key] = owner
+        elif table.get(owner, item.name) == item:
+            return _NOTHING
+        table.put(owner, item)
         return affected | self._served(owner)
 
-    def _drop_slice(self, identity: Tuple[str, str]) -> FrozenSet[NamespacedName]:
-        owner: Optional[NamespacedName] = self._slice_owners.pop(identity, None)
+    def _drop_slice(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+        owner: Optional[NamespacedName] = self._slice_owners.pop(key, None)
         if owner is None:
             return _NOTHING
-        table = self._slices_by_owner(owner)
-        slices = table[owner]
-        del slices[identity[1]]
-        if not slices:
-            del table[owner]
+        self._slices_by_owner(owner).drop(owner, key.name)
         return self._served(owner)
 
-    def _slices_by_owner(self, owner: NamespacedName) -> Dict[NamespacedName, Dict[str, EndpointSlice]]:
+    def _slices_by_owner(self, owner: NamespacedName) -> OwnedSlices:
         """Return the table with the cluster's slices of a Service; it is not served if a static Service hides it."""
         return self._hidden_slices if owner in self._static.services else self._slices
 
@@ -280,14 +268,14 @@ class ClusterState:
 
     def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
         if key.kind == "EndpointSlice":
-            return self._drop_slice((key.namespace, key.name))
+            return self._drop_slice(key)
         if key.kind == "Service":
             service = NamespacedName(key.namespace, key.name)
             if service in self._static.services:
                 self._hidden_services.pop(service, None)
                 return _NOTHING
             removed = self.services.pop(service, None)
-            return _NOTHING if removed is None else frozenset((service, *self._claims.replace(removed, None)))
+            return _NOTHING if removed is None else frozenset((service, *self._claims.replace(service, removed, None)))
         if key.kind == "Node":
             self.nodes.pop(key.name, None)
             return self._weigh_node(key.name, 1)

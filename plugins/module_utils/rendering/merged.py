@@ -10,7 +10,7 @@ is used, as it is when everything is rendered at once.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, Iterable, List, Tuple, Union
+from typing import Any, Dict, Hashable, Iterable, Sequence, Tuple, Union
 
 Entry = Tuple[str, Hashable, Any]
 """Name of the table, key, value."""
@@ -52,7 +52,7 @@ class MergedTables:
     def __init__(self, names: Iterable[str]) -> None:
         self.tables: Dict[str, Dict[Any, Any]] = {name: {} for name in names}
         self._contributors: Dict[str, Dict[Any, Union[_One, _Contributors]]] = {name: {} for name in self.tables}
-        self._entries: Dict[Owner, List[Entry]] = {}
+        self._entries: Dict[Owner, Tuple[Entry, ...]] = {}
         self.journal: Journal = {}
 
     def pop_journal(self) -> Journal:
@@ -71,11 +71,11 @@ class MergedTables:
             else:
                 rows[key] = value
 
-    def entries_of(self, owner: Owner) -> List[Entry]:
+    def entries_of(self, owner: Owner) -> Tuple[Entry, ...]:
         """Return the entries that the owner contributes."""
-        return self._entries.get(owner, [])
+        return self._entries.get(owner, ())
 
-    def replace(self, owner: Owner, entries: List[Entry]) -> None:
+    def replace(self, owner: Owner, entries: Sequence[Entry]) -> None:
         """Replace the entries that the owner contributes."""
         before = self._entries.pop(owner, None)
         if before is not None:
@@ -87,7 +87,8 @@ class MergedTables:
             if self._contribute(table, key, owner, value):
                 self._put_value(table, key)
         if entries:
-            self._entries[owner] = entries
+            # A tuple has no room for more.
+            self._entries[owner] = tuple(entries)
 
     def _contribute(self, table: str, key: Any, owner: Owner, value: Any) -> bool:
         contributors = self._contributors[table]

@@ -65,6 +65,10 @@ class Bench:
             self.source.view.apply(Batch(kind, [], [], True))
 
 
+def names(view, kind):
+    return [(key.namespace, key.name) for key in view.keys(kind)]
+
+
 @pytest.fixture
 def cache(tmp_path):
     path = tmp_path / "cluster.json.gz"
@@ -207,18 +211,18 @@ def test_the_first_services_replace_those_of_the_copy_on_disk(tmp_path):
     bench.source.keep_first(FirstObjects(batches))
     bench.source.use_cache()
     view = bench.source.view
-    assert sorted(view.names("Service")) == [("default", "kubernetes"), ("default", "other")]
-    assert sorted(view.names("EndpointSlice")) == [("default", "new"), ("default", "other-1")]
+    assert sorted(names(view, "Service")) == [("default", "kubernetes"), ("default", "other")]
+    assert sorted(names(view, "EndpointSlice")) == [("default", "new"), ("default", "other-1")]
     assert set(view.state.nodes) == {"n1"} and not view.listed
     # What the lists lack is removed, whether it came from the disk or from the server.
     view.pop_dirty()
     known = bench.reflector("EndpointSlice").known
     view.apply(known.replace([known.listed(named("default", "newer", of="kubernetes"), "7")]))
-    assert view.names("EndpointSlice") == [("default", "newer")]
+    assert names(view, "EndpointSlice") == [("default", "newer")]
     assert view.pop_dirty() == {NamespacedName("default", name) for name in ("kubernetes", "other")}
     # From then on the lists have only what has changed.
     view.apply(known.replace([known.listed(named("default", "newer", of="kubernetes"), "7")]))
-    assert view.names("EndpointSlice") == [("default", "newer")]
+    assert names(view, "EndpointSlice") == [("default", "newer")]
 
 
 def test_what_is_read_after_the_copy_on_disk_was_used_is_not_kept(cache):
@@ -226,7 +230,7 @@ def test_what_is_read_after_the_copy_on_disk_was_used_is_not_kept(cache):
     bench.source.start("n1", serving=False)
     bench.source.use_cache()
     bench.source.keep_first(FirstObjects((Batch("Service", [named("default", "kubernetes")], []),)))
-    assert bench.source.view.names("Service") == [("d", "kept")]
+    assert names(bench.source.view, "Service") == [("d", "kept")]
 
 
 def test_a_list_that_arrives_while_the_copy_on_disk_is_used_replaces_it(cache):
@@ -235,9 +239,9 @@ def test_a_list_that_arrives_while_the_copy_on_disk_is_used_replaces_it(cache):
     bench.source.start("n1", serving=False)
     late = bench.reflector("Service").known.replace([])
     bench.source.use_cache()
-    assert bench.source.view.names("Service") == [("d", "kept")]
+    assert names(bench.source.view, "Service") == [("d", "kept")]
     bench.source.view.apply(late)
-    assert bench.source.view.names("Service") == []
+    assert names(bench.source.view, "Service") == []
 
 
 def test_a_copy_that_was_damaged_since_the_start_is_not_used(cache):
@@ -253,7 +257,7 @@ def test_a_copy_without_room_is_not_used(cache):
     bench = Bench(cache)
     bench.source._room = SimpleNamespace(carries=lambda more: False)
     bench.source.start("n1", serving=False)
-    assert not bench.source.use_cache() and bench.source.view.names("Service") == []
+    assert not bench.source.use_cache() and names(bench.source.view, "Service") == []
     assert "memory limit does not carry it" in bench.text.getvalue()
 
 

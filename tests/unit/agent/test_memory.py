@@ -31,6 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.memory_group import memory_group
 from tests.benchmarks.large_cluster import large_cluster
@@ -327,7 +328,7 @@ def test_objects_to_be_listed_again_are_delivered_in_a_known_version():
     raw = service("a")
     known.put(raw, "7")
     assert known.listed(raw, "7").item is None
-    known.forget([("default", "a"), ("default", "unknown")])
+    known.forget([ObjectKey("Service", "default", "a"), ObjectKey("Service", "default", "unknown")])
     assert known.listed(raw, "7").item is not None and known.listed(service("unknown"), "7").item
 
 
@@ -379,7 +380,7 @@ def test_a_cluster_that_is_carried_is_carried_when_every_version_is_a_new_one():
 
 def test_a_collection_is_listed_again_when_its_watch_ends():
     run = Run(lambda query: page([item("a")]), lambda query: events(event_of("ADDED", item("b", "11"))))
-    run.reflector.list_again([("default", "a")])
+    run.reflector.list_again([ObjectKey("Service", "default", "a")])
     run.reflector._version = "9"
     run.go(0.5)
     assert run.lists and run.names[0] == "a" and not run.reflector._lists_again

@@ -21,6 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
     NODES,
     SERVICE_CIDRS,
@@ -210,7 +211,7 @@ def test_a_collection_that_the_server_does_not_know_is_empty_where_it_is_optiona
 
 def test_cached_objects_that_the_list_lacks_are_removed():
     known = Known("Service")
-    known.assume([("default", "a"), ("default", "gone")])
+    known.assume([ObjectKey("Service", "default", "a"), ObjectKey("Service", "default", "gone")])
     raw = service("a")
     batch = known.replace([known.listed(raw, "7")])
     assert names(batch.changed) == ["a"]

@@ -187,7 +187,7 @@ class ClusterSource:
             if resource not in followed:
                 reflector = self._reflector(resource)
                 # Objects known from an earlier watch of the collection may have been deleted meanwhile.
-                reflector.known.assume(self.view.names(resource.kind))
+                reflector.known.assume(self.view.keys(resource.kind))
                 self.reflectors.append(reflector)
                 self._run(reflector)
 
@@ -229,7 +229,7 @@ class ClusterSource:
         if name or all_nodes:
             reflector = self._node_reflector(name)
             # Nodes that are no longer followed are removed when the list arrives.
-            reflector.known.assume(self.view.names(NODES.kind))
+            reflector.known.assume(self.view.keys(NODES.kind))
             self.reflectors.append(reflector)
             self._run(reflector)
 
@@ -259,9 +259,9 @@ class ClusterSource:
         """List the collections again of which objects were held back, because there is room for them."""
         for reflector in self.reflectors:
             kind = reflector.resource.kind
-            names = [(key.namespace, key.name) for key in self.view.held_back if key.kind == kind]
-            if names:
-                reflector.list_again(names)
+            keys = [key for key in self.view.held_back if key.kind == kind]
+            if keys:
+                reflector.list_again(keys)
 
     def use_cache(self) -> bool:
         """Fill the view from the copy on disk for collections that the API server has not listed.

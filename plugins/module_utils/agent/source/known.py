@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from ...cluster.fields import Invalid, mapping, shown, text
 from ...cluster.parsing.objects import ObjectKey, object_key, parsed_object
 from .packed import Item, Packed, pack
 
 _MOST_NAME_CHARACTERS = 253
-
-Name = Tuple[str, str]
 
 
 class Batch(NamedTuple):
@@ -26,11 +24,6 @@ class Batch(NamedTuple):
     changed: Sequence[Dict[str, Any]]
     gone: List[Dict[str, Any]]
     listed: bool = False
-
-
-def _name(raw: Dict[str, Any]) -> Name:
-    key = object_key(raw)
-    return key.namespace, key.name
 
 
 def check_identity(raw: object, kind: str) -> Dict[str, Any]:
@@ -51,23 +44,23 @@ def check_identity(raw: object, kind: str) -> Dict[str, Any]:
 class Listed(NamedTuple):
     """An object of a list; ``item`` is None if its version is known already. ``growth``: see :meth:`Known.listed`."""
 
-    name: Name
+    key: ObjectKey
     version: str
     item: Optional[Item]
     growth: int = 0
 
 
 class Known:
-    """The objects of a collection that have been delivered, by name with their resourceVersion."""
+    """The objects of a collection that have been delivered, by key with their resourceVersion."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._versions: Dict[Name, str] = {}
+        self._versions: Dict[ObjectKey, str] = {}
 
-    def assume(self, names: Iterable[Name]) -> None:
+    def assume(self, keys: Iterable[ObjectKey]) -> None:
         """Record objects that are known from the state kept on disk, in an unknown version."""
-        for name in names:
-            self._versions.setdefault(name, "")
+        for key in keys:
+            self._versions.setdefault(key, "")
 
     def listed(self, raw: Dict[str, Any], version: str, held: Callable[[ObjectKey], int] = lambda key: 1) -> Listed:
         """Return what must be held of an object in this version until its list is complete.
@@ -77,40 +70,40 @@ class Known:
         form will be kept; of another version both would be held until the list is complete.
         """
         key = object_key(raw)
-        name = key.namespace, key.name
-        if version and self._versions.get(name) == version:
-            return Listed(name, version, None)
+        if version and self._versions.get(key) == version:
+            return Listed(key, version, None)
         size = held(key)
         item = pack(raw, None if size else parsed_object(raw, key))
-        return Listed(name, version, item, item.size - size)
+        return Listed(key, version, item, item.size - size)
 
     def replace(self, items: Iterable[Listed]) -> Batch:
         """Record a complete list, and return the differences."""
         before, self._versions = self._versions, {}
         changed = Packed()
         for listed in items:
-            self._versions[listed.name] = listed.version
+            self._versions[listed.key] = listed.version
             if listed.item is not None:
                 changed.append(listed.item)
-        gone = [self._tombstone(name) for name in before if name not in self._versions]
+        gone = [_tombstone(key) for key in before if key not in self._versions]
         return Batch(self._kind, changed, gone, True)
 
-    def forget(self, names: Iterable[Name]) -> None:
+    def forget(self, keys: Iterable[ObjectKey]) -> None:
         """Have objects delivered again by the next list, whatever their version; may be called from any thread."""
-        for name in names:
-            if name in self._versions:
-                self._versions[name] = ""
+        for key in keys:
+            if key in self._versions:
+                self._versions[key] = ""
 
     def put(self, item: Dict[str, Any], version: str) -> Batch:
         """Record an object that was added or modified, in this version."""
-        self._versions[_name(item)] = version
+        self._versions[object_key(item)] = version
         return Batch(self._kind, [item], [])
 
     def delete(self, item: Dict[str, Any]) -> Batch:
         """Record an object's deletion."""
-        self._versions.pop(_name(item), None)
+        self._versions.pop(object_key(item), None)
         return Batch(self._kind, [], [item])
 
-    def _tombstone(self, name: Name) -> Dict[str, Any]:
-        metadata = {"namespace": name[0], "name": name[1]} if name[0] else {"name": name[1]}
-        return {"kind": self._kind, "metadata": metadata}
+
+def _tombstone(key: ObjectKey) -> Dict[str, Any]:
+    metadata = {"namespace": key.namespace, "name": key.name} if key.namespace else {"name": key.name}
+    return {"kind": key.kind, "metadata": metadata}

@@ -25,7 +25,7 @@ from ...cluster.resource_types import ResourceType
 from ...errors import ApiError, ProxyError, Refusal
 from ..supervision import Backoff, Task, brief_traceback
 from ..surface.log import Log
-from .known import Batch, Known, Listed, Name, check_identity
+from .known import Batch, Known, Listed, check_identity
 from .room import UNLIMITED, NoRoom, Room
 
 #: A watch that has lasted this long ends a series of failures.
@@ -121,9 +121,9 @@ class Reflector:
         self._ending.set()
         self.interrupt()
 
-    def list_again(self, names: Iterable[Name]) -> None:
+    def list_again(self, keys: Iterable[ObjectKey]) -> None:
         """List the collection when the current watch ends, and deliver these objects; may be called from any thread."""
-        self.known.forget(names)
+        self.known.forget(keys)
         self._lists_again = True
 
     def interrupt(self) -> None:

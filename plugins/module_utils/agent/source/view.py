@@ -117,7 +117,7 @@ class ClusterView:
     def _replaced_by(self, batch: Batch) -> Set[ObjectKey]:
         """Return the keys of the objects that a batch replaces as a whole; none unless they are from the disk."""
         if batch.listed and batch.kind in self.from_disk and batch.kind not in self.listed:
-            return {key for key in self._objects if key.kind == batch.kind}
+            return set(self.keys(batch.kind))
         return set()
 
     def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
@@ -174,9 +174,9 @@ class ClusterView:
         self.pending_services = self.pending_slices = 0
         return latencies
 
-    def names(self, kind: str) -> List[Tuple[str, str]]:
-        """Return namespace and name of every object of a kind."""
-        return [(key.namespace, key.name) for key in self._objects if key.kind == kind]
+    def keys(self, kind: str) -> List[ObjectKey]:
+        """Return the key of every object of a kind."""
+        return [key for key in self._objects if key.kind == kind]
 
     def objects(self) -> List[bytes]:
         """Return every object, packed."""

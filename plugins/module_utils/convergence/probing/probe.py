@@ -75,5 +75,4 @@ def default_probes(cluster: ClusterState) -> Tuple[str, ...]:
 
 
 def _is_served(cluster: ClusterState, key: NamespacedName) -> bool:
-    slices = cluster.slices.get(key, {})
-    return any(endpoint.ready for item in slices.values() for endpoint in item.endpoints)
+    return any(endpoint.ready for item in cluster.slices_of(key).values() for endpoint in item.endpoints)
