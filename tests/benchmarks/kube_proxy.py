@@ -43,8 +43,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.prot
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.attributes import NFNLGRP_NFTABLES
 from tests.benchmarks.agent_runs import fill
 from tests.benchmarks.nftables_scale import percentile
-from tests.benchmarks.nftables_traffic import BINARY
 
+#: The environment variable with the path of kube-proxy.
+BINARY = "KUBENODE_KUBE_PROXY"
 VARIANT = "nft"
 #: The kernel has everything when it has notified nothing for so long, and lists the last Service.
 QUIET_SECONDS = 5.0

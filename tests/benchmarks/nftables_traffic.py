@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import collections
 import itertools
-import json
 import multiprocessing
 import os
 import re
@@ -36,7 +35,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
@@ -50,12 +49,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo
-from tests.apiserver.server import ApiServer
-from tests.apiserver.store import Store
-from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.benchmarks.kube_proxy import BINARY, KubeProxyNode
 from tests.benchmarks.nftables_scale import SETTINGS, address, changed, contribution, percentile, routes
 
-BINARY = "KUBENODE_KUBE_PROXY"
 NAMESPACES = {"client": ("198.18.0.1", "198.18.0.2"), "server": ("192.0.2.1", "192.0.2.2")}
 # The client is a pod, so nothing is masqueraded.
 PODS = "198.18.0.0/24"
@@ -226,10 +222,10 @@ def endpoint_slice(name: str, endpoints: Sequence[str]) -> Dict[str, Any]:
     return manifests.endpoint_slice(name, listed, [manifests.port(8080)], name=name, namespace="bench")
 
 
-def synced() -> Tuple[int, float]:
+def synced(node: KubeProxyNode) -> Tuple[int, float]:
     """Return how many syncs of IPv4 kube-proxy has counted, and their seconds; (0, 0.0) before it answers."""
     try:
-        with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     except OSError:
         return 0, 0.0
@@ -241,61 +237,41 @@ def synced() -> Tuple[int, float]:
     return int(values.get("count", 0)), values.get("sum", 0.0)
 
 
-def wait_for_sync(process: subprocess.Popen[bytes], count: int) -> Tuple[int, float]:
+def wait_for_sync(node: KubeProxyNode, count: int) -> Tuple[int, float]:
     """Wait until there are more than ``count`` syncs, and none for a second; return the counts."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     found = (0, 0.0)
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"{BINARY}: ended with status {process.returncode}")
-        latest = synced()
+        node.used()
+        latest = synced(node)
         if latest == found and latest[0] > count:
             return latest
         found = latest
         time.sleep(1)
-    raise SystemExit(f"{BINARY}: no sync within {PATIENCE_SECONDS:g} seconds")
+    raise SystemExit(f"{node.program}: no sync within {PATIENCE_SECONDS:g} seconds:\n{node.log[-3000:]}")
 
 
-def measure_kube_proxy(binary: str, paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
+def measure_kube_proxy(paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
     """Measure a kube-proxy in the same network."""
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        store = Store()
+        node = KubeProxyNode(Path(name), "nftables")
+        node.write_configuration(clusterCIDR=PODS)
         for item in objects_of(services, endpoints):
-            store.put(item)
-        certificates = make_certificates(directory / "tls")
-        with closing(ApiServer(store, certificates)) as api:
-            kubeconfig = write_kubeconfig(directory / "kubeconfig", api.url, certificates.authority, api.token)
-            configuration = {
-                "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-                "kind": "KubeProxyConfiguration",
-                "mode": "nftables",
-                "hostnameOverride": "node1",
-                "clusterCIDR": PODS,
-                "clientConnection": {"kubeconfig": str(kubeconfig), "contentType": "application/json"},
-                "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-                "metricsBindAddress": "127.0.0.1:10249",
-                "healthzBindAddress": "127.0.0.1:10256",
-            }
-            (directory / "config.yaml").write_text(json.dumps(configuration))
-            before = kernel_memory()
-            with open(directory / "log", "wb") as log:
-                process = subprocess.Popen(
-                    [binary, "--config", str(directory / "config.yaml")], stdout=log, stderr=log, cwd=directory
-                )
-            try:
-                count, programmed = wait_for_sync(process, 0)
-                memory = kernel_memory() - before
-                latest, seconds_so_far = count, programmed
-                for number in range(CHANGES_OF_KUBE_PROXY):
-                    rest = [address(number * endpoints + each, 128) for each in range(1, endpoints)]
-                    store.put(endpoint_slice(f"svc{number}", [address(1, 250), *rest]))
-                    latest, seconds_so_far = wait_for_sync(process, latest)
-                change_ms = (seconds_so_far - programmed) / (latest - count) * 1000
-                found = traffic(paths, (address(services - 1, 96), 80), seconds)
-            finally:
-                process.terminate()
-                process.wait(60)
+            node.store.put(item)
+        before = kernel_memory()
+        try:
+            node.start()
+            count, programmed = wait_for_sync(node, 0)
+            memory = kernel_memory() - before
+            latest, seconds_so_far = count, programmed
+            for number in range(CHANGES_OF_KUBE_PROXY):
+                rest = [address(number * endpoints + each, 128) for each in range(1, endpoints)]
+                node.store.put(endpoint_slice(f"svc{number}", [address(1, 250), *rest]))
+                latest, seconds_so_far = wait_for_sync(node, latest)
+            change_ms = (seconds_so_far - programmed) / (latest - count) * 1000
+            found = traffic(paths, (address(services - 1, 96), 80), seconds)
+        finally:
+            node.close()
         for family in ("ip", "ip6"):
             subprocess.run(["nft", "delete", "table", family, "kube-proxy"], check=False, stderr=subprocess.DEVNULL)
     return Row("kube-proxy", services, endpoints, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
@@ -310,8 +286,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         raise SystemExit("needs root, for separate network namespaces")
-    binary = os.environ.get(BINARY, "")
-    if not binary:
+    if not os.environ.get(BINARY):
         print(f"no row for kube-proxy: the environment variable {BINARY} is not set", file=sys.stderr)
     print(" | ".join(Row._fields))
     with network() as paths:
@@ -321,8 +296,8 @@ def main() -> None:
             map(int, arguments.endpoints.split(",")), map(int, arguments.sizes.split(","))
         ):
             print(" | ".join(map(str, measure(paths, size, endpoints, arguments.seconds))), flush=True)
-            if binary:
-                row = measure_kube_proxy(binary, paths, size, endpoints, arguments.seconds)
+            if os.environ.get(BINARY):
+                row = measure_kube_proxy(paths, size, endpoints, arguments.seconds)
                 print(" | ".join(map(str, row)), flush=True)
 
 
