@@ -15,7 +15,10 @@ from tests.lab.system import socket_inside
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Relay standard input and output to a TCP connection made inside the namespace."""
+    """Relay standard input and output to a TCP connection made inside the namespace, until either of them ends.
+
+    The end of standard input is that of ssh. A guest that was killed does not end its side, so it is not awaited.
+    """
     namespace, host, port = arguments
     connection = socket_inside(f"/run/netns/{namespace}", socket.AF_INET, socket.SOCK_STREAM)
     connection.settimeout(60)
@@ -28,11 +31,9 @@ def main(arguments: Sequence[str]) -> int:
         for key, _ in selector.select():
             if key.fileobj == 0:
                 data = os.read(0, 65536)
-                if data:
-                    connection.sendall(data)
-                else:
-                    selector.unregister(0)
-                    connection.shutdown(socket.SHUT_WR)
+                if not data:
+                    return 0
+                connection.sendall(data)
             else:
                 data = connection.recv(65536)
                 if not data:
