@@ -164,6 +164,13 @@ class Resource(Generic[Key, Value]):
         """
         raise KeyError(self.label)
 
+    def is_empty(self) -> bool:
+        """Return whether :meth:`observe` would return nothing. Raises KernelError.
+
+        A resource that can find out without reading the whole table overrides this.
+        """
+        return not self.observe()
+
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change in one batch; all or nothing where the kernel allows. Raises KernelError."""
         raise KeyError(self.label)

@@ -105,6 +105,20 @@ def test_observed_state_equals_desired_state_and_removal_leaves_nothing(resource
     assert "table inet other" in subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True).stdout
 
 
+def test_whether_it_is_empty_is_known_without_reading_its_elements(
+    resource: NftablesResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resource.is_empty() and not resource.observe()
+    nft("table inet kube-proxy { chain c { type filter hook input priority 0; }; }")
+    assert resource.is_empty() and not resource.observe()
+    converge(resource, sample(resource.family)["table objects"])
+    with monkeypatch.context() as patched:
+        patched.setattr(resource, "observe", None)
+        assert not resource.is_empty()
+    converge(resource, {})
+    assert resource.is_empty() and not resource.observe()
+
+
 def test_nft_lists_the_table_as_if_it_had_loaded_it(resource: NftablesResource) -> None:
     """Our netlink messages and our text result in the same table, and nft accepts the text."""
     desired = sample(resource.family)

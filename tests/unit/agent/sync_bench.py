@@ -47,6 +47,9 @@ class DictResource(Resource):
         self.observed += 1
         return dict(self.table)
 
+    def is_empty(self):
+        return not self.table
+
     def apply(self, change):
         self.clock(self.seconds)
         if self.failure:

@@ -41,6 +41,16 @@ def test_the_first_sync_programs_everything(bench):
     assert bench.sync.syncer.last_error == "" and bench.sync.last_sync_end > 0
 
 
+def test_a_start_on_a_programmed_node_reads_the_kernel_once(bench, monkeypatch):
+    again = SyncBench(monkeypatch)
+    again.put(service("web", 1))
+    again.mode.resource.table = dict(bench.table)
+    again.mode.resource.failure = "nothing is to be changed"
+    again.sync.sync(first=True)
+    assert again.mode.resource.observed == 1
+    assert again.table == bench.table and again.sync.syncer.last_error == ""
+
+
 def test_a_change_is_applied_without_observing_the_kernel(bench):
     observed = bench.mode.resource.observed
     bench.put(service("api", 2))

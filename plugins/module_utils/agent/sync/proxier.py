@@ -196,9 +196,10 @@ class Proxier:
         outside, policy = self.context.node.outside, self.context.node.policy
         return Totals(sum(count_endpoints(state, service, self.family, outside, policy) for service in state.services))
 
-    def found_served(self) -> Set[str]:
-        """Return the cluster IPs of the family that had endpoints when the kernel was first observed."""
-        return {address for address in self._found or () if family_of(address) == self.family}
+    def take_found_served(self) -> Set[str]:
+        """Return the cluster IPs of the family that had endpoints when the kernel was first observed; forget them."""
+        found, self._found = self._found, set()
+        return {address for address in found or () if family_of(address) == self.family}
 
     def would_serve(self, state: ClusterState, service: NamespacedName) -> bool:
         """Return whether a Service would have an endpoint to choose after :meth:`apply_services`."""
@@ -206,7 +207,7 @@ class Proxier:
 
     def is_cold(self) -> bool:
         """Return whether the kernel contains none of our entries yet. Raises KernelError."""
-        return not any(stage.resource.observe() for stage in self.stages if stage.resource.family)
+        return all(stage.resource.is_empty() for stage in self.stages if stage.resource.family)
 
     def full(self) -> SyncResult:
         """Observe everything and apply the difference. Raises KernelError; the next sync is then full, too."""

@@ -159,7 +159,7 @@ class Syncer:
                 for ip in (item.cluster_ip_v4, item.cluster_ip_v6)
                 if family.summaries.serves(key)
             }
-            for finding in loss_findings(family.found_served(), after, names, self.losses.max_percent):
+            for finding in loss_findings(family.take_found_served(), after, names, self.losses.max_percent):
                 self._report_loss(finding.what)
                 return finding.what
         return ""

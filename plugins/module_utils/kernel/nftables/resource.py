@@ -115,6 +115,10 @@ class NftablesResource(Resource[Key, Value]):
         """Return whether there is a table of this name. Raises KernelError."""
         return self._reader().table_flags() is not None
 
+    def is_empty(self) -> bool:
+        """Return whether there is no table of this name: the table itself is one of its objects. Raises KernelError."""
+        return not self.exists()
+
     def _reader(self) -> Reader:
         return Reader(self.socket, self._table_family, self.table)
 
