@@ -246,7 +246,7 @@ soak: setup-lab
 	$(PYTEST) -q -s tests/soak
 
 # In a root file system with only the packages that .ci/bootstrap installs.
-minimal:
+minimal: setup-lab
 	.ci/minimal-root
 
 clean:
