@@ -11,11 +11,13 @@ decimal (``172.30.0.041`` is ``172.30.0.41``) and an IPv4-mapped IPv6 address is
 from __future__ import annotations
 
 import socket
-from typing import Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 IPV4 = "IPv4"
 IPV6 = "IPv6"
 FAMILIES: Tuple[str, str] = (IPV4, IPV6)
+#: The address of each family that stands for none, or for all addresses of the node.
+UNSPECIFIED: Dict[str, str] = {IPV4: "0.0.0.0", IPV6: "::"}
 
 _MAPPED = b"\x00" * 10 + b"\xff\xff"
 

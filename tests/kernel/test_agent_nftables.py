@@ -221,6 +221,18 @@ def test_explain_and_diff(node) -> None:
     assert report["changed"] is True and "vmap" in json.dumps(report)
 
 
+def test_node_ports_follow_addresses_that_the_node_gets_later(node: AgentNode) -> None:
+    """As with an external cloud provider, which reports the addresses of a Node some time after kubelet created it."""
+    node.store.put(node_object(status={"addresses": []}))
+    node.start()
+    restriction = "ip daddr @nodeport-ips"
+    assert not any(restriction in line for line in content())
+    node.store.put(node_object())
+    wait_for(lambda: any(restriction in line for line in content()), PATIENCE_SECONDS)
+    wait_for(lambda: node.differences()["changed"] is False, PATIENCE_SECONDS)
+    assert "restart" not in node.log
+
+
 def test_a_repair_and_a_refused_object_are_posted_as_events(node: AgentNode) -> None:
     node.start()
     assert node.api is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
-from ..addresses import family_of
+from ..addresses import UNSPECIFIED, family_of
 from ..errors import ConfigurationError
 from .model import CLUSTER_CIDR, NODE_CIDR, PRIMARY, KubeProxyConfiguration
 from .validate import split_host_port
@@ -25,8 +25,8 @@ def check_consistency(
 
     ``supported_families``: those that the node can serve; ``pod_cidrs``: spec.podCIDRs of the Node (canonical).
     ``has_node_ports``: whether any Service has a node port. Raises ConfigurationError where kube-proxy would not start:
-    the node does not support the primary family, or it is single-stack and the pod CIDRs for detectLocalMode are all of
-    the other family.
+    the node does not support the primary family, or the pod CIDRs for detectLocalMode are all of the other family (for
+    ClusterCIDR only if the node is single-stack). The source of these rules is checkBadIPConfig of kube-proxy.
     """
     if primary_family not in supported_families:
         raise ConfigurationError(f"bindAddress: the primary IP family {primary_family} is not supported by this node")
@@ -50,10 +50,12 @@ def _pod_range_warnings(
         ("clusterCIDR", configuration.cluster_cidrs, CLUSTER_CIDR),
         ("spec.podCIDRs of the Node", pod_cidrs, NODE_CIDR),
     ):
+        if not values and mode == configuration.detect_local_mode == NODE_CIDR:
+            warnings.append(f"{name}: is empty, so detectLocalMode {mode} recognises no pods of this node")
         if not values or _has(values, primary_family):
             continue
         text = f"{name}: {', '.join(values)} has no CIDR of the primary IP family {primary_family}"
-        if configuration.detect_local_mode == mode and not dual_stack:
+        if configuration.detect_local_mode == mode and (mode == NODE_CIDR or not dual_stack):
             raise ConfigurationError(text)
         warnings.append(text)
     return warnings
@@ -83,15 +85,15 @@ def _is_dual_stack(configuration: KubeProxyConfiguration) -> bool:
 def _other_family_warnings(configuration: KubeProxyConfiguration, primary_family: str) -> List[str]:
     warnings: List[str] = []
     text = f"is not of this node's only IP family {primary_family}"
-    warnings.extend(
-        f"ipvs.excludeCIDRs: {cidr} {text}"
-        for cidr in configuration.effective_exclude_cidrs
-        if family_of(cidr) != primary_family
-    )
+    excluded = configuration.effective_exclude_cidrs
+    if excluded and not _has(excluded, primary_family):
+        warnings.append(f"ipvs.excludeCIDRs: {', '.join(excluded)} {text}")
     for name, value in (
         ("healthzBindAddress", configuration.healthz_bind_address),
         ("metricsBindAddress", configuration.metrics_bind_address),
     ):
-        if family_of(split_host_port(value)[0]) != primary_family:
+        address = split_host_port(value)[0]
+        # The unspecified address of either family stands for all addresses of the node.
+        if address not in UNSPECIFIED.values() and family_of(address) != primary_family:
             warnings.append(f"{name}: {value} {text}")
     return warnings

@@ -12,10 +12,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ..addresses import IPV4, IPV6, address_bits, canonical_address, family_of
+from ..addresses import IPV4, IPV6, UNSPECIFIED, address_bits, canonical_address, family_of
 from ..errors import ConfigurationError, KernelError
 from ..kernel.facts import kernel_release
-from ..kernel.ipvs.messages import TIMEOUTS, UNSPECIFIED
+from ..kernel.ipvs.messages import TIMEOUTS
 from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.module_profile import scheduler_module
 from ..kernel.modules import ModulesResource, available_modules

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from ..addresses import IPV4, IPV6, canonical_address, family_of
+from ..addresses import IPV4, IPV6, UNSPECIFIED, canonical_address, family_of
 from ..cluster.model import Node
 from ..errors import ConfigurationError
-
-_UNSPECIFIED = ("0.0.0.0", "::")
 
 
 class NodeAddresses(NamedTuple):
@@ -53,7 +51,7 @@ def node_addresses(node: Optional[Node], bind_address: str = "") -> NodeAddresse
         for address in reversed(reported):
             chosen[family_of(address)] = address
     bind = canonical_address(bind_address)
-    if bind is not None and bind not in _UNSPECIFIED:
+    if bind is not None and bind not in UNSPECIFIED.values():
         primary = family_of(bind)
         chosen[primary] = bind
     return NodeAddresses(primary, chosen[IPV4], chosen[IPV6])

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.fatal import Fatal
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -234,7 +233,8 @@ def node_leftovers(removed, draining):
 
 
 def kubernetes_node(**spec):
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", **spec.pop("metadata", {})}, "spec": spec}
+    metadata, status = {"name": "n1", **spec.pop("metadata", {})}, spec.pop("status", {})
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": status}
 
 
 def test_a_node_that_becomes_known_is_set_up_again(bench):
@@ -254,13 +254,65 @@ def test_another_zone_applies_every_service_again(bench):
     assert bench.sync.proxiers.families[0].context.node.zone == "west"
 
 
-def test_changed_pod_cidrs_end_the_agent_if_they_detect_local_traffic(monkeypatch):
-    bench = SyncBench(monkeypatch, {"detectLocalMode": "NodeCIDR"})
-    bench.put(kubernetes_node(podCIDRs=["10.244.1.0/24"]))
+CIDRS = {"podCIDRs": ["10.244.1.0/24"]}
+ADDRESS = {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}}
+OTHER = {"status": {"addresses": [{"type": "ExternalIP", "address": "192.0.2.8"}]}}
+NODE_CIDR = {"detectLocalMode": "NodeCIDR"}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "before", "after", "effect"),
+    [
+        # With an external cloud provider a Node has no address at first.
+        ({}, {}, ADDRESS, "addresses"),
+        ({}, ADDRESS, OTHER, "addresses"),
+        ({}, ADDRESS, {}, "has no addresses any more"),
+        ({}, {}, CIDRS, ""),
+        ({}, CIDRS, {}, ""),
+        (NODE_CIDR, {}, CIDRS, "podCIDRs"),
+        (NODE_CIDR, CIDRS, {"podCIDRs": ["10.244.2.0/24"]}, "podCIDRs"),
+        (NODE_CIDR, CIDRS, {}, "has no podCIDRs any more"),
+        (NODE_CIDR, {**ADDRESS, **CIDRS}, OTHER, "has no podCIDRs any more"),
+    ],
+)
+def test_changes_of_the_node_are_applied_and_losses_reported_once(monkeypatch, configuration, before, after, effect):
+    bench = SyncBench(monkeypatch, configuration)
+    bench.put(kubernetes_node(**before))
     bench.sync._node = bench.view.state.nodes["n1"]
-    bench.put(kubernetes_node(podCIDRs=["10.244.2.0/24"]))
-    with pytest.raises(Fatal, match="podCIDRs changed"):
-        bench.sync.node_changed("n1", lambda: None)
+    calls = []
+
+    def rebuild():
+        calls.append("rebuild")
+        bench.sync._node = bench.view.state.nodes["n1"]
+
+    for labels in ({}, {"a": "b"}, {"a": "c"}):
+        bench.put(kubernetes_node(metadata={"labels": labels}, **after))
+        bench.sync.node_changed("n1", rebuild)
+    lost = "any more" in effect
+    assert calls == (["rebuild"] if effect and not lost else [])
+    text = bench.text.getvalue()
+    assert text.count("the Node has no") == lost and text.count("the Node changed") == len(calls)
+    assert effect in text
+
+
+def test_a_change_of_the_node_that_cannot_be_applied_is_retried(bench):
+    bench.put(kubernetes_node())
+    bench.sync._node = bench.view.state.nodes["n1"]
+    failures = [node.ProxyError("busy"), node.ProxyError("busy")]
+    calls = []
+
+    def rebuild():
+        calls.append("rebuild")
+        if failures:
+            raise failures.pop()
+
+    bench.put(kubernetes_node(**ADDRESS))
+    bench.sync.node_changed("n1", rebuild)
+    for _repetition in range(4):
+        bench.now += node.RETRY_SECONDS
+        bench.timers.run()
+    assert len(calls) == 3
+    assert 'msg="the change of the Node cannot be applied, retrying" error=busy' in bench.text.getvalue()
 
 
 def test_annotations_without_effect_are_reported_once_each(bench):

@@ -146,12 +146,27 @@ QUIET = {"nodePortAddresses": ["primary"]}
             ["nodePortAddresses: is of one IP family"],
         ),
         ({**QUIET, "clusterCIDR": "fd00::/8"}, DUAL, ["clusterCIDR: fd00::/8 has no CIDR of the primary"]),
-        ({**QUIET, "clusterCIDR": "fd00::/8", "detectLocalMode": "NodeCIDR"}, ONLY_V4, ["clusterCIDR: "]),
         (
-            {**QUIET, "mode": "ipvs", "ipvs": {"excludeCIDRs": ["fd00::/8", "10.0.0.0/8"]}, "healthzBindAddress": "::"},
+            {**QUIET, "clusterCIDR": "fd00::/8", "detectLocalMode": "NodeCIDR"},
             ONLY_V4,
-            ["ipvs.excludeCIDRs: fd00::/8 is not", "healthzBindAddress: [::]:10256 is not of this node's only"],
+            ["clusterCIDR: ", "spec.podCIDRs of the Node: is empty"],
         ),
+        (
+            {
+                **QUIET,
+                "mode": "ipvs",
+                "ipvs": {"excludeCIDRs": ["fd00::/8", "fd01::/16"]},
+                "healthzBindAddress": "fd00::1",
+            },
+            ONLY_V4,
+            [
+                "ipvs.excludeCIDRs: fd00::/8, fd01::/16 is not",
+                "healthzBindAddress: [fd00::1]:10256 is not of this node's only",
+            ],
+        ),
+        ({**QUIET, "mode": "ipvs", "ipvs": {"excludeCIDRs": ["fd00::/8", "10.0.0.0/8"]}}, ONLY_V4, []),
+        ({**QUIET, "healthzBindAddress": "::", "metricsBindAddress": "[::]:10249"}, ONLY_V4, []),
+        ({**QUIET, "detectLocalMode": "NodeCIDR"}, DUAL, ["spec.podCIDRs of the Node: is empty"]),
         ({**QUIET, "metricsBindAddress": "::1"}, ONLY_V4, ["metricsBindAddress: [::1]:10249"]),
     ],
 )
@@ -171,8 +186,9 @@ def test_consistency_errors():
         check_consistency(KubeProxyConfiguration(), IPV6, ONLY_V4)
     with pytest.raises(ConfigurationError, match="clusterCIDR: fd00::/8 has no CIDR of the primary IP family IPv4"):
         check_consistency(configured(clusterCIDR="fd00::/8"), IPV4, ONLY_V4)
-    with pytest.raises(ConfigurationError, match="podCIDRs of the Node"):
-        check_consistency(configured(detectLocalMode="NodeCIDR"), IPV4, ONLY_V4, ["fd00::/64"])
+    for families in (ONLY_V4, DUAL):
+        with pytest.raises(ConfigurationError, match="podCIDRs of the Node: fd00::/64 has no CIDR of the primary"):
+            check_consistency(configured(detectLocalMode="NodeCIDR"), IPV4, families, ["fd00::/64"])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from typing import Callable, Optional
+from typing import Callable, Optional, Tuple
 
 from ...addresses import FAMILIES
 from ...cluster.model import Node
@@ -21,7 +21,6 @@ from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import NORMAL, WARNING, Post
 from ..drift.parameters import PARAMETERS_SECONDS
 from ..drift.watch import DriftWatch
-from ..fatal import Fatal
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import INFO, LimitedLog, Log
@@ -33,7 +32,7 @@ from .losses import LossWatch
 from .policy_warnings import PolicyWarnings
 from .refusal_events import RefusalEvents
 from .schedule import Schedule
-from .setup import Proxiers, node_differences, remove_leftovers, set_up, with_current_addresses
+from .setup import Proxiers, node_change, remove_leftovers, set_up, with_current_addresses
 from .slow_start import SlowStart
 from .syncer import Syncer
 
@@ -78,6 +77,9 @@ class NodeSync:
         )
         self.schedule = _schedule(configuration)
         self._node: Optional[Node] = None
+        # What the Node has lost of what remains in effect, as reported.
+        self._lost: Tuple[str, ...] = ()
+        self._retried: Callable[[], None] = lambda: None
         self._view = view
         self._health = health
         self._metrics = metrics
@@ -101,6 +103,7 @@ class NodeSync:
         self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
         self._held = timers.add("apply a change that was held back", self._apply_held)
         self._rise = timers.add("raise the share of new endpoints", self._raise_shares)
+        self._retry = timers.add("apply a change of the Node", self._retry_set_up)
 
     def set_up(self, request: Request) -> Proxiers:
         """Prepare the kernel, and create and return proxiers without any Service yet.
@@ -113,6 +116,7 @@ class NodeSync:
             if warning not in known:
                 self._log.warning(warning)
         self._node = proxiers.node_view.node
+        self._lost = ()
         if self._node is not None:
             self._health.node_seen(self._node)
         self._surface.configure(proxiers.configuration)
@@ -281,7 +285,10 @@ class NodeSync:
     def node_changed(self, name: str, rebuild: Callable[[], None]) -> None:
         """Follow a change of this node's Node object.
 
-        ``rebuild`` sets the node up again if the Node was not known before. Raises Fatal if a restart is necessary.
+        ``rebuild`` sets the node up again. It is called when the Node becomes known, and when addresses or podCIDRs on
+        which the settings depend have changed; kube-proxy has to be restarted for that (contract 1.10). Values that the
+        Node has lost remain in effect, since without them node ports would answer on more addresses than before, and
+        no traffic of pods would be recognised.
         """
         node = self._view.state.nodes.get(name)
         if node is None:
@@ -291,21 +298,45 @@ class NodeSync:
         self._health.node_seen(node)
         if self.proxiers is None:
             return
-        differences = node_differences(self._node, node)
-        serves = self.proxiers.mode.serves
-        if serves and "its podCIDRs changed" in differences and self.configuration.detect_local_mode == NODE_CIDR:
-            raise Fatal(f"Node {name}: its podCIDRs changed, and detectLocalMode is NodeCIDR")
-        for difference in differences:
-            self._log.warning("Node changed; restart the agent to apply it", node=name, change=difference)
         if self._node is None:
             self._log.info("the Node object of this node is available now", node=name)
-            rebuild()
-        elif serves and node.zone != self._zone(self.proxiers):
+            self._set_up_again(rebuild)
+        elif self.proxiers.mode.serves:
+            self._follow_node(self._node, node, rebuild)
+
+    def _follow_node(self, before: Node, node: Node, rebuild: Callable[[], None]) -> None:
+        """Apply what changed since the version of the Node that is in effect."""
+        assert self.proxiers is not None
+        change = node_change(before, node, uses_pod_cidrs=self.configuration.detect_local_mode == NODE_CIDR)
+        for name in change.lost:
+            if name not in self._lost:
+                self._log.warning(f"the Node has no {name} any more; the last ones remain in effect", node=node.name)
+        self._lost = change.lost
+        if change.lost:
+            self._retry.cancel()
+        if change.found and not change.lost:
+            self._log.info("the Node changed", node=node.name, changed=", ".join(change.found))
+            self._set_up_again(rebuild)
+        elif node.zone != self._zone(self.proxiers):
             self._log.info("the zone of this node changed", zone=node.zone)
             for family in self.proxiers.families:
                 family.set_zone(node.zone)
                 family.needs_full = True
             self._view.dirty |= set(self._view.state.services)
+
+    def _set_up_again(self, rebuild: Callable[[], None]) -> None:
+        """Set the node up again for its changed Node; where that fails, serve as before and retry."""
+        self._retried = rebuild
+        try:
+            rebuild()
+        except ProxyError as error:
+            self._limited.warning("node", "the change of the Node cannot be applied, retrying", error=error)
+            self._retry.start(RETRY_SECONDS)
+        else:
+            self._retry.cancel()
+
+    def _retry_set_up(self) -> None:
+        self._set_up_again(self._retried)
 
     @staticmethod
     def _zone(proxiers: Proxiers) -> str:

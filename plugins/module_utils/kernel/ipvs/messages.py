@@ -13,7 +13,7 @@ import socket
 import struct
 from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
-from ...addresses import IPV4, IPV6, packed, unpacked
+from ...addresses import IPV4, IPV6, UNSPECIFIED, packed, unpacked
 from ...errors import KernelError
 from ...rendering.ipvs.model import (
     FIREWALL_MARK,
@@ -73,8 +73,6 @@ _U16 = struct.Struct("=H")
 _U32 = struct.Struct("=I")
 _PORT = struct.Struct("!H")
 _NO_REST = bytes(12)
-#: The address of a virtual server that is named by a firewall mark, by family.
-UNSPECIFIED: Dict[str, str] = {IPV4: "0.0.0.0", IPV6: "::"}
 
 
 def header(command: int) -> bytes:
