@@ -16,6 +16,7 @@ from typing import List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import converge as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report
@@ -142,6 +143,21 @@ def test_a_check_creates_no_table(tmp_path, mode):
         checked = converge(request("iptables", tmp_path, state=state, check=True)._replace(mode=mode))
         assert checked.changed is (state == "present")
     assert everything(tmp_path) == before
+
+
+def test_liberal_tracking_omits_the_rule_against_invalid_packets_from_the_first_run_on(tmp_path):
+    """The parameter is set after the rules are rendered, or, in a check, not at all."""
+    parameter = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+    assert parameter.read_text() == "0\n"
+    liberal = load({"mode": "iptables", "conntrack": {"maxPerCore": 0, "tcpBeLiberal": True}}).configuration
+    wanted = request("iptables", tmp_path)._replace(configuration=liberal)
+    checked = converge(wanted._replace(check=True))
+    done = converge(wanted)
+    assert parameter.read_text() == "1\n"
+    forward = [line for line in rules() if line.startswith("-A KUBE-FORWARD")]
+    assert forward and not [line for line in forward if "INVALID" in line]
+    assert not converge(wanted).changed
+    assert done.changes == checked.changes
 
 
 def test_a_held_xtables_lock_is_named_and_nothing_is_changed(tmp_path, monkeypatch):

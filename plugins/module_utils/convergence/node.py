@@ -27,6 +27,7 @@ from ..serviceports.table import NodeContext, all_service_ports
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .request import Request
+from .stages.sysctls import tracks_liberally
 
 #: Devices whose addresses belong to Services and not to the node.
 _OWN_DEVICES = (ipvs.DEVICE, userspace.DEVICE)
@@ -100,7 +101,7 @@ def family_settings(
         node=view.node,
         node_addresses=view.addresses,
         service_cidrs=cluster.service_cidr_list(family),
-        conntrack_liberal=view.facts.conntrack_liberal,
+        conntrack_liberal=tracks_liberally(configuration, view.facts),
         random_fully=variant is None or variant.random_fully,
         nfacct_counters=view.nfacct_counters,
     )

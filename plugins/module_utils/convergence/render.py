@@ -48,6 +48,7 @@ def render(request: Request) -> Dict[str, str]:
             node=node,
             node_addresses=addresses,
             service_cidrs=request.cluster.service_cidr_list(family),
+            conntrack_liberal=configuration.conntrack.tcp_be_liberal,
         )
         service_ports = within_limit(
             rendering, all_service_ports(request.cluster, node_context(configuration, family, name, node))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..errors import ConfigurationError
-from .sysctls import HASH_SIZE, RESERVED_PORTS, AtLeast, Including, Wanted, port_ranges
+from .sysctls import HASH_SIZE, RESERVED_PORTS, TCP_BE_LIBERAL, AtLeast, Including, Wanted, port_ranges
 
 #: Every kernel parameter that a profile may set, in any mode and on any kernel. A saved state may hold no others.
 KEYS = frozenset(
@@ -28,12 +28,12 @@ KEYS = frozenset(
         "net.ipv4.vs.expire_quiescent_template",
         "net.ipv4.vs.run_estimation",
         "net.netfilter.nf_conntrack_max",
-        "net.netfilter.nf_conntrack_tcp_be_liberal",
         "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
         "net.netfilter.nf_conntrack_tcp_timeout_established",
         "net.netfilter.nf_conntrack_udp_timeout",
         "net.netfilter.nf_conntrack_udp_timeout_stream",
         HASH_SIZE,
+        TCP_BE_LIBERAL,
     )
 )
 
@@ -170,7 +170,7 @@ def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
         if seconds is not None:
             chosen[f"net.netfilter.nf_conntrack_{name}"] = Setting(seconds, "requested, in seconds")
     if wanted.be_liberal:
-        chosen["net.netfilter.nf_conntrack_tcp_be_liberal"] = Setting(
+        chosen[TCP_BE_LIBERAL] = Setting(
             1, "requested: packets outside the TCP window are not INVALID, so the rule that drops those is omitted"
         )
     return chosen

@@ -22,6 +22,7 @@ _PART = re.compile(r"[A-Za-z0-9_@:.+-]{1,64}\Z")
 
 HASH_SIZE = "net.netfilter.nf_conntrack_buckets"
 RESERVED_PORTS = "net.ipv4.ip_local_reserved_ports"
+TCP_BE_LIBERAL = "net.netfilter.nf_conntrack_tcp_be_liberal"
 
 # The kernel rounds these up to fill whole pages, so that a larger value read back is the requested one.
 _ROUNDED_UP = frozenset((HASH_SIZE,))

@@ -35,7 +35,8 @@ class DataplaneSettings(NamedTuple):
     them (loopback included, in the order of the interfaces; see ``node_addresses``).
     ``node_addresses``: (interface, address) of all addresses of the family on the node.
     ``localhost_node_ports``: IPv4 iptables mode only, already False where node_port_cidrs exclude loopback.
-    ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set. ``random_fully``: MASQUERADE knows --random-fully.
+    ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set, or will be with the other kernel parameters.
+    ``random_fully``: MASQUERADE knows --random-fully.
     ``nfacct_counters``: names of the nfacct counters that exist.
     ``scheduler``, ``exclude_cidrs``: ipvs mode. ``schedulers``: others that ServicePorts request and the kernel
     has. ``service_cidrs``: nftables mode.

@@ -12,7 +12,7 @@ from ...configuration.conntrack import conntrack_maximum
 from ...configuration.model import PRIMARY, KubeProxyConfiguration
 from ...kernel.facts import NodeFacts
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
-from ...kernel.sysctls import SysctlsResource, Wanted, resolve, unchangeable
+from ...kernel.sysctls import TCP_BE_LIBERAL, SysctlsResource, Wanted, resolve, unchangeable
 from ...resources import Stage
 from ...serviceports.node_ports import node_port_addresses
 
@@ -60,6 +60,15 @@ def profile_settings(
 def wanted_sysctls(configuration: KubeProxyConfiguration, facts: NodeFacts, localhost: bool) -> Dict[str, Wanted]:
     """Return the parameters by key, as kube-proxy 1.36 sets them at its start; ``localhost`` as above."""
     return wanted_values(profile(profile_settings(configuration, facts.kernel_version, facts.cores, localhost)))
+
+
+def tracks_liberally(configuration: KubeProxyConfiguration, facts: NodeFacts) -> bool:
+    """Return whether nf_conntrack_tcp_be_liberal is set once the parameters of the configuration are.
+
+    kube-proxy sets its parameters before it decides about rules. Here, rules are rendered first, in a check without
+    setting anything, so the value that the parameter will have counts: a wanted one unless it cannot be changed here.
+    """
+    return facts.conntrack_liberal or (configuration.conntrack.tcp_be_liberal and not unchangeable([TCP_BE_LIBERAL]))
 
 
 def sysctl_stage(wanted: Mapping[str, Wanted]) -> Tuple[Stage, List[str]]:

@@ -5,16 +5,24 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.render import render
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import sysctls as stages
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.sysctls import (
     localhost_node_ports,
+    tracks_liberally,
     wanted_sysctls,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import profile_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import node_facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import wanted_values
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import unchangeable
 
 # The module needs Ansible, which the environments of the oldest and newest Python lack.
 pytest.importorskip("ansible")
@@ -74,3 +82,35 @@ def test_explicit_values_override_the_configuration():
 
 def test_without_a_configuration_the_defaults_are_those_of_kube_proxy():
     assert at_boot(None, mode="iptables") == at_boot({"mode": "iptables"})
+
+
+def tracking(liberal):
+    return load({"mode": "iptables", "conntrack": {"tcpBeLiberal": liberal}}).configuration
+
+
+@pytest.mark.parametrize(
+    ("now", "wanted", "permissions", "expected"),
+    [
+        (False, False, 0o644, False),
+        (False, True, 0o644, True),
+        (False, True, 0o444, False),
+        (True, False, 0o444, True),
+        (False, True, None, True),
+    ],
+    ids=["neither", "will be set", "cannot be changed here", "set by others", "module not loaded yet"],
+)
+def test_liberal_tracking_counts_as_soon_as_it_will_be_set(tmp_path, monkeypatch, now, wanted, permissions, expected):
+    if permissions is not None:
+        parameter = tmp_path / "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+        parameter.parent.mkdir(parents=True)
+        parameter.write_text(f"{int(now)}\n")
+        parameter.chmod(permissions)
+    monkeypatch.setattr(stages, "unchangeable", functools.partial(unchangeable, root=str(tmp_path)))
+    facts = node_facts()._replace(conntrack_liberal=now)
+    assert tracks_liberally(tracking(wanted), facts) is expected
+
+
+@pytest.mark.parametrize("liberal", (False, True))
+def test_rules_rendered_without_a_node_are_those_with_the_parameters_set(liberal):
+    (text, _ipv6) = render(Request(ClusterState(), tracking(liberal), node_name="node-1")).values()
+    assert ("--ctstate INVALID" in text) is not liberal
