@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import List, Set, Tuple
+from typing import Any, List, Set, Tuple
 
 import pytest
 
@@ -20,6 +20,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
     ServicePortInfo,
     ServicePortName,
 )
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, wait_for
+from tests.lab import manifests
 
 FAMILIES = ("IPv4", "IPv6")
 
@@ -108,6 +110,30 @@ def test_exactly_the_stale_entries_are_deleted(family):
         assert delete_stale(sock, family, routes) == len(gone)
         assert client_ports(family) == set(range(40000, 40000 + len(keep)))
         assert delete_stale(sock, family, routes) == 0
+
+
+def udp_service(number: int, **spec: Any) -> manifests.Object:
+    port = manifests.port(53, name="p53", protocol="UDP")
+    return manifests.service(f"svc-{number}", cluster_ip(number), [port], namespace="default", **spec)
+
+
+def test_the_agent_examines_all_udp_services_after_the_endpoints_of_any_changed(tmp_path):
+    """A client that sends to an address before it is a Service's has an entry that leads nowhere."""
+    external = ADDRESSES["IPv4"]["external"]
+    node = AgentNode(tmp_path, "nftables")
+    try:
+        for number in (1, 2):
+            node.store.put(udp_service(number))
+            node.store.put(endpoint_slice(number, ports=(53,), target=5353, protocol="UDP"))
+        node.start()
+        insert("IPv4", "udp", external, 53, external, 53, 40000)
+        node.store.put(udp_service(1, externalIPs=[external]))
+        wait_for(lambda: external in node.kernel_text("nftables"))
+        assert 40000 in client_ports("IPv4")
+        node.store.put(endpoint_slice(2, count=1, ports=(53,), target=5353, protocol="UDP"))
+        wait_for(lambda: 40000 not in client_ports("IPv4"), 20.0)
+    finally:
+        node.close()
 
 
 def test_entries_of_tcp_and_of_services_without_serving_endpoints_are_kept():

@@ -31,7 +31,7 @@ from .probing.traffic import traffic_targets
 from .removal import leaving_stages, leftover_contexts, leftover_stages, policy_removal_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, ignored_policies, table_changes, unserved
 from .request import Report, Request
-from .runtime.ledger import flows_of, forget, may_be_stale, read_ledger, write_ledger
+from .runtime.ledger import flows_of, forget, read_ledger, write_ledger
 from .runtime.listeners import AskedListeners
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
@@ -280,17 +280,14 @@ class _Convergence:
         released = before.frontends - now.frontends if protocols else frozenset()
         with self.watch.stage("conntrack"):
             try:
-                if may_be_stale(before, now):
-                    from ..kernel.conntrack.socket import ConntrackSocket
-                    from ..kernel.conntrack.stale import delete_stale
+                from ..kernel.conntrack.socket import ConntrackSocket
+                from ..kernel.conntrack.stale import delete_stale
 
-                    with ConntrackSocket() as sock:
-                        for context, ports in families:
-                            family = context.family
-                            own = [item for item in released if not item.address or family_of(item.address) == family]
-                            self.conntrack_deleted += delete_stale(
-                                sock, family, ports.values(), settings.behaviour, own
-                            )
+                with ConntrackSocket() as sock:
+                    for context, ports in families:
+                        family = context.family
+                        own = [item for item in released if not item.address or family_of(item.address) == family]
+                        self.conntrack_deleted += delete_stale(sock, family, ports.values(), settings.behaviour, own)
                 write_ledger(directory, now)
             except KernelError as error:
                 self._note([str(error)])

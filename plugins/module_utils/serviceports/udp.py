@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The condition for deleting stale conntrack entries of UDP Services.
 
-kube-proxy 1.36 looks for stale entries only after a sync in which the endpoints of a Service with UDP ports changed. It
-keeps the entries of a Service without serving endpoints (pkg/proxy/conntrack).
+kube-proxy 1.36 looks for stale entries only after a sync in which the endpoints of a Service with UDP ports changed,
+and then for those of all Services. It keeps the entries of a Service without serving endpoints (pkg/proxy/conntrack).
 """
 
 from __future__ import annotations
@@ -27,8 +27,3 @@ def udp_digest(service_ports: Iterable[ServicePortInfo]) -> str:
         }
     )
     return hashlib.sha256(repr(serving).encode()).hexdigest() if serving else ""
-
-
-def udp_changed(before: str, now: str) -> bool:
-    """Return whether a Service may have stale entries, from its digests before and after a sync."""
-    return bool(now) and now != before

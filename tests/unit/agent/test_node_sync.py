@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from tests.lab import manifests
@@ -59,6 +60,36 @@ def test_a_change_is_applied_without_observing_the_kernel(bench):
     bench.sync.sync()
     assert names(bench) == {"10.96.0.1", "10.96.0.2"}
     assert bench.mode.resource.observed == observed
+
+
+def test_all_udp_services_are_examined_only_when_endpoints_of_one_changed(bench, monkeypatch):
+    examined = []
+
+    def record(_socket, _family, ports, *_rest):
+        examined.append(sorted(port.key.name for port in ports))
+        return 0
+
+    monkeypatch.setattr(proxier, "ConntrackSocket", lambda _progress: contextlib.nullcontext())
+    monkeypatch.setattr(proxier, "delete_stale", record)
+    port = manifests.port(53, protocol="UDP")
+
+    def endpoints(name, *addresses):
+        return manifests.endpoint_slice(name, [manifests.endpoint(item) for item in addresses], [port], namespace="d")
+
+    def sync(*objects):
+        bench.put(*objects)
+        bench.sync.request_if_needed()
+        bench.now += 2
+        bench.sync.sync()
+        return [examined.pop() for _ in examined[:]]
+
+    assert sync(endpoints("a", "10.244.1.1"), endpoints("b", "10.244.1.2"), endpoints("none")) == []
+    udp = [manifests.service(name, f"10.96.0.1{number}", [port], namespace="d") for number, name in enumerate("abc")]
+    assert sync(*udp) == [["a", "b"]]
+    assert sync({**udp[0], "spec": {**udp[0]["spec"], "externalIPs": ["192.0.2.9"]}}) == []
+    assert sync(service("web", 1), service("api", 2)) == []
+    assert sync(endpoints("b", "10.244.1.3")) == [["a", "b"]]
+    assert sync(endpoints("b")) == [["a"]]
 
 
 def test_nothing_is_due_without_a_change(bench):

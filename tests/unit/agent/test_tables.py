@@ -325,5 +325,7 @@ def test_summaries_count_what_gauges_and_conntrack_need():
     assert summaries.put(service, service_ports_of(state, service, CONTEXT)) is True
     assert summaries.health_counts == {service: 1}
     assert (summaries.totals.no_local_internal, summaries.totals.endpoints) == (0, 2)
-    assert summaries.put(service, ()) is False
+    assert summaries.udp_services == {service}
+    assert summaries.put(service, ()) is True
+    assert summaries.udp_services == set()
     assert summaries.totals == Summaries().totals and summaries.health_ports == {} == summaries.health_counts

@@ -277,7 +277,7 @@ def test_udp_frontends_share_addresses():
     one = route(protocol="UDP", external_ips=("50.60.70.81",), node_port=3001, endpoints=[endpoint("10.0.0.1")])
     two = route(name="b", protocol="UDP", cluster_ip="172.30.0.42", external_ips=("50.60.70.81",),
                 endpoints=[endpoint("10.0.0.2", state="T"), endpoint("10.0.0.3", state="ST")])  # fmt: skip
-    known = frontends("UDP", [one, two, route(name="c", endpoints=[endpoint("10.0.0.4")])])
+    known = frontends(["UDP"], [one, two, route(name="c", endpoints=[endpoint("10.0.0.4")])])["UDP"]
     external = bytes((50, 60, 70, 81, 0, 80))
     assert not known.is_stale(external, bytes((10, 0, 0, 1, 0, 80)))
     assert not known.is_stale(external, bytes((10, 0, 0, 3, 0, 80)))

@@ -246,9 +246,11 @@ class Proxier:
         return ended._replace(connections=ended.connections + self._adjustments.drop(port, endpoint))
 
     def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
-        """Delete stale entries of the Services that changed since the last call in a way that can make them stale.
+        """Delete stale entries, if Services changed since the last call in a way that can make entries stale.
 
-        Return their number and the seconds it took (0 if no Service changed). Raises KernelError.
+        Like kube-proxy 1.36, examine the entries of all UDP Services after the endpoints of any of them changed: so
+        those of addresses that a Service has got since then are found, too. Return how many were deleted and the
+        seconds it took (0 if no Service changed). Raises KernelError.
         """
         udp, self._udp_changed = self._udp_changed, set()
         changed, released = self._flows.pop()
@@ -256,7 +258,8 @@ class Proxier:
             return 0, 0.0
         started = time.monotonic()
         context = self.context.node
-        ports = [port for name in udp | changed for port in service_ports_of(state, name, context)]
+        examined = self.summaries.udp_services | changed if udp else changed
+        ports = (port for name in examined for port in service_ports_of(state, name, context))
         try:
             with ConntrackSocket(self._progress) as sock:
                 deleted = delete_stale(sock, self.family, ports, context.behaviour, released)

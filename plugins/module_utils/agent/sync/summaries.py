@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Sequence
+from typing import Dict, NamedTuple, Sequence, Set
 
 from ...cluster.model import NamespacedName
 from ...serviceports.info import ServicePortInfo
-from ...serviceports.udp import udp_changed, udp_digest
+from ...serviceports.udp import udp_digest
 
 
 class ServiceSummary(NamedTuple):
@@ -75,6 +75,8 @@ class Summaries:
         #: Health check node ports by Service, and how many ready endpoints each of these Services has on this node.
         self.health_ports: Dict[NamespacedName, int] = {}
         self.health_counts: Dict[NamespacedName, int] = {}
+        #: Services with serving UDP endpoints.
+        self.udp_services: Set[NamespacedName] = set()
 
     def __len__(self) -> int:
         return len(self._services)
@@ -88,7 +90,7 @@ class Summaries:
         return summary is not None and summary.served > 0
 
     def put(self, service: NamespacedName, service_ports: Sequence[ServicePortInfo]) -> bool:
-        """Replace the ServicePorts of a Service; return whether it may have stale conntrack entries."""
+        """Replace the ServicePorts of a Service; return whether its serving UDP endpoints changed."""
         before = self._services.pop(service, None)
         now = summarize(service_ports) if service_ports else None
         if now is not None:
@@ -101,7 +103,12 @@ class Summaries:
             self.health_counts.pop(service, None)
         self._count(before, -1)
         self._count(now, 1)
-        return udp_changed("" if before is None else before.udp, "" if now is None else now.udp)
+        udp = "" if now is None else now.udp
+        if udp:
+            self.udp_services.add(service)
+        else:
+            self.udp_services.discard(service)
+        return udp != ("" if before is None else before.udp)
 
     def _count(self, summary: ServiceSummary | None, sign: int) -> None:
         if summary is not None:

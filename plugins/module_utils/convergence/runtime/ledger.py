@@ -26,7 +26,7 @@ from ...kernel.files import remove_file
 from ...regular_files import open_regular, parse_json, read_regular
 from ...serviceports.flows import Frontend, frontends_of, serving_digest
 from ...serviceports.info import ServicePortInfo
-from ...serviceports.udp import udp_changed, udp_digest
+from ...serviceports.udp import udp_digest
 from ..family import FamilyServices
 from .state_directory import CONTROL_SOCKET, LEDGER, LEDGER_BYTES, control_socket
 
@@ -64,13 +64,6 @@ def udp_digests(families: Iterable[FamilyServices]) -> Dict[str, str]:
                 udp.setdefault(f"{context.family} {key.service}", []).append(info)
         digests.update({name: udp_digest(ports) for name, ports in udp.items()})
     return {name: digest for name, digest in digests.items() if digest}
-
-
-def may_be_stale(before: Flows, now: Flows) -> bool:
-    """Return whether any Service may have stale conntrack entries, by the records of two runs."""
-    if (before.frontends, before.serving) != (now.frontends, now.serving):
-        return True
-    return any(udp_changed(before.digests.get(name, ""), digest) for name, digest in now.digests.items())
 
 
 def _read(directory: str) -> Dict[str, Any]:

@@ -10,7 +10,7 @@ endpoint are deleted (kube-proxy 1.36, which does so for UDP alone; see ``servic
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Set
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Set
 
 from ...configuration.behaviour import Behaviour
 from ...serviceports.flows import Frontend, examined_protocols, frontends_of
@@ -40,28 +40,28 @@ class Frontends(NamedTuple):
 
 
 def frontends(
-    protocol: str,
+    protocols: Iterable[str],
     service_ports: Iterable[ServicePortInfo],
     released: Iterable[Frontend] = (),
     without_endpoints: bool = False,
-) -> Frontends:
-    """Return the frontends of the ServicePorts of a protocol, all of one family, and those that were ``released``.
+) -> Dict[str, Frontends]:
+    """Return the frontends of the ServicePorts of these protocols, and those that were ``released``, by protocol.
 
-    ServicePorts without a serving endpoint are omitted, so their entries are kept, unless ``without_endpoints``;
-    readiness, policies, topology and termination do not matter.
+    All are of one family. ServicePorts without a serving endpoint are omitted, so their entries are kept, unless
+    ``without_endpoints``; readiness, policies, topology and termination do not matter.
     """
-    found = Frontends({}, {})
+    known = {protocol: Frontends({}, {}) for protocol in protocols}
     for info in service_ports:
-        if info.key.protocol != protocol:
+        found = known.get(info.key.protocol)
+        if found is None:
             continue
         serving = {place(endpoint.ip, endpoint.port) for endpoint in info.endpoints if endpoint.serving}
         if serving or without_endpoints:
             for frontend in frontends_of(info):
                 _add(found, frontend, serving)
     for frontend in released:
-        if frontend.protocol == protocol:
-            _add(found, frontend, set())
-    return found
+        _add(known.setdefault(frontend.protocol, Frontends({}, {})), frontend, set())
+    return known
 
 
 def _add(found: Frontends, frontend: Frontend, serving: Set[bytes]) -> None:
@@ -93,19 +93,16 @@ def stale_identities(sock: ConntrackSocket, family: str, protocol: str, known: F
 def delete_stale(
     sock: ConntrackSocket,
     family: str,
-    service_ports: Collection[ServicePortInfo],
+    service_ports: Iterable[ServicePortInfo],
     behaviour: Behaviour,
-    released: Collection[Frontend] = (),
+    released: Iterable[Frontend] = (),
 ) -> int:
     """Delete the stale entries of ServicePorts, and of addresses that were ``released``, all of one family.
 
     Return their number. Raises KernelError.
     """
-    deleted = 0
-    examined = examined_protocols(behaviour)
-    for protocol in dict.fromkeys((*examined, *(item.protocol for item in released))):
-        # TCP connections through a Service that exists are kept: see ``endConnectionsOfDeletedServices``.
-        ports = service_ports if protocol in examined else ()
-        known = frontends(protocol, ports, released, behaviour.stale_flows_end)
-        deleted += sock.delete(family, stale_identities(sock, family, protocol, known))
-    return deleted
+    # TCP connections through a Service that exists are kept: see ``endConnectionsOfDeletedServices``.
+    known = frontends(examined_protocols(behaviour), service_ports, released, behaviour.stale_flows_end)
+    return sum(
+        sock.delete(family, stale_identities(sock, family, protocol, found)) for protocol, found in known.items()
+    )
