@@ -50,10 +50,7 @@ def _validate(configuration: KubeProxyConfiguration, modes: Sequence[str], probl
         problem("configSyncPeriod", "must be greater than 0")
     if configuration.logging.format not in _LOG_FORMATS:
         problem("logging.format", f"{shown(configuration.logging.format)} is not text or json")
-    _periods("iptables", configuration.iptables.sync_period, configuration.iptables.min_sync_period, problem)
-    validate_section = _SECTIONS.get(configuration.mode)
-    if validate_section is not None:
-        validate_section(configuration, problem)
+    _SECTIONS.get(configuration.mode, _iptables)(configuration, problem)
     _local_detection(configuration, problem)
     _node_port_addresses(configuration.node_port_addresses, problem)
     for name, value in (
@@ -79,6 +76,10 @@ def in_mode(configuration: KubeProxyConfiguration, mode: str) -> KubeProxyConfig
     return changed
 
 
+def _iptables(configuration: KubeProxyConfiguration, problem: Problem) -> None:
+    _periods("iptables", configuration.iptables.sync_period, configuration.iptables.min_sync_period, problem)
+
+
 def _ipvs(configuration: KubeProxyConfiguration, problem: Problem) -> None:
     ipvs = configuration.ipvs
     _periods("ipvs", ipvs.sync_period, ipvs.min_sync_period, problem)
@@ -100,7 +101,8 @@ def _nftables(configuration: KubeProxyConfiguration, problem: Problem) -> None:
         problem("nftables.masqueradeBit", f"{nftables.masquerade_bit} is not between 0 and 31")
 
 
-#: Sections that are validated only in the mode of the same name.
+#: Sections that are validated only in the mode of the same name, as by kube-proxy 1.36; other modes have the periods of
+#: the section iptables, whose other fields are validated in every mode when they are read.
 _SECTIONS = {IPVS: _ipvs, NFTABLES: _nftables}
 
 

@@ -297,6 +297,26 @@ def test_blocks_of_other_modes_are_not_validated():
         in_mode(load({}).configuration, "auto")
 
 
+@pytest.mark.parametrize(
+    ("mode", "periods"),
+    [
+        ("nftables", {"syncPeriod": "500ms"}),
+        ("ipvs", {"syncPeriod": "10s", "minSyncPeriod": "20s"}),
+        ("nftables", {"syncPeriod": "-1s", "minSyncPeriod": "-1s"}),
+    ],
+)
+def test_periods_of_the_iptables_block_are_validated_in_modes_that_use_them(mode, periods):
+    fields = {"iptables": periods}
+    accepted = load({**fields, "mode": mode}).configuration
+    for using in ("iptables", "userspace"):
+        with pytest.raises(ConfigurationError, match=r"iptables\.(m|s)"):
+            load({**fields, "mode": using})
+        with pytest.raises(ConfigurationError, match=r"iptables\.(m|s)"):
+            in_mode(accepted, using)
+    with pytest.raises(ConfigurationError, match="masqueradeBit"):
+        load({"mode": mode, "iptables": {"masqueradeBit": 32}})
+
+
 def test_all_problems_are_reported_together():
     with pytest.raises(ConfigurationError) as caught:
         load({"mode": "x", "bindAddress": "y", "conntrack": {"min": "z"}})
