@@ -170,6 +170,8 @@ def ip_family(value: object, field: str) -> str:
     raise Invalid(field, f"{shown(value)} is not IPv4 or IPv6")
 
 
+#: Results of :func:`special_use` for addresses that some fields may hold.
+LOOPBACK, LINK_LOCAL = "a loopback address", "a link-local address"
 _MAYBE_SPECIAL = ("0.", "127.", "169.254.", "224.0.0.", "255.", "::", "fe", "ff")
 
 
@@ -187,17 +189,17 @@ def special_use(canonical: str) -> str:
         if canonical == "::":
             return "the unspecified address"
         if canonical == "::1":
-            return "a loopback address"
+            return LOOPBACK
         if len(head) == 4 and head.startswith("ff") and head[3] == "2":
             return "a link-local multicast address"
-        return "a link-local address" if len(head) == 4 and head[:3] in ("fe8", "fe9", "fea", "feb") else ""
+        return LINK_LOCAL if len(head) == 4 and head[:3] in ("fe8", "fe9", "fea", "feb") else ""
     first, second = canonical.split(".", 2)[:2]
     if canonical == "0.0.0.0":
         return "the unspecified address"
     if first == "127":
-        return "a loopback address"
+        return LOOPBACK
     if canonical.startswith("224.0.0."):
         return "a link-local multicast address"
     if canonical == "255.255.255.255":
         return "the broadcast address"
-    return "a link-local address" if first == "169" and second == "254" else ""
+    return LINK_LOCAL if first == "169" and second == "254" else ""

@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ...addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
 from ..fields import (
+    LINK_LOCAL,
+    LOOPBACK,
     Invalid,
     address,
     dns_label,
@@ -95,7 +97,11 @@ def _created(raw: object, skipped: List[Invalid]) -> str:
 
 
 def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:
-    """Return the cluster IPs of IPv4 and IPv6, each empty if there is none. Raises Invalid."""
+    """Return the cluster IPs of IPv4 and IPv6, each empty if there is none. Raises Invalid.
+
+    Those of 169.254.0.0/16 are served in every mode, as by kube-proxy. IPv6 link-local ones belong to one interface, so
+    the address that ipvs mode binds to its device would not receive packets of others.
+    """
     first = address(cluster_ip, "spec.clusterIP")
     addresses: List[str] = []
     for index, value in enumerate(sequence(spec.get("clusterIPs"), "spec.clusterIPs")):
@@ -116,7 +122,7 @@ def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:
             reason = f"{item} is not of the family {family} of spec.ipFamilies[{index}]"
             raise Invalid(f"spec.clusterIPs[{index}]", reason)
         special = special_use(item)
-        if special:
+        if special and (special, family) != (LINK_LOCAL, IPV4):
             raise Invalid(f"spec.clusterIPs[{index}]", f"{item} is {special}")
         chosen[family] = item
     return chosen[IPV4], chosen[IPV6]
@@ -217,7 +223,7 @@ def _ingress_address(raw: object) -> str:
     if item is None or mode not in ("", "VIP"):
         return ""
     special = special_use(item)
-    if special and special not in ("a loopback address", "a link-local address"):
+    if special and special not in (LOOPBACK, LINK_LOCAL):
         raise Invalid("ip", f"{item} is {special}")
     return item
 

@@ -52,6 +52,7 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
         (service(ipFamilies=["IPv4", "IPv4"]), "spec.ipFamilies", "names one IP family twice"),
         (service(ipFamilies=["IPv5"]), "spec.ipFamilies[0]", "is not IPv4 or IPv6"),
         (service(clusterIP="127.0.0.1", clusterIPs=..., ipFamilies=...), "spec.clusterIPs[0]", "is a loopback address"),
+        (service(clusterIPs=["10.96.0.10", "fe80::a"]), "spec.clusterIPs[1]", "is a link-local address"),
         (service(ports="80"), "spec.ports", '"80" is not a list'),
         (service(ports=[80]), "spec.ports[0]", "80 is not an object"),
         (service(ports=[{}]), "spec.ports[0].port", "is missing"),

@@ -164,6 +164,11 @@ def test_objects_that_the_api_server_accepts_are_served():
     """Only multicast addresses of link-local scope are forbidden."""
     parsed = parse_object(service(externalIPs=["239.1.1.1", "ff0e::1", "240.0.0.1"]))
     assert isinstance(parsed, Service) and parsed.external_ips == ("239.1.1.1", "ff0e::1", "240.0.0.1")
+    parsed = parse_object(service(clusterIP="169.254.9.10", clusterIPs=["169.254.9.10", "fd00:96::a"]))
+    assert isinstance(parsed, Service) and (parsed.cluster_ip_v4, parsed.cluster_ip_v6) == (
+        "169.254.9.10",
+        "fd00:96::a",
+    )
     parsed = parse_object(endpoint_slice(endpoints=[{"addresses": ["239.1.1.1"]}]))
     assert isinstance(parsed, EndpointSlice) and len(parsed.endpoints) == 1
     parsed = parse_object(with_ingress({"ip": "127.0.0.1"}, {"ip": "169.254.0.9"}))
