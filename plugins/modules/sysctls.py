@@ -39,6 +39,9 @@ options:
         description:
           - A KubeProxyConfiguration from which to take the mode, strict ARP, C(route_localnet) and connection tracking,
             as the service proxy does when it starts. The other options of O(profile) take precedence.
+          - The module does not know the Node of the host. Where C(nodePortAddresses) contains C(primary), it assumes a
+            Node with an address of each IP family, so that C(primary) excludes 127.0.0.1. With a Node without an IPv4
+            address it does not, and the service proxy sets C(route_localnet) itself.
         type: dict
       strict_arp:
         description:

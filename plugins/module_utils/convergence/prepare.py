@@ -94,7 +94,5 @@ def wanted_node_sysctls(
     configuration: KubeProxyConfiguration, view: NodeView, contexts: Sequence[FamilyContext]
 ) -> Dict[str, Wanted]:
     """Return the kernel parameters that this node needs, by key."""
-    localhost = configuration.effective_localhost_node_ports and any(
-        context.settings.localhost_node_ports for context in contexts
-    )
+    localhost = any(context.settings.localhost_node_ports for context in contexts)
     return wanted_sysctls(configuration, view.facts, localhost)

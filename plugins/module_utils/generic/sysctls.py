@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ..cluster.model import Node
 from ..configuration.conntrack import conntrack_maximum
 from ..configuration.load import load
-from ..convergence.stages.sysctls import localhost_node_ports, profile_settings
+from ..configuration.model import KubeProxyConfiguration
+from ..convergence.stages.sysctls import profile_settings
 from ..errors import ConfigurationError, ProxyError
 from ..kernel import facts, modules, sysctl_profile, sysctls
 from ..kernel.files import FilesResource
+from ..rendering.build_settings import localhost_node_ports
 from ..resources import PlannedChange, difference
+from ..serviceports.node import node_addresses
 
 # The memory per entry depends on the kernel's build; 320 bytes is the usual size of struct nf_conn with extensions.
 _ENTRY_BYTES = 320
+
+# Replaces the Node, which the module does not know.
+_NODE = Node("", ("192.0.2.1", "2001:db8::1"), (), ())
 
 
 class SysctlPlan(NamedTuple):
@@ -55,11 +62,20 @@ def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> st
     )
 
 
+def _localhost(configuration: KubeProxyConfiguration) -> bool:
+    """Return whether node ports answer on 127.0.0.1, for a Node with an address of each family besides bindAddress.
+
+    A Node without an IPv4 address differs if nodePortAddresses is ``primary``: there the service proxy, which knows the
+    Node, sets route_localnet itself.
+    """
+    return localhost_node_ports(configuration, node_addresses(_NODE, configuration.bind_address))
+
+
 def profile_of(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile.Setting]:
     """Return the profile of a configuration, overridden by the other options of ``profile``."""
     version = facts.kernel_version(facts.kernel_release())
     loaded = load(options["configuration"] or {}, options["mode"] or "").configuration
-    settings = profile_settings(loaded, version, cores, localhost_node_ports(loaded))
+    settings = profile_settings(loaded, version, cores, _localhost(loaded))
     given = {name: options[name] for name in ("strict_arp", "route_localnet") if options[name] is not None}
     if options["conntrack"]:
         given["conntrack"], reason = _conntrack(options["conntrack"], cores)

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
+from ..addresses import IPV4
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.history.converged import converge
 from ..convergence.modes.choose import mode_without_node
 from ..convergence.render import render
+from ..convergence.request import Report, Request
+from ..rendering.build_settings import localhost_node_ports
+from ..serviceports.node import node_addresses
 from .earlier import question
 from .execution import warn, warning_lines
 from .requests import engine_request
@@ -54,6 +58,14 @@ def _unchanged(result: Dict[str, Any]) -> Dict[str, Any]:
     return {**kept, **own, "counts": {**result["counts"], **nothing}}
 
 
+def _kernel_settings(request: Request, report: Report) -> Dict[str, Any]:
+    """Return the kernel settings that the run has used; see :func:`.results.kernel_settings`."""
+    configuration = in_mode(request.configuration, report.mode)
+    own = node_addresses(request.cluster.nodes.get(report.node_name), configuration.bind_address)
+    localhost = IPV4 in report.families and localhost_node_ports(configuration, own)
+    return kernel_settings(configuration, report.ipvs_glue, localhost)
+
+
 def converged(module: AnsibleModule) -> Dict[str, Any]:
     """Converge the node to the requested state and return the result."""
     recorder = _recorder(module)
@@ -81,7 +93,7 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
         **report_result(report),
     }
     if request.state == "present":
-        result["kernel"] = kernel_settings(in_mode(request.configuration, report.mode), report.ipvs_glue)
+        result["kernel"] = _kernel_settings(request, report)
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
     if recorder is not None:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Sequence
 
-from ..addresses import IPV4
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.ipvs_glue import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
-from ..serviceports.node_ports import PRIMARY, node_port_addresses
-from ..serviceports.service_ports import of_family
 from .tables import difference_entry
 
 # Without a limit, one invalid object per tenant would make the result as large as the cluster.
@@ -94,24 +91,20 @@ def coverage_result(report: Report) -> Dict[str, Any]:
     }
 
 
-def kernel_settings(configuration: KubeProxyConfiguration, glue: str) -> Dict[str, Any]:
+def kernel_settings(configuration: KubeProxyConfiguration, glue: str, localhost: bool) -> Dict[str, Any]:
     """Return the settings that the role ``kernel`` makes persistent, as values of its variables.
 
-    ``configuration`` is that of the mode in effect, and ``glue`` the one of ipvs mode. Both the role and the service
-    proxy use these values, so that they never want different values of one kernel parameter.
+    ``configuration`` is that of the mode in effect, and ``glue`` the one of ipvs mode; ``localhost``: node ports answer
+    on 127.0.0.1. Both the role and the service proxy use these values, so that they never want different values of one
+    kernel parameter.
     """
     conntrack = configuration.conntrack
-    values = configuration.effective_node_port_addresses
-    named = tuple(value for value in values if value != PRIMARY)
-    # PRIMARY means the node's own address, which is never a loopback address.
-    chooses = PRIMARY not in values or of_family(named, IPV4)
-    loopback = bool(chooses) and node_port_addresses(named, IPV4).contains_loopback
     return {
         "mode": configuration.mode,
         "schedulers": list(configuration.effective_schedulers),
         "ipvs_glue": glue or AUTO,
         "strict_arp": configuration.effective_strict_arp,
-        "route_localnet": configuration.effective_localhost_node_ports and loopback,
+        "route_localnet": localhost,
         "conntrack": {
             "max_per_core": conntrack.max_per_core,
             "min": conntrack.min,

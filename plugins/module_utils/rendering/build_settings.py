@@ -17,7 +17,8 @@ from ..configuration.model import (
     NODE_CIDR,
     KubeProxyConfiguration,
 )
-from ..serviceports import node as node_identity
+from ..serviceports.node import NodeAddresses
+from ..serviceports.node import node_addresses as addresses_of_node
 from ..serviceports.node_ports import node_port_addresses, resolve_primary
 from ..serviceports.service_ports import of_family
 from ..serviceports.table import NodeContext
@@ -62,6 +63,20 @@ def local_traffic(
     return next((LocalTraffic("cidr", cidr) for cidr in cidrs if family_of(cidr) == family), None)
 
 
+def localhost_node_ports(configuration: KubeProxyConfiguration, own: NodeAddresses) -> bool:
+    """Return whether node ports answer on 127.0.0.1 of a node with these addresses.
+
+    They do in iptables mode, unless nodePortAddresses exclude loopback: so they do not with ``primary`` and an IPv4
+    address, but without one ``primary`` chooses no IPv4 address, which means all of them. Kernel parameters and rules
+    follow this decision alike, because route_localnet is safe only with the rule. Raises ConfigurationError for a value
+    of nodePortAddresses that is not a CIDR.
+    """
+    if not configuration.effective_localhost_node_ports:
+        return False
+    values = resolve_primary(configuration.effective_node_port_addresses, (own.ipv4, own.ipv6))
+    return node_port_addresses(values, IPV4).contains_loopback
+
+
 def dataplane_settings(
     configuration: KubeProxyConfiguration,
     family: str,
@@ -81,11 +96,10 @@ def dataplane_settings(
     ServiceCIDRs. The other facts: see :class:`DataplaneSettings`. Raises ConfigurationError for a value of
     nodePortAddresses that is not a CIDR.
     """
-    own = node_identity.node_addresses(node, configuration.bind_address)
+    own = addresses_of_node(node, configuration.bind_address)
     ordered = (own.ipv4, own.ipv6)
     chosen = node_port_addresses(resolve_primary(configuration.effective_node_port_addresses, ordered), family)
     addresses = tuple((interface, address) for interface, address in node_addresses if family_of(address) == family)
-    localhost = configuration.iptables.localhost_node_ports and family == IPV4 and chosen.contains_loopback
     return DataplaneSettings(
         family=family,
         node_name=node_name,
@@ -96,7 +110,7 @@ def dataplane_settings(
         node_port_cidrs=() if chosen.match_all else chosen.cidrs,
         node_port_addresses=chosen.node_ips(addresses),
         node_addresses=addresses,
-        localhost_node_ports=localhost,
+        localhost_node_ports=family == IPV4 and localhost_node_ports(configuration, own),
         conntrack_liberal=conntrack_liberal,
         random_fully=random_fully,
         nfacct_counters=tuple(nfacct_counters),

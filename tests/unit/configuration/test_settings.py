@@ -89,7 +89,7 @@ def test_settings_of_a_family():
     assert found.node_port_cidrs == () and found.node_port_addresses == ("127.0.0.1", "172.18.0.2", "192.0.2.9")
     assert found.node_addresses == INTERFACES[:3]
     assert found.conntrack_liberal and found.random_fully and found.nfacct_counters == ("a",)
-    assert found.localhost_node_ports
+    assert not found.localhost_node_ports and settings().localhost_node_ports, "in iptables mode only"
     v6 = settings(IPV6, mode="ipvs", ipvs={"excludeCIDRs": ["10.9.0.0/16", "fd00:9::/64"]})
     assert (v6.node_ip, v6.exclude_cidrs, v6.node_port_addresses) == ("fd00::2", ("fd00:9::/64",), ("::1", "fd00::2"))
     assert not v6.localhost_node_ports

@@ -7,30 +7,16 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, Tuple
 
-from ...addresses import IPV4
 from ...configuration.conntrack import conntrack_maximum
-from ...configuration.model import PRIMARY, KubeProxyConfiguration
+from ...configuration.model import KubeProxyConfiguration
 from ...kernel.facts import NodeFacts
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
 from ...kernel.sysctls import TCP_BE_LIBERAL, SysctlsResource, Wanted, resolve, unchangeable
 from ...resources import Stage
-from ...serviceports.node_ports import node_port_addresses
 
 
 def _whole_seconds(seconds: float) -> int | None:
     return int(seconds) if seconds >= 1 else None
-
-
-def localhost_node_ports(configuration: KubeProxyConfiguration) -> bool:
-    """Return whether node ports answer on 127.0.0.1: in iptables mode, unless nodePortAddresses excludes loopback.
-
-    Addresses of the node itself (``primary``) never include loopback. Raises ConfigurationError.
-    """
-    given = configuration.effective_node_port_addresses
-    cidrs = [value for value in given if value != PRIMARY]
-    if not configuration.effective_localhost_node_ports or (given and not cidrs):
-        return False
-    return node_port_addresses(cidrs, IPV4).contains_loopback
 
 
 def profile_settings(
@@ -38,7 +24,7 @@ def profile_settings(
 ) -> ProfileSettings:
     """Return the settings that determine a node's parameters, as kube-proxy 1.36 derives them from its configuration.
 
-    ``localhost``: node ports answer on 127.0.0.1 (iptables mode).
+    ``localhost``: node ports answer on 127.0.0.1; see :func:`.rendering.build_settings.localhost_node_ports`.
     """
     conntrack = configuration.conntrack
     return ProfileSettings(

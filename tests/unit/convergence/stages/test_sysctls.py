@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Node
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.render import render
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import sysctls as stages
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.sysctls import (
-    localhost_node_ports,
     tracks_liberally,
     wanted_sysctls,
 )
@@ -23,6 +25,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls imp
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import node_facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import wanted_values
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import unchangeable
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import complete
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.build_settings import dataplane_settings
 
 # The module needs Ansible, which the environments of the oldest and newest Python lack.
 pytest.importorskip("ansible")
@@ -32,6 +36,7 @@ LEFT_ALONE = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeo
 MAXIMUM = "net.netfilter.nf_conntrack_max"
 LOCALNET = "net.ipv4.conf.all.route_localnet"
 ARP = "net.ipv4.conf.all.arp_ignore"
+NODE = Node("node-1", ("172.18.0.2", "fd00::2"), (), ())
 OPTIONS = {
     **dict.fromkeys(("mode", "strict_arp", "route_localnet", "estimation", "conntrack", "reserved_node_ports")),
     **dict.fromkeys(("netdev_max_backlog", "configuration")),
@@ -42,6 +47,11 @@ OPTIONS = {
 def at_boot(configuration, **options):
     """Return the module's parameters for a configuration on this machine."""
     return wanted_values(profile_of({**OPTIONS, "configuration": configuration, **options}, node_facts().cores))
+
+
+def rendered_settings(configuration, node):
+    """Return the settings from which a convergence derives rules and kernel parameters."""
+    return dataplane_settings(configuration, IPV4, node_name="node-1", node=node, node_addresses=())
 
 
 @pytest.mark.parametrize(
@@ -59,6 +69,10 @@ def at_boot(configuration, **options):
         ({"nodePortAddresses": ["192.0.2.0/24"]}, {MAXIMUM}, {LOCALNET}),
         ({"nodePortAddresses": ["127.0.0.0/8", "192.0.2.0/24"]}, {LOCALNET}, set()),
         ({"nodePortAddresses": ["primary"]}, set(), {LOCALNET}),
+        ({"nodePortAddresses": ["primary", "fd00::/8"]}, set(), {LOCALNET}),
+        ({"nodePortAddresses": ["primary", "127.0.0.0/8"]}, {LOCALNET}, set()),
+        ({"nodePortAddresses": ["primary"], "bindAddress": "192.0.2.7"}, set(), {LOCALNET}),
+        ({"nodePortAddresses": ["primary"], "bindAddress": "127.0.0.1"}, {LOCALNET}, set()),
         ({"nodePortAddresses": ["::1/128"]}, {LOCALNET}, set()),
         ({"mode": "ipvs", "ipvs": {"strictARP": True}}, {ARP}, {LOCALNET}),
         ({"mode": "ipvs"}, set(), {ARP, LOCALNET}),
@@ -68,8 +82,30 @@ def at_boot(configuration, **options):
 def test_boot_and_agent_agree(configuration, there, absent):
     loaded = load(configuration).configuration
     found = at_boot(configuration)
-    assert found == wanted_sysctls(loaded, node_facts(), localhost_node_ports(loaded))
+    assert found == wanted_sysctls(loaded, node_facts(), rendered_settings(loaded, NODE).localhost_node_ports)
     assert there <= set(found) and not absent & set(found)
+
+
+@pytest.mark.parametrize(
+    ("node", "families", "expected"),
+    [
+        (NODE, ("IPv4", "IPv6"), False),
+        (NODE._replace(internal_ips=("fd00::2",)), ("IPv6", "IPv4"), True),
+        (NODE._replace(internal_ips=("fd00::2",)), ("IPv6",), False),
+        (None, ("IPv4", "IPv6"), True),
+    ],
+    ids=["IPv4 address", "IPv6 only", "IPv4 not served", "no Node"],
+)
+def test_the_role_kernel_gets_what_the_convergence_decided(node, families, expected):
+    """An address that ``primary`` means may be unknown, and then it means all addresses."""
+    configuration = load({"mode": "iptables", "nodePortAddresses": ["primary"]}).configuration
+    cluster = ClusterState()
+    cluster.nodes.update({} if node is None else {node.name: node})
+    report = SimpleNamespace(mode="iptables", node_name="node-1", families=families, ipvs_glue="")
+    found = complete._kernel_settings(Request(cluster, configuration), report)
+    assert found["route_localnet"] is expected
+    if "IPv4" in families:
+        assert rendered_settings(configuration, node).localhost_node_ports is expected
 
 
 def test_explicit_values_override_the_configuration():
