@@ -75,7 +75,8 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
     """Compute the facts of a node from its settings.
 
     Node ports answer on all addresses of the node except those of the dummy device; when nodePortAddresses restrict
-    them, on the addresses in these ranges, and then kube-proxy does count the dummy device's.
+    them, on the addresses of the settings in these ranges. Those of a node never have the dummy device's, while
+    kube-proxy 1.36 counts them if a range contains them, and so opens node ports on addresses of Services.
     """
     others = [address for interface, address in settings.node_addresses if interface != DEVICE]
     owned = [address for address in others if is_node_address(address)]
