@@ -16,7 +16,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 IPV4 = "IPv4"
 IPV6 = "IPv6"
 FAMILIES: Tuple[str, str] = (IPV4, IPV6)
-#: The address of each family that stands for none, or for all addresses of the node.
+#: The address of each family that means no address, or all addresses of the node.
 UNSPECIFIED: Dict[str, str] = {IPV4: "0.0.0.0", IPV6: "::"}
 
 _MAPPED = b"\x00" * 10 + b"\xff\xff"

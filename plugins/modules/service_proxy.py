@@ -234,7 +234,7 @@ refused_count:
   type: int
   returned: success
   sample: 0
-skipped:
+refused_parts:
   description:
     - The first 100 invalid parts of objects, such as addresses and endpoints. They were skipped, while the rest of the
       object is served. The keys are those of RV(refused).
@@ -242,7 +242,7 @@ skipped:
   elements: dict
   returned: success
   sample: []
-skipped_count:
+refused_parts_count:
   description: Number of invalid parts of objects that were skipped.
   type: int
   returned: success

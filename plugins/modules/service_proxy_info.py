@@ -185,7 +185,7 @@ refused_count:
   type: int
   returned: a source of the cluster state is given
   sample: 0
-skipped:
+refused_parts:
   description:
     - The first 100 invalid parts of objects of the cluster, as returned by M(kubenode.proxy.service_proxy). They are
       skipped.
@@ -193,7 +193,7 @@ skipped:
   elements: dict
   returned: a source of the cluster state is given
   sample: []
-skipped_count:
+refused_parts_count:
   description: Number of invalid parts of objects that are skipped.
   type: int
   returned: a source of the cluster state is given
@@ -384,7 +384,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Ki
 
 # Entries of these tables that the service proxy set cannot be distinguished from those of other programs.
 SHARED = (label(Kind.MODULES), label(Kind.SYSCTLS))
-COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count", "skipped", "skipped_count")
+COMPARED = (
+    *("changes", "counts", "mode", "mode_reason"),
+    *("refused", "refused_count", "refused_parts", "refused_parts_count"),
+)
 
 
 def about_node(module: AnsibleModule) -> Dict[str, Any]:

@@ -93,7 +93,7 @@ def _other_family_warnings(configuration: KubeProxyConfiguration, primary_family
         ("metricsBindAddress", configuration.metrics_bind_address),
     ):
         address = split_host_port(value)[0]
-        # The unspecified address of either family stands for all addresses of the node.
+        # The unspecified address of either family means all addresses of the node.
         if address not in UNSPECIFIED.values() and family_of(address) != primary_family:
             warnings.append(f"{name}: {value} {text}")
     return warnings

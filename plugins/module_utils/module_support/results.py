@@ -21,12 +21,15 @@ _NAMED_ENTRIES = 3
 
 
 def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Dict[str, Any]:
-    """Return ``refused`` and ``skipped`` (the first 100 of each as dictionaries), and the number of each."""
+    """Return the first 100 ``refused`` objects and ``refused_parts`` as dictionaries, and the number of each.
+
+    The parts are not called ``skipped`` here: Ansible takes a task with a result of that name as skipped.
+    """
     return {
         "refused": [refusal._asdict() for refusal in refused[:REFUSED_LIMIT]],
         "refused_count": len(refused),
-        "skipped": [part._asdict() for part in skipped[:REFUSED_LIMIT]],
-        "skipped_count": len(skipped),
+        "refused_parts": [part._asdict() for part in skipped[:REFUSED_LIMIT]],
+        "refused_parts_count": len(skipped),
     }
 
 

@@ -57,6 +57,21 @@ def returned(items, path=""):
         yield from returned(item.get("contains") or {}, f"{path}{name}.")
 
 
+# Results with a meaning for Ansible itself: those that change how a task counts, and those of loops, retries, facts and
+# asynchronous tasks.
+ANSIBLE_RESULTS = {
+    *("ansible_facts", "ansible_job_id", "add_group", "add_host", "attempts", "deprecations", "exception", "failed"),
+    *("failed_when_result", "finished", "invocation", "item", "results", "results_file", "retries", "skip_reason"),
+    *("skipped", "started", "stopped_at", "unreachable", "warnings"),
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_result_has_a_meaning_for_ansible(module):
+    """With a result ``skipped``, for example, a task counts as skipped, and its changes and handlers are lost."""
+    assert not ANSIBLE_RESULTS.intersection(MODULES[module])
+
+
 SAMPLES = [
     pytest.param(item, item["sample"], id=f"{module}-{path}")
     for module, items in MODULES.items()

@@ -286,9 +286,9 @@ class NodeSync:
         """Follow a change of this node's Node object.
 
         ``rebuild`` sets the node up again. It is called when the Node becomes known, and when addresses or podCIDRs on
-        which the settings depend have changed; kube-proxy has to be restarted for that (contract 1.10). Values that the
-        Node has lost remain in effect, since without them node ports would answer on more addresses than before, and
-        no traffic of pods would be recognised.
+        which the settings depend have changed; kube-proxy must be restarted for that (its pkg/proxy/node.go). Values
+        that the Node has lost remain in effect, since without them node ports would answer on more addresses than
+        before, and no traffic of pods would be recognised.
         """
         node = self._view.state.nodes.get(name)
         if node is None:
