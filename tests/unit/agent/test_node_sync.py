@@ -103,7 +103,7 @@ def test_an_external_change_is_repaired_and_counted(bench):
     bench.table.clear()
     bench.sync.syncer.suspects["IPv4"] = "a test"
     bench.sync.sync()
-    assert len(bench.table) == lost and bench.sync.syncer.drift_repaired == lost
+    assert len(bench.table) == lost and bench.sync.syncer.repairs.count == lost
     assert 'msg="repaired external changes"' in bench.text.getvalue()
     assert bench.sync.drift.syncs[-1] == (True, True)
     ((about, _kind, reason, _action, note),) = bench.events
@@ -212,7 +212,7 @@ def test_everything_is_checked_after_the_period_and_not_before(monkeypatch, conf
         assert bench.sync.syncer.suspects == {"IPv4": "regular check"} and bench.sync.schedule.requested
         bench.table.popitem()
         bench.sync.sync()
-    assert bench.sync.syncer.drift_repaired == 2
+    assert bench.sync.syncer.repairs.count == 2
 
 
 def test_an_empty_node_that_was_filled_is_checked_as_well(monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import parameters
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import Syncer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.repairs import Repairs
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import sysctls as node_sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import (
@@ -85,20 +85,20 @@ def test_read_only_parameters_are_skipped(kernel):
 def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monkeypatch):
     stream, metrics, events = io.StringIO(), Metrics(), []
     log = Log(stream)
-    parts = {"metrics": metrics, "surface": None, "log": log, "limited": LimitedLog(log)}
-    syncer = Syncer(None, None, **parts, post=lambda *event: events.append((event[2], event[4])))
+    parts = {"metrics": metrics, "log": log, "limited": LimitedLog(log)}
+    repairs = Repairs(**parts, post=lambda *event: events.append((event[2], event[4])))
     kernel(CLOSE_WAIT).write_text("60\n")
-    syncer.repair_parameters(WANTED)
-    assert syncer.drift_repaired == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()
+    repairs.repair_parameters(WANTED)
+    assert repairs.count == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()
     monkeypatch.setattr(node_sysctls, "SysctlsResource", functools.partial(Refusing, root=str(tmp_path)))
     kernel(FORWARD).write_text("0\n")
     for _look in range(3):
-        syncer.repair_parameters(WANTED)
-    assert stream.getvalue().count("cannot be restored") == 1 and syncer.drift_repaired == 1
+        repairs.repair_parameters(WANTED)
+    assert stream.getvalue().count("cannot be restored") == 1 and repairs.count == 1
     kernel(FORWARD).write_text("1\n")
-    syncer.repair_parameters(WANTED)
+    repairs.repair_parameters(WANTED)
     kernel(FORWARD).write_text("0\n")
-    syncer.repair_parameters(WANTED)
+    repairs.repair_parameters(WANTED)
     assert stream.getvalue().count("cannot be restored") == 2
     assert [reason for reason, _note in events] == ["DriftRepaired", "DriftNotRepaired", "DriftNotRepaired"]
     assert events[0][1] == f"kernel parameters: {CLOSE_WAIT} from 60 to 3600" and FORWARD in events[1][1]

@@ -98,7 +98,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "lastSync": round(state.sync.last_sync_end, 3),
         "lastError": state.sync.syncer.last_error,
         "syncs": state.sync.syncer.syncs,
-        "driftRepaired": state.sync.syncer.drift_repaired,
+        "driftRepaired": state.sync.syncer.repairs.count,
         "refused": [str(refusal) for refusal in (*view.state.refusals, *view.state.skipped)],
         "ignored": _ignored(proxiers),
         "conflicts": [str(conflict) for conflict in view.state.conflicts],

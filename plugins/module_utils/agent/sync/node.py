@@ -358,7 +358,7 @@ class NodeSync:
 
     def _repair_parameters(self) -> None:
         if self.proxiers is not None:
-            self.syncer.repair_parameters(self.proxiers.sysctls)
+            self.syncer.repairs.repair_parameters(self.proxiers.sysctls)
             self._parameters.start(PARAMETERS_SECONDS)
 
     def _drain(self) -> None:

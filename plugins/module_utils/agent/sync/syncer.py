@@ -13,7 +13,6 @@ from typing import (
     FrozenSet,
     Iterator,
     List,
-    Mapping,
     NamedTuple,
     Optional,
     Sequence,
@@ -25,12 +24,9 @@ from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
 from ...convergence.report import conflict_warnings
 from ...errors import KernelError, ProxyError
-from ...kernel.sysctls import SysctlsResource, Wanted
 from ...preflight.cluster_state import loss_findings
 from ...resources import PlannedChange
-from ..api.events import WARNING, Post
-from ..drift.attribution import attributed
-from ..drift.parameters import repair_parameters
+from ..api.events import Post
 from ..source.first_services import FIRST_SERVICES
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
@@ -40,6 +36,7 @@ from ..surface.service_health import FailedPort
 from ..surface.surface import Surface
 from .losses import LossWatch
 from .proxier import Proxier, SyncResult
+from .repairs import Repairs
 from .setup import Proxiers
 from .sync_metrics import FULL, PARTIAL, SyncMetrics
 
@@ -104,7 +101,6 @@ class Syncer:
         self.begun: FrozenSet[NamespacedName] = frozenset()
         self.last_error = ""
         self.syncs = 0
-        self.drift_repaired = 0
         #: Called after each sync of a family with its changes.
         self.applied: Callable[[str, Sequence[PlannedChange]], None] = lambda _family, _changes: None
         self._health = health
@@ -112,16 +108,11 @@ class Syncer:
         self.measures = SyncMetrics(metrics)
         self.surface = surface
         self._log = log
-        self._limited = limited
-        self._post = post
+        self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post)
         self._conflicts: Tuple[Conflict, ...] = ()
         self.losses = losses or LossWatch(50.0, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
-        # Families whose repair failed because another program made changes at the same time, with the reason for the
-        # repair.
-        self._unrepaired: Dict[str, str] = {}
-        self._refused_parameters: List[str] = []
         self._unserved: Set[str] = set()
 
     def start(self, proxy: Proxiers) -> SyncOutcome:
@@ -235,7 +226,7 @@ class Syncer:
             except ProxyError as error:
                 succeeded = False
                 if suspicion:
-                    self._not_repaired(family, suspicion, error)
+                    self.repairs.failed(family.family, suspicion, error)
                 self.measures.count_failure(proxy, family, kind, error)
                 self._family_failed(family, str(error))
                 continue
@@ -263,9 +254,9 @@ class Syncer:
         result = self._apply(family, full=family.needs_full)
         repaired = 0
         if kind == FULL:
-            unrepaired = self._unrepaired.pop(family.family, "")
+            unrepaired = self.repairs.pop_unrepaired(family.family)
             if unrepaired:
-                self._report_repair(family, unrepaired, result, time.monotonic() - started)
+                self.repairs.succeeded(family.family, unrepaired, result, time.monotonic() - started)
         elif suspicion:
             repaired = self._repair(family, suspicion)
         filling = self._filling.pop(family.family, 0.0)
@@ -295,60 +286,7 @@ class Syncer:
         """Observe a family without pending changes, in which every difference is an external change; repair it."""
         started = time.monotonic()
         result = self._apply(family, full=True)
-        return self._report_repair(family, suspicion, result, time.monotonic() - started)
-
-    def _report_repair(self, family: Proxier, suspicion: str, result: SyncResult, seconds: float) -> int:
-        """Count the repaired entries and log them in one line; return their number."""
-        count = sum(len(item.change) for item in result.changes)
-        self.drift_repaired += count
-        for item in result.changes:
-            self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
-        if count:
-            what = attributed(result.changes)
-            written = self._limited.warning(
-                ("repair", family.family),
-                "repaired external changes",
-                family=family.family,
-                noticed_by=suspicion,
-                **what,
-                entries=count,
-                seconds=round(seconds, 4),
-            )
-            if written:
-                words = "; ".join(f"{word}: {text}" for word, text in what.items())
-                self._post(None, WARNING, "DriftRepaired", "Repair", f"{family.family}: {words}")
-        else:
-            self._log.debug("nothing to repair", family=family.family, noticed_by=suspicion)
-        return count
-
-    def _not_repaired(self, family: Proxier, suspicion: str, error: ProxyError) -> None:
-        """Remember a repair that failed, for the next sync, and post an Event about the first failure."""
-        if family.family not in self._unrepaired:
-            note = f"{family.family}: external changes are not repaired yet ({suspicion}): {error}"
-            self._post(None, WARNING, "DriftNotRepaired", "Repair", note)
-        self._unrepaired[family.family] = suspicion
-
-    def repair_parameters(self, wanted: Mapping[str, Wanted]) -> None:
-        """Restore kernel parameters that another program has changed, and count them as drift.
-
-        What the kernel refuses is logged once, until something else is refused.
-        """
-        try:
-            repaired, refused = repair_parameters(wanted)
-        except KernelError as error:
-            repaired, refused = {}, [str(error)]
-        if repaired:
-            self.drift_repaired += len(repaired)
-            self._metrics.drift_repaired.labels(SysctlsResource.kind, SysctlsResource.family).inc(len(repaired))
-            what = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in repaired.items())
-            text = "restored kernel parameters that another program had changed"
-            if self._limited.warning("parameters", text, parameters=what):
-                self._post(None, WARNING, "DriftRepaired", "Repair", f"kernel parameters: {what}")
-        if refused and refused != self._refused_parameters:
-            reason = "; ".join(refused)
-            self._log.warning("kernel parameters cannot be restored", reason=reason)
-            self._post(None, WARNING, "DriftNotRepaired", "Repair", f"kernel parameters: {reason}")
-        self._refused_parameters = refused
+        return self.repairs.succeeded(family.family, suspicion, result, time.monotonic() - started)
 
     def _clean_conntrack(self, family: Proxier) -> int:
         """Delete stale entries. Services work without it, so a failure is only logged and the next sync retries."""
