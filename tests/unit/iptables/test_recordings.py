@@ -10,12 +10,14 @@ these rules are compared as a sorted list, except for the last one.
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any, Dict, List, Mapping, Tuple
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV4, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.iptables import IPTABLES_MODE
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import canonical_rule
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import (
@@ -100,6 +102,21 @@ def test_rendering_equals_what_kube_proxy_programmed(step: Step) -> None:
         desired = RENDERING.desired_tables(routes, settings)["chains"]
         observed = observed_table(parse_save(text), family, ownership(settings))
         assert comparable(desired) == comparable(observed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rules_are_counted_as_kube_proxy_counted_them(family: str) -> None:
+    """kube-proxy's gauges have the lines of the chains; the jumps from built-in chains are not among them."""
+    step = next(step for step in STEPS if step.case == "health-and-metrics")
+    state = ClusterState.from_objects(step.objects)
+    node = state.nodes["node1"]
+    service_ports = all_service_ports(state, NodeContext(family, "node1", node.zone))
+    tables = RENDERING.desired_tables(service_ports, settings_of(step, family, node.pod_cidrs))
+    text = (CASES / step.case / "metrics-iptables.txt").read_text()
+    for gauge in ("total", "last"):
+        series = rf'^kubeproxy_sync_proxy_rules_iptables_{gauge}{{ip_family="{family}",table="(\w+)"}} (\d+)$'
+        counted = {table: int(rules) for table, rules in re.findall(series, text, re.MULTILINE)}
+        assert IPTABLES_MODE.rule_counts(tables) == counted
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -19,7 +19,7 @@ from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ...rendering.iptables.mode import RENDERING
 from ...rendering.iptables.names import endpoint_chain
 from ...rendering.iptables.observed_order import in_observed_order
-from ...rendering.iptables.tables import CHAINS, ChainKey
+from ...rendering.iptables.tables import CHAINS
 from ...resources import Stage
 from ...serviceports.info import ServicePortInfo
 from ..family import FamilyContext, FamilyTables
@@ -89,11 +89,15 @@ class IptablesMode(Mode):
         return of_chains(context.variant, frontends, handles) if context.variant is not None else []
 
     def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:
-        """Count the rules of the tables filter and nat, jumps into our chains included."""
+        """Count the rules of our chains in the tables filter and nat.
+
+        Jumps from built-in chains do not count: kube-proxy counts the lines of its input for iptables-restore, and
+        inserts jumps by calls of iptables.
+        """
         counts = {"filter": 0, "nat": 0}
         for key, rules in tables.get(CHAINS, {}).items():
-            if key.table in counts:
-                counts[key.table] += len(rules) if isinstance(key, ChainKey) and isinstance(rules, tuple) else 1
+            if key.table in counts and isinstance(rules, tuple):
+                counts[key.table] += len(rules)
         return counts
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
