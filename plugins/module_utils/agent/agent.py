@@ -13,6 +13,7 @@ import contextlib
 import signal
 from typing import Optional
 
+from ..addresses import FAMILIES
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
 from ..convergence.modes.registry import with_listeners
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
@@ -293,7 +294,7 @@ class Agent:
 
     def _apply(self, batch: Batch) -> None:
         view = self.source.view
-        services, slices = view.apply(batch)
+        services, slices, families = view.apply(batch)
         if services:
             self.parts.metrics.service_changes.inc(services)
             self.parts.metrics.service_changes_pending.set(view.pending_services)
@@ -303,12 +304,15 @@ class Agent:
         if self.views.preliminary:
             return
         if batch.kind == NODES.kind:
-            parts = self.parts
+            parts, dirty = self.parts, len(view.dirty)
             self.sync.node_changed(parts.node_name, lambda: self.sync.rebuild(parts.request(parts.configuration)))
+            if len(view.dirty) > dirty:
+                # Every Service depends on this node's zone, in every family.
+                families = frozenset(FAMILIES)
         elif batch.kind == SERVICE_CIDRS.kind:
             self.sync.refresh_addresses_soon()
-        if view.dirty:
-            self.sync.note_queued()
+        if families:
+            self.sync.note_queued(families)
         self._save_soon()
 
     def _save_soon(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 
+from ..addresses import FAMILIES, IPV4, IPV6
 from ..errors import Refusal
 from .claims import Claim, Claims, Conflict
 from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
@@ -17,6 +18,9 @@ from .static import StaticObjects
 
 _NOTHING: FrozenSet[NamespacedName] = frozenset()
 _NO_SLICES: Slices = {}
+_NO_FAMILIES: FrozenSet[str] = frozenset()
+_EVERY_FAMILY: FrozenSet[str] = frozenset(FAMILIES)
+_FAMILIES: Mapping[str, FrozenSet[str]] = {family: frozenset((family,)) for family in FAMILIES}
 
 Rising = Mapping[Tuple[str, int], int]
 """How many eighths of their weight endpoints have reached, by address and port; at least one."""
@@ -92,6 +96,25 @@ class ClusterState:
     def slices_of(self, service: NamespacedName) -> Slices:
         """Return the EndpointSlices that belong to a Service, by name; empty if there are none."""
         return self._slices.of(service)
+
+    def families_of(self, key: ObjectKey) -> FrozenSet[str]:
+        """Return the families that an object concerns; none if it is a Service or EndpointSlice that is absent."""
+        if key.kind == "EndpointSlice":
+            owner = self._slice_owners.get(key)
+            item = None if owner is None else self._slices_by_owner(owner).get(owner, key.name)
+            return _NO_FAMILIES if item is None else _FAMILIES[item.family]
+        if key.kind == "Service":
+            return self.families_of_service(NamespacedName(key.namespace, key.name))
+        return _EVERY_FAMILY
+
+    def families_of_service(self, key: NamespacedName) -> FrozenSet[str]:
+        """Return the families of a Service's cluster IPs; none if it is absent."""
+        service = self.services.get(key)
+        if service is None:
+            return _NO_FAMILIES
+        if not service.cluster_ip_v4:
+            return _FAMILIES[IPV6]
+        return _EVERY_FAMILY if service.cluster_ip_v6 else _FAMILIES[IPV4]
 
     def lost_claims(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
         """Return the claims of a Service that were assigned to another Service; empty for nearly all Services."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from types import SimpleNamespace
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
@@ -34,9 +35,10 @@ from tests.lab import manifests
 class DictResource(Resource):
     """A table held in a dictionary. ``failure``: the error of the next change."""
 
-    kind, family, atomic = RESOURCE, "IPv4", True
+    kind, atomic = RESOURCE, True
 
-    def __init__(self):
+    def __init__(self, family):
+        self.family = family
         self.table = {}
         self.failure = ""
         self.observed = 0
@@ -62,16 +64,17 @@ class DictResource(Resource):
 
 
 class DictMode(Mode):
-    """nftables mode with its table in a dictionary."""
+    """nftables mode with the table of each family in a dictionary. ``resource``: that of IPv4."""
 
     rendering = RENDERING
     subsystems = Subsystems(nftables=True)
 
     def __init__(self):
-        self.resource = DictResource()
+        self.resources = {family: DictResource(family) for family in FAMILIES}
+        self.resource = self.resources["IPv4"]
 
     def stages(self, configuration, families, handles, loaded=True):
-        return [Stage(self.resource, tables[RESOURCE]) for _context, tables in families]
+        return [Stage(self.resources[context.family], tables[RESOURCE]) for context, tables in families]
 
 
 class Drift:
@@ -97,11 +100,14 @@ def service(name, number):
 
 
 class SyncBench:
-    """A node that is set up but has not synced yet. ``text``: the log. ``schedulers``: those that the kernel has."""
+    """A node that is set up but has not synced yet. ``text``: the log. ``schedulers``: those that the kernel has.
+
+    ``families``: those that the node serves.
+    """
 
     SETTINGS = DataplaneSettings("IPv4", "n1", "192.0.2.1")
 
-    def __init__(self, monkeypatch, configuration=None, schedulers=()):
+    def __init__(self, monkeypatch, configuration=None, schedulers=(), families=("IPv4",)):
         self.now = 1000.0
         self.text = io.StringIO()
         log = Log(self.text)
@@ -113,7 +119,11 @@ class SyncBench:
         self.failed_ports = []
         self.events = []
         settings = self.SETTINGS._replace(schedulers=frozenset(schedulers))
-        self.context = FamilyContext(settings, NodeContext("IPv4", "n1", ""), None)
+        self.contexts = [
+            FamilyContext(settings._replace(family=family), NodeContext(family, "n1", ""), None) for family in families
+        ]
+        self.context = self.contexts[0]
+        self.health = ProxyHealth(60.0, lambda: self.now)
         surface = SimpleNamespace(
             configure=lambda _configuration: None,
             keep_families=lambda _families: None,
@@ -124,7 +134,7 @@ class SyncBench:
         self.sync = node.NodeSync(
             load(configuration or {}, "").configuration,
             view=self.view,
-            health=ProxyHealth(60.0),
+            health=self.health,
             metrics=self.metrics,
             surface=surface,
             ports=SimpleNamespace(report=self.failed_ports.extend),
@@ -140,13 +150,13 @@ class SyncBench:
     def set_up(self, configuration, handles):
         """Replace the function of that name; the request is the configuration."""
         view = SimpleNamespace(node=None, name="n1", nfacct_counters=())
-        proxier = Proxier(configuration, self.mode, self.context, handles)
+        proxiers = tuple(Proxier(configuration, self.mode, context, handles) for context in self.contexts)
         return Proxiers(
             configuration=configuration,
             mode=self.mode,
             mode_reason="requested",
             node_view=view,
-            families=(proxier,),
+            families=proxiers,
             warnings=(),
             sysctls={},
         )
@@ -155,8 +165,8 @@ class SyncBench:
         self.now += seconds
 
     def put(self, *objects):
-        """Deliver changed objects of one kind."""
-        self.view.apply(Batch(objects[0]["kind"], list(objects), []))
+        """Deliver changed objects of one kind; return the families that they concern."""
+        return self.view.apply(Batch(objects[0]["kind"], list(objects), [])).families
 
     def delete(self, *objects):
         """Deliver deleted objects of one kind."""

@@ -11,7 +11,10 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from tests.lab import manifests
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -34,6 +37,23 @@ def test_logging_follows_the_configuration(tmp_path, text, options, shown, as_js
     path.write_text(HEAD + "logging: {verbosity: 5, format: json}")
     agent._reload_configuration()
     assert log.verbose is True and log.as_json is (options.get("log_format") != "text")
+
+
+def test_a_change_queues_the_families_that_it_concerns(tmp_path, monkeypatch):
+    path = tmp_path / "config.conf"
+    path.write_text(HEAD)
+    agent = Agent(AgentOptions(configuration=str(path)), Log(io.StringIO()))
+    view, queued = agent.source.view, []
+    monkeypatch.setattr(agent.sync, "note_queued", queued.append)
+    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: None)
+    agent._apply(Batch("Service", [manifests.service("a", "10.96.0.1", [])], []))
+    assert queued == [{"IPv4"}]
+    # A Node that changes nothing, while the Service is not programmed yet.
+    agent._apply(Batch("Node", [manifests.node("n1", "192.0.2.1", "10.0.0.0/24")], []))
+    assert queued == [{"IPv4"}]
+    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: view.dirty.add(NamespacedName("d", "b")))
+    agent._apply(Batch("Node", [manifests.node("n1", "192.0.2.2", "10.0.0.0/24")], []))
+    assert queued == [{"IPv4"}, {"IPv4", "IPv6"}]
 
 
 def test_a_configuration_that_cannot_be_read_leaves_the_previous_one_in_effect(tmp_path):

@@ -31,6 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer i
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
+from tests.lab import manifests
 
 
 def endpoints(trigger="", address="10.244.1.1", version="5"):
@@ -139,15 +140,15 @@ def test_systemd_is_notified(tmp_path, abstract):
 
 def test_the_view_counts_real_changes_and_keeps_small_objects():
     view = ClusterView()
-    assert view.apply(Batch("EndpointSlice", [prune(endpoints())], [], True)) == (0, 1)
-    assert view.apply(Batch("EndpointSlice", [prune(endpoints(version="6"))], [])) == (0, 0)
+    assert view.apply(Batch("EndpointSlice", [prune(endpoints())], [], True)) == (0, 1, {"IPv4"})
+    assert view.apply(Batch("EndpointSlice", [prune(endpoints(version="6"))], [])) == (0, 0, set())
     assert view.revision == 1 and view.listed == {"EndpointSlice"}
     assert view.pop_dirty() == {NamespacedName("default", "web")} and view.pop_dirty() == set()
     text = text_in(*view.objects())
     assert b"managedFields" not in text and b"resourceVersion" not in text
-    assert view.apply(Batch("EndpointSlice", [], [endpoints()])) == (0, 1)
+    assert view.apply(Batch("EndpointSlice", [], [endpoints()])) == (0, 1, {"IPv4"})
     assert view.objects() == [] and view.revision == 2 and view.pending_slices == 2
-    view.synced(time.time())
+    view.synced()
     assert view.pending_slices == 0
 
 
@@ -157,13 +158,65 @@ def test_latency_counts_from_trigger_times_after_the_start():
     future = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now + 5)) + ".5Z"
     view.apply(Batch("EndpointSlice", [endpoints("2020-01-01T00:00:00Z")], []))
     view.apply(Batch("EndpointSlice", [endpoints("not a time", "10.244.1.2")], []))
-    assert view.synced(now) == []
+    assert view.triggers.pop("IPv4", now) == []
     view.apply(Batch("EndpointSlice", [endpoints(future, "10.244.1.3")], []))
-    (latency,) = view.synced(now + 10)
+    (latency,) = view.triggers.pop("IPv4", now + 10)
     assert 3.0 < latency < 6.0
     view.apply(Batch("EndpointSlice", [endpoints(future, "10.244.1.4")], []))
     view.apply(Batch("EndpointSlice", [], [endpoints()]))
-    assert view.synced(now + 10) == []
+    assert view.triggers.pop("IPv4", now + 10) == []
+
+
+def test_each_family_has_its_own_trigger_times():
+    """As in kube-proxy; the removal of a slice forgets those of its family only."""
+    view = ClusterView()
+    now = time.time()
+    future = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + 5))
+    v4, v6 = endpoints(future), endpoints(future, "fd00::1")
+    v6["metadata"]["name"], v6["addressType"] = "web-2", "IPv6"
+    view.apply(Batch("EndpointSlice", [v4], []))
+    assert view.triggers.pop("IPv6", now + 10) == [] and len(view.triggers.pop("IPv4", now + 10)) == 1
+    v4["endpoints"], v6["endpoints"] = [], [{"addresses": ["fd00::2"]}]
+    view.apply(Batch("EndpointSlice", [v4, v6], []))
+    view.apply(Batch("EndpointSlice", [], [v4]))
+    assert view.triggers.pop("IPv4", now + 10) == [] and len(view.triggers.pop("IPv6", now + 10)) == 1
+    view.apply(Batch("EndpointSlice", [], [v6]))
+    view.apply(Batch("EndpointSlice", [v6], []))
+    view.synced()
+    assert view.triggers.pop("IPv6", now + 10) == []
+
+
+def test_a_change_concerns_the_families_of_its_object():
+    view = ClusterView()
+
+    def families(kind, changed=(), gone=()):
+        return set(view.apply(Batch(kind, list(changed), list(gone))).families)
+
+    v4, both = manifests.service("a", "10.96.0.1", []), manifests.service("b", ["10.96.0.2", "fd00::2"], [])
+    v6 = manifests.service("c", "fd00::3", [])
+    assert families("Service", [v4]) == {"IPv4"} and families("Service", [v4]) == set()
+    assert families("Service", [v6]) == {"IPv6"} and families("Service", [both]) == {"IPv4", "IPv6"}
+    assert families("Service", gone=[v4, v4]) == {"IPv4"} and families("Service", gone=[v4]) == set()
+    # A Service that loses a family concerns it once more.
+    assert families("Service", [manifests.service("b", "10.96.0.2", [])]) == {"IPv4", "IPv6"}
+    slice4 = manifests.endpoint_slice("b", [manifests.endpoint("10.0.0.1", "n1")], [])
+    slice6 = manifests.endpoint_slice("b", [manifests.endpoint("fd00::9", "n1")], [], name="b-2")
+    assert families("EndpointSlice", [slice4]) == {"IPv4"} and families("EndpointSlice", [slice6]) == {"IPv6"}
+    assert families("EndpointSlice", gone=[slice6]) == {"IPv6"} and families("EndpointSlice", gone=[slice6]) == set()
+    weight = {"annotations": {"kubenode.proxy/weight": "3"}}
+    assert families("Node", [manifests.node("n1", "192.0.2.1", "10.0.0.0/24", metadata=weight)]) == {"IPv4", "IPv6"}
+    assert families("Node", [manifests.node("n2", "192.0.2.2", "10.0.1.0/24")]) == set()
+
+
+def test_a_claim_that_becomes_free_concerns_the_families_of_its_next_owner():
+    view = ClusterView()
+    node_port = {"type": "NodePort", "ports": [manifests.port(80, nodePort=30001)]}
+    first = manifests.service("a", "10.96.0.1", [], metadata={"creationTimestamp": "2026-01-01T00:00:00Z"})
+    second = manifests.service("b", ["10.96.0.2", "fd00::2"], [])
+    for raw in (first, second):
+        raw["spec"].update(node_port)
+    view.apply(Batch("Service", [first, second], []))
+    assert view.apply(Batch("Service", [], [first])).families == {"IPv4", "IPv6"}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +233,7 @@ def test_latency_counts_from_trigger_times_after_the_start():
 def test_no_trigger_time_spoils_the_sum_of_latencies(trigger):
     view = ClusterView()
     view.apply(Batch("EndpointSlice", [endpoints(trigger)], []))
-    assert all(0 <= latency < 60 for latency in view.synced(time.time()))
+    assert all(0 <= latency < 60 for latency in view.triggers.pop("IPv4", time.time()))
 
 
 def test_refused_objects_are_counted_by_kind():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -180,6 +181,79 @@ def test_after_a_failure_the_next_sync_observes_everything(bench):
     bench.sync.sync()
     assert bench.mode.resource.observed > observed
     assert names(bench) == {"10.96.0.1", "10.96.0.2"} and bench.sync.syncer.last_error == ""
+
+
+ENDPOINTS = {"IPv4": "10.0.0.1", "IPv6": "fd00::1"}
+
+
+@pytest.fixture
+def dual(monkeypatch):
+    """Return a node that serves both families and a Service of both."""
+    synced = SyncBench(monkeypatch, families=("IPv4", "IPv6"))
+    synced.put(manifests.service("web", ["10.96.0.1", "fd00::96"], [manifests.port(80)], namespace="d"))
+    synced.sync.sync(first=True)
+    return synced
+
+
+def put_triggered(bench, *families):
+    """Deliver a slice of each family that was triggered just now; return the families concerned."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
+    common = {
+        "ports": [manifests.port(80)],
+        "namespace": "d",
+        "metadata": {"annotations": {"endpoints.kubernetes.io/last-change-trigger-time": now}},
+    }
+    ends = {family: [manifests.endpoint(ENDPOINTS[family])] for family in families}
+    return bench.put(*(manifests.endpoint_slice("web", ends[family], name=family.lower(), **common) for family in ends))
+
+
+def gauge(bench, name, family):
+    """Return the value of a series of a family, None if it is not shown."""
+    found = re.search(rf'^{name}{{ip_family="{family}"}} (\S+)$', bench.metrics.text().decode(), re.MULTILINE)
+    return found and float(found[1])
+
+
+def programmed(bench):
+    """Return how many latencies each family has observed."""
+    name = "kubeproxy_network_programming_duration_seconds_count"
+    return {family: gauge(bench, name, family) or 0 for family in ENDPOINTS}
+
+
+def test_each_family_observes_the_latency_of_its_own_changes(dual):
+    put_triggered(dual, "IPv4")
+    dual.sync.sync()
+    assert programmed(dual) == {"IPv4": 1, "IPv6": 0}
+
+
+def test_a_failing_family_does_not_hide_the_latency_of_the_other(dual):
+    put_triggered(dual, "IPv4", "IPv6")
+    dual.mode.resources["IPv6"].failure = "the kernel refuses"
+    dual.sync.sync()
+    assert dual.sync.syncer.last_error and programmed(dual) == {"IPv4": 1, "IPv6": 0}
+    dual.sync.sync()
+    assert not dual.sync.syncer.last_error and programmed(dual) == {"IPv4": 1, "IPv6": 1}
+
+
+def test_only_the_families_that_a_change_concerns_are_queued(dual):
+    name = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds"
+    queued = {family: gauge(dual, name, family) for family in ENDPOINTS}
+    assert all(queued.values())
+    dual.sync.note_queued(put_triggered(dual, "IPv4"))
+    assert dual.sync.schedule.requested
+    assert gauge(dual, name, "IPv4") > queued["IPv4"] and gauge(dual, name, "IPv6") == queued["IPv6"]
+    dual.mode.resources["IPv6"].failure = "the kernel refuses"
+    dual.sync.syncer.suspects["IPv6"] = "a test"
+    dual.mode.resources["IPv6"].table.clear()
+    dual.sync.sync()
+    assert dual.sync.syncer.last_error == "the kernel refuses"
+    # Nothing that the cluster has requested is missing in IPv6.
+    dual.now += 3600
+    assert dual.health.healthy
+    dual.sync.note_queued(put_triggered(dual, "IPv6"))
+    dual.now += 3600
+    assert not dual.health.healthy
+    dual.sync.sync()
+    assert dual.health.healthy
 
 
 def test_a_new_configuration_closes_the_drift_watch_and_applies_every_service_again(bench):

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import datetime
-import time
-from typing import Dict, FrozenSet, Iterable, List, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set
 
 from ...cluster.model import EndpointSlice, Failing, NamespacedName
 from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key
@@ -17,23 +15,15 @@ from ...errors import Refusal
 from .known import Batch
 from .packed import Item, parsed_items, text_in
 from .room import UNLIMITED, Room
-
-_MOST_TRIGGER_TIMES = 100
-_MOST_FRACTION_DIGITS = 9
+from .trigger_times import TriggerTimes
 
 
-def _seconds_of(text: str) -> float:
-    """Return a trigger time of an EndpointSlice in seconds since the epoch; 0 if it is none."""
-    if not text.endswith("Z"):
-        return 0.0
-    whole, _point, fraction = text[:-1].partition(".")
-    if not (fraction or "0").isdecimal() or len(fraction) > _MOST_FRACTION_DIGITS:
-        return 0.0
-    try:
-        moment = datetime.datetime.strptime(whole, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=datetime.timezone.utc)
-        return moment.timestamp() + float(f"0.{fraction or '0'}")
-    except ValueError:
-        return 0.0
+class Applied(NamedTuple):
+    """The effect of a batch: how many Services and EndpointSlices really changed, and which families that concerns."""
+
+    services: int
+    slices: int
+    families: FrozenSet[str]
 
 
 class ClusterView:
@@ -42,8 +32,8 @@ class ClusterView:
     ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
     completely known. ``from_disk``: kinds that the copy on disk had; the first complete list of such a kind replaces
     what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
-    ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``trigger_times``: by Service,
-    the trigger times of endpoint changes that are not programmed yet. ``size``: bytes of all objects as JSON, reduced.
+    ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the
+    changes of endpoints that are not programmed yet were triggered. ``size``: bytes of all objects as JSON, reduced.
     ``held_back``: objects whose latest version ``room`` does not carry; the version before it remains in effect.
     """
 
@@ -55,38 +45,42 @@ class ClusterView:
         self.revision = 0
         self.pending_services = 0
         self.pending_slices = 0
-        self.trigger_times: Dict[NamespacedName, List[float]] = {}
+        self.triggers = TriggerTimes()
         self.size = 0
         self.held_back: Set[ObjectKey] = set()
         self._room = room
         self._objects: Dict[ObjectKey, bytes] = {}
-        self._started = time.time()
-        self._started_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._started))
 
-    def apply(self, batch: Batch, whole: bool = False) -> Tuple[int, int]:
-        """Apply a reflector's changes; return how many Services and EndpointSlices really changed.
+    def apply(self, batch: Batch, whole: bool = False) -> Applied:
+        """Apply a reflector's changes and return their effect.
 
         ``whole``: there is room for all of them, as for every complete list; otherwise an object may be held back.
         """
-        before = self.pending_services, self.pending_slices
+        services, slices = self.pending_services, self.pending_slices
+        families: Set[str] = set()
         replaced = self._replaced_by(batch)
         for parsed, item in parsed_items(batch.changed):
             if batch.listed or whole or self._has_room(parsed.key, item.size):
                 replaced.discard(parsed.key)
+                before = self.state.families_of(parsed.key)
                 affected = self._put(parsed, item, batch.listed)
                 if affected:
+                    families.update(before, *self._families_now(parsed.key, affected))
                     self._count(batch.kind, affected)
                     if isinstance(parsed.value, EndpointSlice):
-                        self._note_trigger(parsed.value)
+                        self.triggers.note(parsed.value)
         for key in (*map(object_key, batch.gone), *replaced):
+            before = self.state.families_of(key)
             affected = self._remove(key)
-            self._count(batch.kind, affected)
-            for service in affected if batch.kind == "EndpointSlice" else ():
-                self.trigger_times.pop(service, None)
+            if affected:
+                families.update(before, *self._families_now(key, affected))
+                self._count(batch.kind, affected)
+                if batch.kind == "EndpointSlice":
+                    self.triggers.forget(before, affected)
         if batch.listed:
             self.listed.add(batch.kind)
             self._room.release(batch.kind)
-        return self.pending_services - before[0], self.pending_slices - before[1]
+        return Applied(self.pending_services - services, self.pending_slices - slices, frozenset(families))
 
     def size_of(self, key: ObjectKey) -> int:
         """Return the bytes of an object as JSON, reduced; 0 if there is none. Any thread may call it."""
@@ -94,10 +88,16 @@ class ClusterView:
 
     def _count(self, kind: str, affected: FrozenSet[NamespacedName]) -> None:
         self.dirty |= affected
-        if affected and kind == "Service":
+        if kind == "Service":
             self.pending_services += 1
-        elif affected and kind == "EndpointSlice":
+        elif kind == "EndpointSlice":
             self.pending_slices += 1
+
+    def _families_now(self, key: ObjectKey, affected: Iterable[NamespacedName]) -> List[FrozenSet[str]]:
+        """Return the families that a changed object concerns: for a Service, also those of others that it affects."""
+        if key.kind == "Service":
+            return [self.state.families_of_service(service) for service in affected]
+        return [self.state.families_of(key)]
 
     def _has_room(self, key: ObjectKey, size: int) -> bool:
         """Return whether an object may grow to this size; otherwise it is held back."""
@@ -149,30 +149,15 @@ class ClusterView:
         """Record the endpoints of a Service whose share still rises."""
         self.dirty |= self.state.set_rising(service, rising)
 
-    def _note_trigger(self, item: EndpointSlice) -> None:
-        # A list at the start has tens of thousands of times before it, which sort before it as text, too.
-        if item.trigger_time < self._started_text:
-            return
-        moment = _seconds_of(item.trigger_time)
-        if moment > self._started:
-            times = self.trigger_times.setdefault(item.service_key, [])
-            if len(times) < _MOST_TRIGGER_TIMES:
-                times.append(moment)
-
     def pop_dirty(self) -> Set[NamespacedName]:
         """Return the Services to be rendered again, and forget them."""
         dirty, self.dirty = self.dirty, set()
         return dirty
 
-    def synced(self, now: float) -> List[float]:
-        """Mark all changes as programmed; return the seconds since each known trigger time.
-
-        A time in the future counts as now: anyone who may write an EndpointSlice can set it.
-        """
-        latencies = [max(0.0, now - moment) for times in self.trigger_times.values() for moment in times]
-        self.trigger_times.clear()
+    def synced(self) -> None:
+        """Mark all changes as programmed; those of families that the node does not serve need not be."""
+        self.triggers.clear()
         self.pending_services = self.pending_slices = 0
-        return latencies
 
     def keys(self, kind: str) -> List[ObjectKey]:
         """Return the key of every object of a kind."""

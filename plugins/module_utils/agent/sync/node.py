@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from typing import Callable, Optional, Tuple
+from typing import Callable, Collection, Optional, Tuple
 
 from ...addresses import FAMILIES
 from ...cluster.model import Node
@@ -130,6 +130,8 @@ class NodeSync:
         self.schedule = _schedule(proxiers.configuration)
         for family in proxiers.families:
             self._health.updated(family.family)
+            # The first sync counts as requested, as in kube-proxy, also in a family without any Service.
+            self._metrics.last_queued.labels(family.family).set_to_current_time()
             self._metrics.expect_repairs(stage.resource for stage in family.stages)
         self._metrics.expect_repairs([SysctlsResource(())])
         self.stop_watching()
@@ -273,14 +275,18 @@ class NodeSync:
         """Refresh the node's addresses and the ServiceCIDRs when the burst of changes is over."""
         self._addresses.start(ADDRESS_PAUSE_SECONDS)
 
-    def note_queued(self) -> None:
-        """Record that the view has changed, for the schedule, the health check and the metrics."""
+    def note_queued(self, families: Collection[str] = FAMILIES) -> None:
+        """Record that the view has changed in these families, for the schedule, the health check and the metrics.
+
+        A family without a change is not queued: if its syncs fail, it does not become unhealthy by changes of others.
+        """
         if self.proxiers is None:
             return
         self.schedule.request()
         for family in self.proxiers.families:
-            self._health.queued(family.family)
-            self._metrics.last_queued.labels(family.family).set_to_current_time()
+            if family.family in families:
+                self._health.queued(family.family)
+                self._metrics.last_queued.labels(family.family).set_to_current_time()
 
     def node_changed(self, name: str, rebuild: Callable[[], None]) -> None:
         """Follow a change of this node's Node object.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Iterable, Mapping
 
 from ...errors import ProxyError
 from ..surface.metrics import Metrics
@@ -22,14 +22,28 @@ class SyncMetrics:
         self._metrics = metrics
         self._longest = 0.0
 
-    def measure(self, proxy: Proxiers, family: Proxier, kind: str, seconds: float, result: SyncResult) -> None:
-        """Record a sync of a family that succeeded; ``seconds``: how long it took."""
+    def measure(
+        self,
+        proxy: Proxiers,
+        family: Proxier,
+        kind: str,
+        seconds: float,
+        result: SyncResult,
+        *,
+        latencies: Iterable[float],
+    ) -> None:
+        """Record a sync of a family that succeeded.
+
+        ``seconds``: how long it took. ``latencies``: the seconds since the triggers of the changes that it programmed.
+        """
         metrics, name = self._metrics, family.family
         metrics.sync_duration.labels(name).observe(seconds)
         if proxy.mode.measures_kinds:
             by_kind = metrics.full_sync_duration if kind == FULL else metrics.partial_sync_duration
             by_kind.labels(name).observe(seconds)
         metrics.last_sync.labels(name).set_to_current_time()
+        for latency in latencies:
+            metrics.programming_duration.labels(name).observe(latency)
         totals = family.summaries.totals
         metrics.no_local_endpoints.labels("internal", name).set(totals.no_local_internal)
         metrics.no_local_endpoints.labels("external", name).set(totals.no_local_external)

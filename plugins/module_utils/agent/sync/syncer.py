@@ -261,8 +261,9 @@ class Syncer:
             repaired = self._repair(family, suspicion)
         filling = self._filling.pop(family.family, 0.0)
         seconds = time.monotonic() - started + filling
+        latencies = self.view.triggers.pop(family.family, time.time())
         conntrack = self._clean_conntrack(family)
-        self.measures.measure(proxy, family, FULL if filling else kind, seconds, result)
+        self.measures.measure(proxy, family, FULL if filling else kind, seconds, result, latencies=latencies)
         self._health.updated(family.family)
         changed = result.added + result.replaced + result.removed
         if changed or kind == FULL or conntrack:
@@ -314,10 +315,7 @@ class Syncer:
         metrics = self._metrics
         if succeeded:
             self.last_error = ""
-            latencies = self.view.synced(time.time())
-            for family in proxy.families:
-                for latency in latencies:
-                    metrics.programming_duration.labels(family.family).observe(latency)
+            self.view.synced()
         metrics.service_changes_pending.set(self.view.pending_services)
         metrics.endpoint_changes_pending.set(self.view.pending_slices)
         for kind, count in self.view.refused_by_kind().items():
