@@ -65,6 +65,7 @@ def proxier(mode, state, start):
     """Return a family that holds these Services, without any kernel."""
     parts = SimpleNamespace(
         rendering=mode_named(mode).rendering,
+        counts_ports=True,
         stages=lambda *_arguments: [],
         adjustments=lambda *_arguments: SimpleNamespace(draining=0),
     )

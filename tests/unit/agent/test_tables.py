@@ -9,13 +9,18 @@ import random
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.proxier import Proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
     ServicePolicySettings,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Adjustments
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import IptablesRendering
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import ABSENT, MergedTables
@@ -298,6 +303,26 @@ def test_the_journal_keeps_the_first_value_and_forgets_nothing():
     merged.put("t", "derived", 5)
     assert merged.pop_journal() == {"t": {"key": 3, "derived": ABSENT}}
     assert merged.tables == {"t": {"derived": 5}}
+
+
+@pytest.mark.parametrize(("mode", "counted"), [("iptables", 2), ("nftables", 2), ("ipvs", 1)])
+def test_services_without_local_endpoints_are_counted_as_kube_proxy_counts_them(monkeypatch, mode, counted):
+    """It counts ServicePorts, but in ipvs mode the names of Services."""
+    without_kernel = mode_named(mode)
+    monkeypatch.setattr(without_kernel, "stages", lambda *_arguments: [])
+    monkeypatch.setattr(without_kernel, "adjustments", lambda *_arguments: Adjustments())
+    policies = {"externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local"}
+    ports = [manifests.port(80 + number, name=f"p{number}", nodePort=30001 + number) for number in range(2)]
+    raw = manifests.service("web", "10.96.0.1", ports, type="NodePort", **policies)
+    remote = manifests.endpoint_slice("web", [manifests.endpoint("10.244.1.9", "node2")], ports)
+    state = ClusterState.from_objects([raw, remote])
+    proxier = Proxier(load({}).configuration, without_kernel, FamilyContext(SETTINGS, CONTEXT, None), KernelHandles())
+    proxier.apply_services(state, list(state.services))
+    totals = proxier.summaries.totals
+    assert (totals.no_local_internal, totals.no_local_external, totals.ports) == (counted, counted, 2)
+    state.upsert(manifests.endpoint_slice("web", [manifests.endpoint("10.244.1.9", "node1")], ports))
+    proxier.apply_services(state, list(state.services))
+    assert (proxier.summaries.totals.no_local_internal, proxier.summaries.totals.no_local_external) == (0, 0)
 
 
 def test_summaries_count_what_gauges_and_conntrack_need():

@@ -230,7 +230,7 @@ class Metrics:
         self.service_changes = self._counter("kubeproxy_sync_proxy_rules_service_changes_total", "Service changes seen")
         self.no_local_endpoints = self._gauge(
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-            "Service ports with a Local traffic policy and endpoints, but none on this node",
+            "Service ports (ipvs mode: Services) with a Local traffic policy and endpoints, but none on this node",
             ("traffic_policy", "ip_family"),
         )
         self.healthz = self._counter("kubeproxy_proxy_healthz_total", "Answers given by /healthz", ("code",))

@@ -86,7 +86,7 @@ class Proxier:
         self.mode = mode
         self.context = context
         self.needs_full = True
-        self.summaries = Summaries()
+        self.summaries = Summaries(mode.counts_ports)
         self.tables = DesiredTables(mode.rendering, context.settings, handles.progress)
         self.slot_limit = SlotLimit(mode.rendering)
         self.stages: List[Stage] = mode.stages(configuration, [FamilyTables(context, self.tables.desired)], handles)

@@ -16,8 +16,9 @@ class ServiceSummary(NamedTuple):
     """One Service in one family.
 
     ``no_local_internal`` and ``no_local_external`` count its ports whose traffic policy is Local and that have
-    endpoints, but none on this node. ``local_ready``: distinct addresses of ready endpoints on this node.
-    ``udp``: the digest of its serving UDP endpoints. ``served``: its ports that have an endpoint to choose.
+    endpoints, but none on this node; where Services are counted, the number is at most 1. ``local_ready``: distinct
+    addresses of ready endpoints on this node. ``udp``: the digest of its serving UDP endpoints. ``served``: its ports
+    that have an endpoint to choose.
     """
 
     ports: int
@@ -39,8 +40,11 @@ class SummaryTotals(NamedTuple):
     no_local_external: int
 
 
-def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
-    """Return the summary of the ServicePorts of one Service, of which there is at least one."""
+def summarize(service_ports: Sequence[ServicePortInfo], counts_ports: bool = True) -> ServiceSummary:
+    """Return the summary of the ServicePorts of one Service, of which there is at least one.
+
+    ``counts_ports``: see :class:`Summaries`.
+    """
     # One loop: a first load summarizes all Services.
     endpoints = no_local_internal = no_local_external = health_check_node_port = served = 0
     local = set()
@@ -54,6 +58,8 @@ def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
         for endpoint in info.endpoints:
             if endpoint.is_local and endpoint.ready and endpoint.weight:
                 local.add(endpoint.ip)
+    if not counts_ports:
+        no_local_internal, no_local_external = min(no_local_internal, 1), min(no_local_external, 1)
     return ServiceSummary(
         ports=len(service_ports),
         endpoints=endpoints,
@@ -67,9 +73,13 @@ def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
 
 
 class Summaries:
-    """The summaries of all Services of a family and their sums, kept up to date one Service at a time."""
+    """The summaries of all Services of a family and their sums, kept up to date one Service at a time.
 
-    def __init__(self) -> None:
+    ``counts_ports``: whether a Service without local endpoints counts once for each of its ports, or once.
+    """
+
+    def __init__(self, counts_ports: bool = True) -> None:
+        self._counts_ports = counts_ports
         self._services: Dict[NamespacedName, ServiceSummary] = {}
         self.totals = SummaryTotals(0, 0, 0, 0)
         #: Health check node ports by Service, and how many ready endpoints each of these Services has on this node.
@@ -92,7 +102,7 @@ class Summaries:
     def put(self, service: NamespacedName, service_ports: Sequence[ServicePortInfo]) -> bool:
         """Replace the ServicePorts of a Service; return whether its serving UDP endpoints changed."""
         before = self._services.pop(service, None)
-        now = summarize(service_ports) if service_ports else None
+        now = summarize(service_ports, self._counts_ports) if service_ports else None
         if now is not None:
             self._services[service] = now
         if now is not None and now.health_check_node_port:

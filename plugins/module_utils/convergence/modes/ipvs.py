@@ -45,6 +45,7 @@ class IpvsMode(Mode):
     """See the base class; each glue is a subclass, which has the resources of the packet filter beside IPVS."""
 
     measures_kinds = False
+    counts_ports = False
     # Between the others: no machine with IPVS could measure its control groups.
     memory_factor = 14.0
     deprecation = Deprecation(

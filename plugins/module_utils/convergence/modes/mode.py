@@ -104,8 +104,9 @@ class Mode:
     ``subsystems``: where it creates objects; leftovers of other modes in the other subsystems are removed. ``needs``:
     for preflight. ``serves``: whether it serves Services; if not, all their objects on the node belong to another
     program. ``cold_batch``: number of Services to program at a time on an empty node. ``measures_kinds``: whether
-    kube-proxy has separate metrics for full and partial syncs of this mode. ``needs_agent``: only the agent can serve
-    in this mode. ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
+    kube-proxy has separate metrics for full and partial syncs of this mode. ``counts_ports``: whether its gauges of
+    Services without local endpoints count each port of these. ``needs_agent``: only the agent can serve in this mode.
+    ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
     ``caution``: a warning about the mode itself, ``policy_caution``: one about network policies in it; or empty.
     ``uncounted``: which traffic of Services the mode does not count, and why, or empty.
     ``deprecation``: None for a mode that is not deprecated. ``glue``: in ipvs mode, the subsystem of its packet filter.
@@ -120,6 +121,7 @@ class Mode:
     serves: bool = True
     cold_batch: int = 1000
     measures_kinds: bool = True
+    counts_ports: bool = True
     needs_agent: bool = False
     tracks_connections: bool = True
     caution: str = ""
