@@ -304,10 +304,8 @@ class Agent:
         if self.views.preliminary:
             return
         if batch.kind == NODES.kind:
-            parts, dirty = self.parts, len(view.dirty)
-            self.sync.node_changed(parts.node_name, lambda: self.sync.rebuild(parts.request(parts.configuration)))
-            if len(view.dirty) > dirty:
-                # Every Service depends on this node's zone, in every family.
+            parts = self.parts
+            if self.sync.node_changed(parts.node_name, lambda: self.sync.rebuild(parts.request(parts.configuration))):
                 families = frozenset(FAMILIES)
         elif batch.kind == SERVICE_CIDRS.kind:
             self.sync.refresh_addresses_soon()

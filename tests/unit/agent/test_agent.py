@@ -13,7 +13,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from tests.lab import manifests
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -43,15 +42,15 @@ def test_a_change_queues_the_families_that_it_concerns(tmp_path, monkeypatch):
     path = tmp_path / "config.conf"
     path.write_text(HEAD)
     agent = Agent(AgentOptions(configuration=str(path)), Log(io.StringIO()))
-    view, queued = agent.source.view, []
+    queued = []
     monkeypatch.setattr(agent.sync, "note_queued", queued.append)
-    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: None)
+    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: False)
     agent._apply(Batch("Service", [manifests.service("a", "10.96.0.1", [])], []))
     assert queued == [{"IPv4"}]
     # A Node that changes nothing, while the Service is not programmed yet.
     agent._apply(Batch("Node", [manifests.node("n1", "192.0.2.1", "10.0.0.0/24")], []))
     assert queued == [{"IPv4"}]
-    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: view.dirty.add(NamespacedName("d", "b")))
+    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: True)
     agent._apply(Batch("Node", [manifests.node("n1", "192.0.2.2", "10.0.0.0/24")], []))
     assert queued == [{"IPv4"}, {"IPv4", "IPv6"}]
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from typing import Callable, Collection, Optional, Tuple
+from typing import Callable, Collection, Optional
 
 from ...addresses import FAMILIES
-from ...cluster.model import Node
-from ...configuration.model import NODE_CIDR, KubeProxyConfiguration
+from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.request import Request
 from ...errors import ProxyError
@@ -29,10 +28,11 @@ from ..surface.ports import PortKeeper
 from ..surface.surface import RETRY_SECONDS, Surface
 from ..timers import Timers
 from .losses import LossWatch
+from .node_follower import NodeFollower
 from .policy_warnings import PolicyWarnings
 from .refusal_events import RefusalEvents
 from .schedule import Schedule
-from .setup import Proxiers, node_change, remove_leftovers, set_up, with_current_addresses
+from .setup import Proxiers, remove_leftovers, set_up, with_current_addresses
 from .slow_start import SlowStart
 from .syncer import Syncer
 
@@ -76,10 +76,7 @@ class NodeSync:
             view, health, metrics=metrics, surface=surface, log=log, limited=limited, losses=losses, post=post
         )
         self.schedule = _schedule(configuration)
-        self._node: Optional[Node] = None
-        # What the Node has lost of what remains in effect, as reported.
-        self._lost: Tuple[str, ...] = ()
-        self._retried: Callable[[], None] = lambda: None
+        self.follower = NodeFollower(timers, log, limited)
         self._view = view
         self._health = health
         self._metrics = metrics
@@ -103,7 +100,6 @@ class NodeSync:
         self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
         self._held = timers.add("apply a change that was held back", self._apply_held)
         self._rise = timers.add("raise the share of new endpoints", self._raise_shares)
-        self._retry = timers.add("apply a change of the Node", self._retry_set_up)
 
     def set_up(self, request: Request) -> Proxiers:
         """Prepare the kernel, and create and return proxiers without any Service yet.
@@ -115,10 +111,10 @@ class NodeSync:
         for warning in proxiers.warnings:
             if warning not in known:
                 self._log.warning(warning)
-        self._node = proxiers.node_view.node
-        self._lost = ()
-        if self._node is not None:
-            self._health.node_seen(self._node)
+        node = proxiers.node_view.node
+        self.follower.set_up_for(node)
+        if node is not None:
+            self._health.node_seen(node)
         self._surface.configure(proxiers.configuration)
         served = [family.family for family in proxiers.families]
         self._surface.keep_families(served)
@@ -288,65 +284,20 @@ class NodeSync:
                 self._health.queued(family.family)
                 self._metrics.last_queued.labels(family.family).set_to_current_time()
 
-    def node_changed(self, name: str, rebuild: Callable[[], None]) -> None:
-        """Follow a change of this node's Node object.
+    def node_changed(self, name: str, rebuild: Callable[[], None]) -> bool:
+        """Follow a change of this node's Node object; return whether it concerns every Service.
 
-        ``rebuild`` sets the node up again. It is called when the Node becomes known, and when addresses or podCIDRs on
-        which the settings depend have changed; kube-proxy must be restarted for that (its pkg/proxy/node.go). Values
-        that the Node has lost remain in effect, since without them node ports would answer on more addresses than
-        before, and no traffic of pods would be recognised.
+        ``rebuild`` sets the node up again.
         """
         node = self._view.state.nodes.get(name)
         if node is None:
-            if self._node is not None:
-                self._log.warning("this node's Node object was deleted; its last version remains in effect", node=name)
-            return
+            self.follower.deleted(name)
+            return False
         self._health.node_seen(node)
-        if self.proxiers is None:
-            return
-        if self._node is None:
-            self._log.info("the Node object of this node is available now", node=name)
-            self._set_up_again(rebuild)
-        elif self.proxiers.mode.serves:
-            self._follow_node(self._node, node, rebuild)
-
-    def _follow_node(self, before: Node, node: Node, rebuild: Callable[[], None]) -> None:
-        """Apply what changed since the version of the Node that is in effect."""
-        assert self.proxiers is not None
-        change = node_change(before, node, uses_pod_cidrs=self.configuration.detect_local_mode == NODE_CIDR)
-        for name in change.lost:
-            if name not in self._lost:
-                self._log.warning(f"the Node has no {name} any more; the last ones remain in effect", node=node.name)
-        self._lost = change.lost
-        if change.lost:
-            self._retry.cancel()
-        if change.found and not change.lost:
-            self._log.info("the Node changed", node=node.name, changed=", ".join(change.found))
-            self._set_up_again(rebuild)
-        elif node.zone != self._zone(self.proxiers):
-            self._log.info("the zone of this node changed", zone=node.zone)
-            for family in self.proxiers.families:
-                family.set_zone(node.zone)
-                family.needs_full = True
-            self._view.dirty |= set(self._view.state.services)
-
-    def _set_up_again(self, rebuild: Callable[[], None]) -> None:
-        """Set the node up again for its changed Node; where that fails, serve as before and retry."""
-        self._retried = rebuild
-        try:
-            rebuild()
-        except ProxyError as error:
-            self._limited.warning("node", "the change of the Node cannot be applied, retrying", error=error)
-            self._retry.start(RETRY_SECONDS)
-        else:
-            self._retry.cancel()
-
-    def _retry_set_up(self) -> None:
-        self._set_up_again(self._retried)
-
-    @staticmethod
-    def _zone(proxiers: Proxiers) -> str:
-        return proxiers.families[0].context.node.zone
+        if self.proxiers is None or not self.follower.follow(node, self.proxiers, rebuild):
+            return False
+        self._view.dirty |= set(self._view.state.services)
+        return True
 
     def _raise_shares(self) -> None:
         # The sync finds out which shares rise.

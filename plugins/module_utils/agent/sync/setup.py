@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Tuple
 
-from ...cluster.model import Node
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
 from ...configuration.validate import in_mode
@@ -116,24 +115,3 @@ def with_current_addresses(proxiers: Proxiers, cluster: ClusterState) -> Tuple[P
         for proxier in proxiers.families
     }
     return proxiers._replace(node_view=view), settings
-
-
-class NodeChange(NamedTuple):
-    """What changed in the part of a Node on which the settings of its families depend, in words.
-
-    ``lost``: what the Node had and has no more.
-    """
-
-    found: Tuple[str, ...]
-    lost: Tuple[str, ...]
-
-
-def node_change(before: Node, now: Node, *, uses_pod_cidrs: bool) -> NodeChange:
-    """Compare two versions of a Node. ``uses_pod_cidrs``: whether the settings depend on its podCIDRs."""
-    parts = [("addresses", before.internal_ips + before.external_ips, now.internal_ips + now.external_ips)]
-    if uses_pod_cidrs:
-        parts.append(("podCIDRs", before.pod_cidrs, now.pod_cidrs))
-    changed = [(name, values) for name, values_before, values in parts if values_before != values]
-    return NodeChange(
-        tuple(name for name, values in changed if values), tuple(name for name, values in changed if not values)
-    )
