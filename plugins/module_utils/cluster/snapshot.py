@@ -18,7 +18,7 @@ import json
 import os
 import zlib
 from itertools import islice
-from typing import IO, Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple, Union, cast
+from typing import IO, Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union, cast
 
 from ..errors import SnapshotError
 from ..whole_files import write_whole
@@ -120,8 +120,10 @@ def _objects_in_pieces(file: IO[bytes], source: str) -> Iterator[Any]:
         text += piece
     end = max(text.rfind(layout.end), 0)
     yield from _items(text[:end], source)
-    if not _is_list(layout.head + text[end:]):
+    frame = _list_without_items(layout.head + text[end:])
+    if frame is None:
         raise _OtherLayout
+    _check_whole(frame, source)
 
 
 def _pieces(stream: Union[IO[bytes], gzip.GzipFile]) -> Iterator[bytes]:
@@ -152,13 +154,24 @@ def _items(text: bytes, source: str) -> List[Any]:
     return objects
 
 
-def _is_list(text: bytes) -> bool:
-    """Return whether this is the text of a List without its items."""
+def _list_without_items(text: bytes) -> Optional[Dict[str, Any]]:
+    """Return the List whose text this is, without its items, or None if it is anything else."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return bool(document.get("items") == [] and document.get("kind") == "List")
+        return None
+    return document if document.get("items") == [] and document.get("kind") == "List" else None
+
+
+def _check_whole(listed: Dict[str, Any], source: str) -> None:
+    """Raise SnapshotError if a list is one page of a longer one, as ``kubectl get --raw`` with a limit writes it."""
+    metadata = listed.get("metadata")
+    if not isinstance(metadata, dict):
+        return
+    left = metadata.get("remainingItemCount")
+    if metadata.get("continue") or left:
+        kind, more = listed.get("kind"), f"{left} more objects" if left else "more objects"
+        raise SnapshotError(f"{source}: holds a part of a {kind} only, the API server has {more} (metadata.continue)")
 
 
 def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
@@ -166,7 +179,8 @@ def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
 
     Accepted are plain or gzip data in JSON or YAML: a List (also ServiceList, EndpointSliceList ...), an array of Lists
     or objects, or several documents one after another. Items of a typed list get the kind that the list implies.
-    ``source`` names the snapshot in errors. Raises SnapshotError with the position of the fault.
+    ``source`` names the snapshot in errors. Raises SnapshotError with the position of the fault, and for a list that is
+    one page of a longer one.
     """
     if content.startswith(_GZIP_MAGIC):
         content = _gunzip(content, source)
@@ -275,6 +289,7 @@ def _collect(document: Any, objects: List[Any], source: str, depth: int) -> None
         items = document.get("items")
         if items is not None and not isinstance(items, list):
             raise SnapshotError(f"{source}: the items of a {kind} are not a list")
+        _check_whole(document, source)
         for item in with_kind(items or [], kind, document.get("apiVersion")):
             _collect(item, objects, source, depth + 1)
         return

@@ -136,3 +136,35 @@ def test_a_pipe_is_read_once(layout: str, packed: bool, tmp_path: Path) -> None:
     writing.start()
     assert read_snapshot(str(path)) == parse_snapshot(content)
     writing.join()
+
+
+PAGE = {"kind": "ServiceList", "metadata": {"continue": "eyJ2Ijoi", "remainingItemCount": 40}, "items": OBJECTS[:2]}
+COUNTED = {**PAGE, "metadata": {"remainingItemCount": 40}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps(PAGE),
+        json.dumps(COUNTED),
+        json.dumps([{"kind": "List", "items": []}, PAGE]),
+        json.dumps({"kind": "List", "items": [PAGE, *OBJECTS]}),
+        json.dumps({"kind": "NodeList", "items": []}) + "\n" + json.dumps(PAGE),
+        "kind: List\nmetadata: {continue: eyJ2Ijoi}\nitems: []\n",
+        one_per_line([*OBJECTS, PAGE]).decode(),
+        one_per_line(OBJECTS).decode().replace("\n]}", '\n],"metadata":{"continue":"eyJ2Ijoi"}}'),
+        printed(OBJECTS).replace('"resourceVersion": ""', '"continue": "eyJ2Ijoi"'),
+    ],
+)
+def test_one_page_of_a_longer_list_is_refused(tmp_path, content):
+    path = tmp_path / "page.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(SnapshotError, match=r"page\.json: holds a part of a \w+ only, .*metadata\.continue"):
+        read_snapshot(str(path))
+
+
+def test_whole_lists_with_metadata_are_read(tmp_path):
+    path = tmp_path / "whole.json"
+    for metadata in ({"continue": ""}, {"resourceVersion": "7"}, {"remainingItemCount": 0}, None, "text"):
+        path.write_text(json.dumps({**PAGE, "metadata": metadata}), encoding="utf-8")
+        assert len(read_snapshot(str(path))) == 2
