@@ -217,11 +217,11 @@ def test_the_first_services_replace_those_of_the_copy_on_disk(tmp_path):
     # What the lists lack is removed, whether it came from the disk or from the server.
     view.pop_dirty()
     known = bench.reflector("EndpointSlice").known
-    view.apply(known.replace([known.listed(named("default", "newer", of="kubernetes"), "7")]))
+    view.apply(known.replace([known.listed(named("default", "newer", of="kubernetes"))]))
     assert names(view, "EndpointSlice") == [("default", "newer")]
     assert view.pop_dirty() == {NamespacedName("default", name) for name in ("kubernetes", "other")}
     # From then on the lists have only what has changed.
-    view.apply(known.replace([known.listed(named("default", "newer", of="kubernetes"), "7")]))
+    view.apply(known.replace([known.listed(named("default", "newer", of="kubernetes"))]))
     assert names(view, "EndpointSlice") == [("default", "newer")]
 
 
@@ -280,7 +280,7 @@ def test_all_nodes_are_followed_where_their_weights_count():
     bench.source.follow_node("n1", "n1", all_nodes=False)
     assert set(bench.source.view.state.nodes) == {"n1", "n2"}
     known = bench.source.reflectors[-1].known
-    bench.source.view.apply(known.replace([known.listed(NODE, "7")]))
+    bench.source.view.apply(known.replace([known.listed(NODE)]))
     assert set(bench.source.view.state.nodes) == {"n1"}
     selectors = []
     for every in (True, False):
@@ -315,5 +315,5 @@ def test_objects_deleted_while_a_collection_was_not_followed_are_removed():
     bench.source.follow_others([])
     bench.source.follow_others([NETWORK_POLICIES])
     known = bench.source.reflectors[-1].known
-    bench.source.view.apply(known.replace([known.listed(policies[1], "1")]))
+    bench.source.view.apply(known.replace([known.listed(policies[1])]))
     assert [key.name for key in bench.source.view.state.policy.policies] == ["kept"]

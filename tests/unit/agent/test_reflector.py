@@ -213,11 +213,30 @@ def test_cached_objects_that_the_list_lacks_are_removed():
     known = Known("Service")
     known.assume([ObjectKey("Service", "default", "a"), ObjectKey("Service", "default", "gone")])
     raw = service("a")
-    batch = known.replace([known.listed(raw, "7")])
+    batch = known.replace([known.listed(raw)])
     assert names(batch.changed) == ["a"]
     assert batch.gone == [{"kind": "Service", "metadata": {"namespace": "default", "name": "gone"}}]
-    again = known.listed(raw, "7")
+    again = known.listed(raw)
     assert again.item is None and not known.replace([again]).changed
+
+
+def test_objects_are_compared_by_content_and_not_by_version():
+    """After a restore of etcd, or in a cluster created again, another object may have the version of a known one."""
+    known = Known("Service")
+
+    def version(number, port=80):
+        raw = service("a", port)
+        raw["metadata"]["resourceVersion"] = number
+        return raw
+
+    known.replace([known.listed(version("7"))])
+    assert known.listed(version("8")).item is None
+    other = known.listed(version("7", port=81))
+    assert other.item is not None
+    known.replace([other])
+    # An event is compared with nothing, so the next list delivers the object once more.
+    known.put(version("9"))
+    assert known.listed(version("9")).item is not None
 
 
 def test_backoff_grows_to_half_a_minute_and_is_reset_by_success():

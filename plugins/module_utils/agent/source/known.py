@@ -1,7 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What has been delivered of one collection of the API server, and the changes that a list or an event is to it."""
+"""What has been delivered of one collection of the API server, and the changes that a list or an event is to it.
+
+Objects are compared by content, not by resourceVersion. Versions belong to the history of one etcd: after a restore
+from a backup, or in a cluster that was created again, another object may have the name and the version of a known one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 
 from ...cluster.fields import Invalid, mapping, shown, text
 from ...cluster.parsing.objects import ObjectKey, object_key, parsed_object
-from .packed import Item, Packed, pack
+from .packed import Item, Packed, pack_text, text_of
 
 _MOST_NAME_CHARACTERS = 253
 
@@ -42,65 +46,75 @@ def check_identity(raw: object, kind: str) -> Dict[str, Any]:
 
 
 class Listed(NamedTuple):
-    """An object of a list; ``item`` is None if its version is known already. ``growth``: see :meth:`Known.listed`."""
+    """An object of a list.
+
+    ``digest``: of its content, None if that cannot be written. ``item`` is None if the same content has been delivered
+    already. ``growth``: see :meth:`Known.listed`.
+    """
 
     key: ObjectKey
-    version: str
+    digest: Optional[int]
     item: Optional[Item]
     growth: int = 0
 
 
 class Known:
-    """The objects of a collection that have been delivered, by key with their resourceVersion."""
+    """The objects of a collection that have been delivered, by key with the digest of their content if it is known."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._versions: Dict[ObjectKey, str] = {}
+        self._digests: Dict[ObjectKey, Optional[int]] = {}
 
     def assume(self, keys: Iterable[ObjectKey]) -> None:
-        """Record objects that are known from the state kept on disk, in an unknown version."""
+        """Record objects that are known from the state kept on disk."""
         for key in keys:
-            self._versions.setdefault(key, "")
+            self._digests.setdefault(key, None)
 
-    def listed(self, raw: Dict[str, Any], version: str, held: Callable[[ObjectKey], int] = lambda key: 1) -> Listed:
-        """Return what must be held of an object in this version until its list is complete.
+    def listed(self, raw: Dict[str, Any], held: Callable[[ObjectKey], int] = lambda key: 1) -> Listed:
+        """Return what must be held of an object until its list is complete.
 
         ``held``: how many bytes of JSON the object with this key has that is held already, 0 if there is none. The
         result's ``growth`` is how many more the new version has. A new object is parsed at once, because its parsed
         form will be kept; of another version both would be held until the list is complete.
         """
         key = object_key(raw)
-        if version and self._versions.get(key) == version:
-            return Listed(key, version, None)
+        content = text_of(raw)
+        digest = hash(content) if content else None
+        if content and self._digests.get(key) == digest:
+            return Listed(key, digest, None)
         size = held(key)
-        item = pack(raw, None if size else parsed_object(raw, key))
-        return Listed(key, version, item, item.size - size)
+        parsed = None if size else parsed_object(raw, key)
+        item = pack_text(content, parsed) if content else Item(raw, 0, parsed)
+        return Listed(key, digest, item, item.size - size)
 
     def replace(self, items: Iterable[Listed]) -> Batch:
         """Record a complete list, and return the differences."""
-        before, self._versions = self._versions, {}
+        before, self._digests = self._digests, {}
         changed = Packed()
         for listed in items:
-            self._versions[listed.key] = listed.version
+            self._digests[listed.key] = listed.digest
             if listed.item is not None:
                 changed.append(listed.item)
-        gone = [_tombstone(key) for key in before if key not in self._versions]
+        gone = [_tombstone(key) for key in before if key not in self._digests]
         return Batch(self._kind, changed, gone, True)
 
     def forget(self, keys: Iterable[ObjectKey]) -> None:
-        """Have objects delivered again by the next list, whatever their version; may be called from any thread."""
+        """Have objects delivered again by the next list, whatever their content; may be called from any thread."""
         for key in keys:
-            if key in self._versions:
-                self._versions[key] = ""
+            if key in self._digests:
+                self._digests[key] = None
 
-    def put(self, item: Dict[str, Any], version: str) -> Batch:
-        """Record an object that was added or modified, in this version."""
-        self._versions[object_key(item)] = version
+    def put(self, item: Dict[str, Any]) -> Batch:
+        """Record an object that was added or modified.
+
+        The next list delivers it once more, which has no effect if it is equal.
+        """
+        self._digests[object_key(item)] = None
         return Batch(self._kind, [item], [])
 
     def delete(self, item: Dict[str, Any]) -> Batch:
         """Record an object's deletion."""
-        self._versions.pop(object_key(item), None)
+        self._digests.pop(object_key(item), None)
         return Batch(self._kind, [], [item])
 
 

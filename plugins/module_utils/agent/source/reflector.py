@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterable, Optional, Set
 
-from ...cluster.answers import InvalidAnswer, WatchEvent, version_of
+from ...cluster.answers import InvalidAnswer, WatchEvent
 from ...cluster.api import ApiClient
 from ...cluster.api_errors import ApiStatusError, Expired, WatchFailed
 from ...cluster.fields import Invalid, shown
@@ -258,7 +258,7 @@ class Reflector:
         received = self._received(raw)
         if received is None:
             return None
-        listed = self.known.listed(received, version_of(raw), self._bytes_held)
+        listed = self.known.listed(received, self._bytes_held)
         self._growth += listed.growth
         if self._growth >= self._checked + _ROOM_BYTES:
             self._checked = self._growth
@@ -324,4 +324,4 @@ class Reflector:
         item = self._received(event.object)
         if item is None:
             return
-        self._give(self.known.delete(item) if event.type == "DELETED" else self.known.put(item, event.resource_version))
+        self._give(self.known.delete(item) if event.type == "DELETED" else self.known.put(item))
