@@ -38,6 +38,8 @@ LOCK_SECONDS = 30.0
 #: When to report to the service manager that the agent is ready although the API server has not answered.
 READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
+#: How often to check that the path of the control socket exists.
+CONTROL_SECONDS = 10.0
 #: How often to check whether the cluster is known, since a request that fails wakes nothing.
 CLUSTER_PAUSE_SECONDS = 0.05
 
@@ -59,6 +61,8 @@ class Agent:
         self._ready_timer = self.timers.add("report that the agent is ready", self._send_ready)
         self._static_timer = self.timers.add("look for static Services", self._look_for_static)
         self._collect_timer = self.timers.add("collect reference cycles", self._collect)
+        self._control_timer = self.timers.add("keep the control socket", self._keep_control)
+        self._control: Optional[ControlServer] = None
         self._stop = False
         self._reload = False
         self._ready_sent = False
@@ -93,9 +97,10 @@ class Agent:
             stack.enter_context(self.parts.handles)
             stack.callback(self.parts.surface.close)
             if self.options.control:
-                control = ControlServer(self.options.control, self._inbox.deliver)
-                stack.callback(control.close)
-                self.supervisor.start("control", control.run)
+                self._control = ControlServer(self.options.control, self._inbox.deliver)
+                stack.callback(self._control.close)
+                self.supervisor.start("control", self._control.run)
+                self._control_timer.start(CONTROL_SECONDS)
             self.parts.api.start(self.supervisor)
             try:
                 self.parts.drain.read()
@@ -158,6 +163,14 @@ class Agent:
         if self.sync.proxiers is None:
             self._serve_preliminary()
         self._follow_listeners()
+
+    def _keep_control(self) -> None:
+        self._control_timer.start(CONTROL_SECONDS)
+        try:
+            if self._control is not None and self._control.renew():
+                self.log.warning("the control socket was removed by another program; created it again")
+        except KernelError as error:
+            self.limited.warning("control", "the control socket cannot be created again, retrying", error=error)
 
     def _collect(self) -> None:
         self._collect_timer.start(COLLECT_SECONDS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import socket
 import time
 
@@ -110,6 +111,48 @@ def test_keys_of_limited_lines_are_bounded():
         limited.warning(number, "text")
         limited.warning(number, "text")
     assert len(limited._keys) <= 1000
+
+
+class Gone(io.StringIO):
+    """A stream whose reader is gone while ``failure`` is set."""
+
+    failure = None
+
+    def flush(self):
+        if self.failure is not None:
+            self.truncate(0)
+            self.seek(0)
+            raise self.failure
+
+
+def test_a_log_that_cannot_be_written_stops_nothing_and_is_reported_when_it_can():
+    stream = Gone()
+    log = Log(stream)
+    for stream.failure in (BrokenPipeError(), OSError(28, "No space left on device"), ValueError("closed")):
+        log.info("lost")
+    stream.failure = None
+    log.info("again")
+    log.info("more")
+    assert stream.getvalue().splitlines() == [
+        'level=warning msg="lines of the log were lost" lines=3',
+        "level=info msg=again",
+        "level=info msg=more",
+    ]
+
+
+def test_the_watchdog_is_fed_without_a_free_file_descriptor(tmp_path):
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(path)
+        sock.settimeout(2)
+        manager = Systemd({"NOTIFY_SOCKET": path})
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        try:
+            manager.alive()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert sock.recv(100) == b"WATCHDOG=1"
 
 
 @pytest.mark.parametrize("abstract", [False, True])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import socket
 import subprocess
 import threading
@@ -133,6 +134,24 @@ def test_the_control_socket_answers_and_is_private(tmp_path):
         ask_agent(path, {"command": "status"})
     with pytest.raises(KernelError, match="cannot listen"):
         ControlServer("/proc/nowhere/agent.sock", deliver)
+
+
+def test_a_control_socket_that_another_program_removed_is_created_again(tmp_path):
+    path = tmp_path / "run" / "agent.sock"
+    server = ControlServer(str(path), lambda ask: ask.reply({"agent": "running"}))
+    supervisor = Supervisor(Log(io.StringIO()))
+    supervisor.start("control", server.run)
+    try:
+        assert not server.renew()
+        for _repetition in range(3):
+            shutil.rmtree(path.parent)
+            assert server.renew()
+            assert ask_agent(str(path), {"command": "status"}) == {"agent": "running"}
+            assert path.stat().st_mode & 0o777 == 0o600
+        assert not supervisor.check()
+    finally:
+        server.close()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

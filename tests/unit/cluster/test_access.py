@@ -141,6 +141,7 @@ def test_another_name_in_the_certificate_is_refused_unless_it_is_expected(server
         ({"client-certificate-data": "%"}, {}, "client-certificate-data is not base64"),
         ({"exec": {"command": "x"}}, {}, "exec.apiVersion is not one of"),
         ({"exec": {"apiVersion": EXEC_VERSION}}, {}, "exec.command is missing"),
+        ({"exec": {"apiVersion": EXEC_VERSION, "command": "x", "env": 5}}, {}, "exec.env is not a list of names"),
         ({"exec": {"apiVersion": EXEC_VERSION, "command": "x", "interactiveMode": "Always"}}, {}, "terminal"),
         ({}, {"server": "ftp://x"}, "'ftp://x' is not an http or https URL"),
         ({}, {"server": "https://a b"}, "is not an http or https URL"),

@@ -43,6 +43,25 @@ class ControlRequest:
             return {"error": f"the agent is busy and did not answer within {ANSWER_SECONDS:g} seconds"}
 
 
+def _listening(path: str) -> socket.socket:
+    """Return a socket that listens at a path, in place of whatever is there. Raises KernelError."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        before = os.umask(0o177)
+        try:
+            made.bind(path)
+        finally:
+            os.umask(before)
+        made.listen(8)
+    except OSError as error:
+        made.close()
+        raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error
+    return made
+
+
 class ControlServer:
     """Listens at ``path`` (mode 0600) and passes each request to ``deliver``. Raises KernelError if it cannot listen.
 
@@ -53,30 +72,34 @@ class ControlServer:
         self._path = path
         self._deliver = deliver
         self._closed = False
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            before = os.umask(0o177)
-            try:
-                self._socket.bind(path)
-            finally:
-                os.umask(before)
-            self._socket.listen(8)
-        except OSError as error:
-            self._socket.close()
-            raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error
+        self._socket = _listening(path)
+
+    def renew(self) -> bool:
+        """Listen again if another program has removed the path, such as a cleaner of /run; return whether it had.
+
+        May be called from any thread. Raises KernelError if the agent cannot listen.
+        """
+        if os.path.lexists(self._path):
+            return False
+        before, self._socket = self._socket, _listening(self._path)
+        # Wakes the thread that waits for clients of the path that was removed.
+        with contextlib.suppress(OSError):
+            before.shutdown(socket.SHUT_RDWR)
+        before.close()
+        return True
 
     def run(self, task: Task) -> None:
         """Answer one client at a time until :meth:`close`."""
         while True:
             task.idle()
+            listening = self._socket
             try:
-                client, _address = self._socket.accept()
+                client, _address = listening.accept()
             except OSError:
                 if self._closed:
                     return
+                if listening is not self._socket:
+                    continue
                 raise
             task.busy(ANSWER_SECONDS + 2 * CLIENT_SECONDS)
             with client:

@@ -48,11 +48,29 @@ class Log:
         self._priorities = priorities
         self._clock = clock
         self._lock = threading.Lock()
+        self._lost = 0
 
     def write(self, level: str, message: str, **fields: Any) -> None:
-        """Write one line: level, message, and fields in their order."""
+        """Write one line: level, message, and fields in their order.
+
+        A line that cannot be written, because the reader of the log is gone or its disk is full, is lost: the agent
+        keeps serving, and the next line that can be written is preceded by the number of those that were lost.
+        """
         if level == DEBUG and not self.verbose:
             return
+        with self._lock:
+            lines = self._line(level, message, fields)
+            if self._lost:
+                lines = self._line(WARNING, "lines of the log were lost", {"lines": self._lost}) + lines
+            try:
+                self._stream.write(lines)
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._lost += 1
+            else:
+                self._lost = 0
+
+    def _line(self, level: str, message: str, fields: Mapping[str, Any]) -> str:
         if self.as_json:
             record: Dict[str, Any] = {"ts": round(self._clock(), 3), "level": level, "msg": message, **fields}
             line = json.dumps(record, default=str)
@@ -60,9 +78,7 @@ class Log:
             pairs = [f"{name}={_text(value)}" for name, value in fields.items()]
             line = " ".join([f"level={level}", f"msg={_text(message)}", *pairs])
         prefix = f"<{_PRIORITY[level]}>" if self._priorities else ""
-        with self._lock:
-            self._stream.write(f"{prefix}{line}\n")
-            self._stream.flush()
+        return f"{prefix}{line}\n"
 
     def info(self, message: str, **fields: Any) -> None:
         """Log a normal event."""

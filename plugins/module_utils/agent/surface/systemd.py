@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -23,6 +24,11 @@ class Systemd:
         path = environment.get("NOTIFY_SOCKET", "")
         # The name of an abstract socket is written with @ instead of its leading zero byte.
         self._address = "\0" + path[1:] if path.startswith("@") else path
+        self._socket: Optional[socket.socket] = None
+        if path:
+            # Kept, so that the watchdog is fed when the process has no free file descriptor.
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
         own = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
         period = environment.get("WATCHDOG_USEC", "") if own else ""
         self.watchdog_seconds = int(period) / _MICROSECONDS if period.isdecimal() else 0.0
@@ -32,14 +38,9 @@ class Systemd:
 
     def send(self, *lines: str) -> None:
         """Send assignments such as ``READY=1``. Ignore failures, which do not affect the agent."""
-        if not self._address:
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            sock.setblocking(False)
-            try:
-                sock.sendto("\n".join(lines).encode(), self._address)
-            except OSError:
-                return
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto("\n".join(lines).encode(), self._address)
 
     def ready(self) -> None:
         """Report that the agent has started or reloaded."""

@@ -108,6 +108,7 @@ class Syncer:
         self.measures = SyncMetrics(metrics)
         self.surface = surface
         self._log = log
+        self._limited = limited
         self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post)
         self._conflicts: Tuple[Conflict, ...] = ()
         self.losses = losses or LossWatch(50.0, 0.0, time.monotonic)
@@ -339,7 +340,8 @@ class Syncer:
             return
         known = set(self._conflicts)
         for line in conflict_warnings([conflict for conflict in conflicts if conflict not in known]):
-            self._log.warning("two Services claim one address", conflict=line)
+            # A Service that is created and deleted again and again repeats its conflicts.
+            self._limited.warning(("conflict", line), "two Services claim one address", conflict=line)
         self._conflicts = conflicts
         self._metrics.conflicts.set(len(conflicts))
 

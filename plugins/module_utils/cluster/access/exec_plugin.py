@@ -53,7 +53,8 @@ def exec_settings(user: Mapping[str, Any], folder: str, cluster: Mapping[str, An
     if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
         raise ConfigurationError(f"{source}: exec.args is not a list of strings")
     environment = []
-    for item in user.get("env") or []:
+    variables = user.get("env") or []
+    for item in variables if isinstance(variables, list) else [None]:
         if not isinstance(item, dict) or not isinstance(item.get("name"), str):
             raise ConfigurationError(f"{source}: exec.env is not a list of names and values")
         environment.append((item["name"], str(item.get("value") or "")))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import stat
 from typing import Any, NamedTuple, Optional
@@ -24,6 +23,8 @@ from ..runtime.state_directory import prepare_state_directory
 DEFAULT_FILE = "/var/lib/kubenode-proxy/drain.json"
 #: How long a drain lasts, in seconds, unless it is ended before: by default, and at most.
 DEFAULT_SECONDS, MOST_SECONDS = 2 * 3600.0, 7 * 86400.0
+#: No time is that late, and a larger integer may not fit into a float.
+_LATEST = 1 << 53
 
 _MOST_BYTES = 4096
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -84,7 +85,7 @@ def _parse(document: Any) -> DrainRecord:
 
 def _seconds(document: Any, name: str) -> float:
     value = document.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _LATEST:
         raise ValueError(f"{name} is not a time")
     return float(value)
 
