@@ -5,26 +5,55 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
-from typing import List, NamedTuple
+from typing import FrozenSet, List, NamedTuple
 
 from tests.conftest import ROOT
 
-#: A block contains commands if its first line that is not a comment begins with one of these words.
+#: A block contains commands if its first line that is not a comment begins with one of these words, or with one of the
+#: programs in .ci/programs.
 PROGRAMS = (
+    ".venv/bin/python",
     "ansible",
     "ansible-galaxy",
+    "ansible-inventory",
     "ansible-navigator",
     "ansible-playbook",
+    "ansible-rulebook",
+    "cp",
+    "docker",
     "export",
+    "go",
+    "helm",
     "jq",
     "kubectl",
     "kubenode-proxy",
     "make",
+    "mkdir",
     "pip",
-    "python3",
+    "python",
+    "sudo",
+    "systemctl",
+    "tar",
+    "tests/conformance/lab",
+    "unshare",
 )
+#: Blocks of commands that no shell runs, by their beginning, and why.
+#: tests/unit/documentation/test_commands.py checks what it can of them.
+NOT_RUN = {
+    "$ kubenode-proxy ": "a session with its output; tests/unit has the tests of these commands' texts",
+    "KUBECONFIG=~/.kube/config ansible-rulebook ": "ansible-rulebook needs Java; tests/unit/eda runs the event source",
+    "tests/conformance/lab ": "ten minutes; make conformance FULL=1 runs these",
+    "CGO_ENABLED=0 go build ": "needs a source tree of Kubernetes; tests/e2e names what is missing",
+    "iptables -I DOCKER-USER ": "the node has no Docker; tests/kernel/test_neighbours.py adds the same rules",
+    "ip route add local ": "for a container in userspace mode; tests/kernel/test_userspace_rungs.py does the same",
+    "nft list set inet kubenode-network-policy ": "the node has no policies; tests/kernel/test_network_policy.py does it",
+    "mkdir -p /tmp/agent-node; ": "interactive; a test in tests/modules/test_documented_commands.py types its lines",
+}
+_PROMPT = "$ "
+_ASSIGNMENTS = re.compile(r"(\w+=\S* )+")
 _INDENT = "    "
 _LIST = re.compile(r"\s*([-*]|\d+\.) ")
 
@@ -45,7 +74,13 @@ class Block(NamedTuple):
     def is_commands(self) -> bool:
         """Return whether the block consists of shell commands."""
         lines = (line for line in self.text.splitlines() if line and not line.startswith("#"))
-        return next(lines, "").split(" ")[0] in PROGRAMS
+        first = _ASSIGNMENTS.sub("", next(lines, "").removeprefix(_PROMPT), count=1)
+        return first.split(" ")[0] in known_programs()
+
+    @property
+    def why_not_run(self) -> str:
+        """Return why no shell runs the block; empty text if one does."""
+        return next((reason for start, reason in NOT_RUN.items() if self.text.startswith(start)), "")
 
     @property
     def is_playbook(self) -> bool:
@@ -53,15 +88,26 @@ class Block(NamedTuple):
         return self.text.startswith(("- hosts:", "- ansible.builtin.import_playbook:"))
 
 
+@functools.cache
+def known_programs() -> FrozenSet[str]:
+    """Return the words that begin a command."""
+    lines = (ROOT / ".ci" / "programs").read_text(encoding="ascii").splitlines()
+    return frozenset((*PROGRAMS, *(line.split()[0] for line in lines if line and not line.startswith("#"))))
+
+
 def blocks(page: Path) -> List[Block]:
-    """Return the indented blocks of a Markdown page, without continued paragraphs of a list."""
+    """Return the indented blocks of a page, without continued paragraphs of a list.
+
+    In reStructuredText, each command has a prompt; it is not a part of the text.
+    """
+    prompt = _PROMPT if page.suffix == ".rst" else ""
     found: List[Block] = []
     current: List[str] = []
     start, in_list = 0, False
     for number, line in enumerate([*page.read_text(encoding="utf-8").splitlines(), "end"], 1):
         if line.startswith(_INDENT) and not in_list:
             start = start or number
-            current.append(line[len(_INDENT) :])
+            current.append(line[len(_INDENT) :].removeprefix(prompt))
         elif not line.strip():
             if current:
                 current.append("")
@@ -78,12 +124,29 @@ def command_blocks(page: Path) -> List[Block]:
     return [block for block in blocks(page) if block.is_commands]
 
 
+def pages() -> List[Path]:
+    """Return the pages that are written by hand and have blocks, README.md first."""
+    patterns = (
+        "docs/*.md",
+        "docs/docsite/rst/*.rst",
+        "roles/*/README.md",
+        "molecule/*/README.md",
+        "examples/*/README.md",
+    )
+    found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found]
+
+
 def playbook_blocks() -> List[Block]:
-    """Return all playbooks of README.md and of the pages in docs."""
-    pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    return [block for page in pages for block in blocks(page) if block.is_playbook]
+    """Return all playbooks of these pages."""
+    return [block for page in pages() for block in blocks(page) if block.is_playbook]
 
 
 def pages_with_commands() -> List[Path]:
-    """Return README.md and the pages in docs that have such blocks, README.md first."""
-    return [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if command_blocks(page)]
+    """Return the pages with commands that a shell can run, README.md first."""
+    return [page for page in pages() if any(not block.why_not_run for block in command_blocks(page))]
+
+
+def inventory_of_readme() -> str:
+    """Return the inventory that README.md prints."""
+    return next(block.text for block in blocks(ROOT / "README.md") if block.text.startswith("plugin: ")) + "\n"

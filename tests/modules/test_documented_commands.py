@@ -1,15 +1,16 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the commands of README.md and of the pages in docs in a shell, as they are printed.
+"""Run the commands of README.md, CONTRIBUTING.md and the other pages in a shell, as they are printed.
 
 The shell has its own home directory and a copy of the clone as its working directory. README's own commands install
-what it needs there. ``inventory`` names one lab node, a network namespace reached over ssh, as worker-1;
-``~/.kube/config`` names the tests' API server.
+what it needs there. ``inventory/nodes.yml`` is the file that README prints; ``~/.kube/config`` names the tests' API
+server, whose only Node, worker-1, is a lab node: a network namespace reached over ssh.
 
 Three things are not literal. ``kubectl`` and, on the node, ``kubenode-proxy`` are small programs of this test: the
 first reads lists from the API server, the second starts the node command from the collection that the shell has
-installed. ``NODE`` in a command is replaced by worker-1. The commands that LIMITED lists are checked, but not run.
+installed. ``NODE`` in a command is replaced by worker-1. The commands that LIMITED lists are checked, but not run;
+those in ``NOT_RUN`` of tests/documentation/commands.py are not run here, each for the reason that is written there.
 
 The pages are run in order: README.md installs what the others use.
 """
@@ -25,19 +26,27 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
-from tests.documentation.commands import command_blocks, pages_with_commands, playbook_blocks
+from tests.documentation.commands import (
+    command_blocks,
+    inventory_of_readme,
+    pages_with_commands,
+    playbook_blocks,
+)
 from tests.lab.cluster import SNAPSHOT, Lab
 from tests.modules.harness import ROOT
 
 _SYNTAX = 'ansible-playbook() { command ansible-playbook "$@" --syntax-check; }'
 _HELP = 'kubenode-proxy() { command kubenode-proxy "$@" --help >/dev/null; }'
 _TARGETS = 'make() { command make --dry-run "$@" >/dev/null; }'
+_SOURCES = f"""ln -sfn {ROOT}/.venv .venv && mkdir -p tests/lab/demo &&
+kubectl get services,endpointslices,nodes -A -o json >tests/lab/demo/cluster.json"""
 # Commands to run before a block that begins like this, and why.
 LIMITED = {
     # The steps of these targets are tests themselves.
@@ -53,6 +62,10 @@ LIMITED = {
     "kubectl cordon ": f"{_HELP}; kubectl() {{ :; }}; reboot() {{ :; }}",
     # The stand-in for kubectl knows no selectors.
     "kubectl get events": "kubectl() { :; }",
+    # There is no agent to answer.
+    "kubenode-proxy status ": _HELP,
+    # The shell has no virtual environment of the clone, and the laboratory's snapshot has other names of nodes.
+    "PYTHONPATH=plugins .venv/bin/python ": _SOURCES,
     # The addresses of the example inventories are reserved for documentation.
     "ansible-playbook -i examples/": _SYNTAX,
 }
@@ -61,8 +74,9 @@ PAGES = pages_with_commands()
 KUBECTL = """#!/usr/bin/python3
 import json, os, ssl, sys, urllib.request
 
-kinds = {"services": "/api/v1/services", "nodes": "/api/v1/nodes"}
+kinds = {kind: "/api/v1/" + kind for kind in ("services", "nodes", "pods", "namespaces")}
 kinds["endpointslices"] = "/apis/discovery.k8s.io/v1/endpointslices"
+kinds["networkpolicies"] = "/apis/networking.k8s.io/v1/networkpolicies"
 command, wanted, *options = sys.argv[1:]
 if command != "get" or options != ["-A", "-o", "json"]:
     sys.exit("error: this stand-in for kubectl does not know " + " ".join(sys.argv[1:]))
@@ -142,7 +156,7 @@ def shell(lab):
         _write_inventory(clone / "inventory", lab)
         certificates = make_certificates(Path(scratch, "certificates"))
         store = Store()
-        for item in json.loads(SNAPSHOT.read_text(encoding="utf-8"))["items"]:
+        for item in _cluster():
             store.put(item)
         server = ApiServer(store, certificates)
         write_kubeconfig(home / ".kube/config", server.url, certificates.authority, server.token)
@@ -172,13 +186,21 @@ def _copy_clone(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
+def _cluster() -> list[dict[str, Any]]:
+    """Return the objects of the laboratory's snapshot with one Node, worker-1."""
+    text = SNAPSHOT.read_text(encoding="utf-8").replace('"lab-iptables"', '"worker-1"')
+    items: list[dict[str, Any]] = json.loads(text)["items"]
+    return [item for item in items if item["kind"] != "Node" or item["metadata"]["name"] == "worker-1"]
+
+
 def _write_inventory(directory: Path, lab: Lab) -> None:
+    """Write README's inventory, and in variables how to reach the lab node."""
     laboratory = json.loads(lab.inventory.read_text(encoding="utf-8"))["lab"]
-    host = {**laboratory["hosts"]["lab-iptables"], "service_proxy_node_name": "lab-iptables"}
-    group = {"hosts": {"worker-1": host}, "vars": laboratory["vars"]}
-    directory.mkdir()
-    (directory / "hosts.json").write_text(json.dumps({"k8s_cluster": group}), encoding="utf-8")
-    (directory / "group_vars").mkdir()
+    for name in ("group_vars", "host_vars"):
+        (directory / name).mkdir(parents=True)
+    (directory / "nodes.yml").write_text(inventory_of_readme(), encoding="utf-8")
+    reached = {**laboratory["vars"], **laboratory["hosts"]["lab-iptables"], "service_proxy_node_name": "worker-1"}
+    (directory / "host_vars/worker-1.json").write_text(json.dumps(reached), encoding="utf-8")
     # kernel_unchangeable: a network namespace shares the size of the conntrack table with its host.
     detection = {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48", "detectLocalMode": "ClusterCIDR"}
     variables: dict[str, object] = {
@@ -202,14 +224,16 @@ def _before(text: str) -> str:
 @pytest.mark.parametrize(
     "page",
     [PAGES[0], *(pytest.param(page, marks=pytest.mark.full) for page in PAGES[1:])],
-    ids=lambda page: page.stem,
+    ids=lambda page: str(page.relative_to(ROOT).with_suffix("")),
 )
 def test_commands_run_as_printed(shell, page):
-    if page != PAGES[0]:
-        # The other pages assume a node that serves.
+    if page != PAGES[0] and any("kubenode" in block.text for block in command_blocks(page)):
+        # These pages assume a node that serves.
         status, printed = shell.type("ansible-playbook -i inventory kubenode.proxy.converge")
         assert status == 0, printed
     for block in command_blocks(page):
+        if block.why_not_run:
+            continue
         text = block.text.replace("NODE", "worker-1")
         status, printed = shell.type(text, _before(text))
         assert status == 0, f"{block.place}: {block.text}\n{printed}"
@@ -229,6 +253,18 @@ def test_playbooks_name_existing_modules_and_roles(shell):
         (shell.directory / f"example-{number}.yml").write_text(block.text, encoding="utf-8")
     status, printed = shell.type("ansible-playbook -i inventory --syntax-check example-*.yml")
     assert status == 0, printed
+
+
+@pytest.mark.full
+def test_an_agent_in_a_namespace_by_hand(tmp_path):
+    """Type the lines that CONTRIBUTING.md has for the interpreter."""
+    block = next(block for block in command_blocks(ROOT / "CONTRIBUTING.md") if block.text.startswith("mkdir "))
+    lines = block.text.replace("/tmp/agent-node", str(tmp_path)).splitlines()
+    command = "\n".join(line for line in lines if not line.startswith(">>> "))
+    typed = "\n".join(line[4:] for line in lines if line.startswith(">>> "))
+    done = subprocess.run(["bash", "-c", command], input=typed, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert "10.96.0.1:80" in done.stdout and "table ip kube-proxy {" in done.stdout, done.stdout
 
 
 def test_a_failing_command_ends_its_block(shell):
