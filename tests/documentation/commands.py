@@ -49,7 +49,7 @@ NOT_RUN = {
     "CGO_ENABLED=0 go build ": "needs a source tree of Kubernetes; tests/e2e names what is missing",
     "iptables -I DOCKER-USER ": "the node has no Docker; tests/kernel/test_neighbours.py adds the same rules",
     "ip route add local ": "for a container in userspace mode; tests/kernel/test_userspace_rungs.py does the same",
-    "nft list set inet kubenode-network-policy ": "the node has no policies; tests/kernel/test_network_policy.py does it",
+    "nft list set inet kubenode-network-policy ": "no policies here; tests/kernel/test_network_policy.py lists it",
     "mkdir -p /tmp/agent-node; ": "interactive; a test in tests/modules/test_documented_commands.py types its lines",
 }
 _PROMPT = "$ "
