@@ -16,6 +16,10 @@ from typing import Iterator, List, Set
 
 import pytest
 
+from tests.e2e import binaries, nodes
+from tests.lab import uml
+from tests.systemd import image
+
 ROOT = Path(__file__).resolve().parents[3]
 RUNNERS = {"run", "Popen", "check_call", "check_output", "Background", "output", "execute", "start", "commands", "_run"}
 PROGRAM = re.compile(r"^(/usr)?(/s?bin/)?[a-z][a-z0-9_]*([.+-][a-z0-9_]+)*$")
@@ -28,10 +32,25 @@ ALWAYS = """
 # First words passed to functions of the same names that are not programs of this machine: nodes, commands of the agent,
 # playbooks, parameters of a function; and programs of the virtual environment or of some machines.
 OTHERS = """
-    address ansible-builder ansible-test antsibull-docs cleanup converge diff drain explain kubenode.proxy.explain
-    lab-iptables lab-ipvs link net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack pyenv python rollback
-    status systemctl top verify
+    address agent airgap ansible-builder ansible-test antsibull-docs chains cleanup confirm converge debian13 diff drain
+    explain firewalld first kubenode-proxy kubenode.proxy.explain lab-iptables lab-ipvs link
+    net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack oneshot outside pyenv python python3-yaml rollback schedule
+    second static status systemctl top verify
 """
+#: Programs that tests execute on nodes with systemd, and the packages that have them.
+ON_NODES = {
+    "chown": "coreutils",
+    "ctr": "containerd",
+    "firewall-cmd": "firewalld",
+    "getent": "libc-bin",
+    "journalctl": "systemd",
+    "kill": "procps",
+    "systemd-analyze": "systemd",
+    "systemd-run": "systemd",
+    "update-alternatives": "dpkg",
+}
+#: Every Debian has these packages.
+ESSENTIAL = {"coreutils", "dpkg", "libc-bin"}
 SHELL = """
     ! [ [[ { } ( ) . : break cd continue do done elif else esac eval exec exit export fi if local read return set shift
     then trap umask unset until wait while
@@ -42,7 +61,7 @@ def declared(*purposes: str) -> Set[str]:
     """Return the programs of .ci/programs that are installed for these purposes."""
     lines = (ROOT / ".ci" / "programs").read_text(encoding="ascii").splitlines()
     found = [line.split() for line in lines if line and not line.startswith("#")]
-    assert {needed for _program, _package, needed in found} == {"all", "demo", "test"}
+    assert {needed for _program, _package, needed in found} == {"all", "demo", "test", "amx", "given"}
     return {program for program, _package, needed in found if needed in purposes}
 
 
@@ -127,18 +146,16 @@ def programs_of(path: Path) -> Set[str]:
 
 
 def sources() -> List[Path]:
-    """Return the files that run on this machine; nodes of tests/systemd and of Molecule have their own packages."""
-    folders = [
-        ROOT / "tests" / name
-        for name in ("lab", "kernel", "modules", "fleet", "monitoring", "conformance", "apiserver")
-    ]
+    """Return the files that run on this machine, or run programs on nodes of tests/systemd and tests/e2e.
+
+    Not those that run on such a node, or on one of Molecule.
+    """
+    names = ("lab", "kernel", "modules", "fleet", "monitoring", "conformance", "apiserver", "netpol", "soak", "systemd")
+    folders = [ROOT / "tests" / name for name in (*names, "e2e", "benchmarks")]
     found = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     scripts = [path for path in sorted((ROOT / ".ci").iterdir()) if path.read_text().startswith("#!/bin/sh")]
-    others = [
-        ROOT / "tests/systemd/image.py",
-        ROOT / "tests/systemd/controller.py",
-        *sorted((ROOT / "tests").glob("*.py")),
-    ]
+    found = [path for path in found if path.parent.name != "inside"]
+    others = sorted((ROOT / "tests").glob("*.py"))
     inside = {"checks.py", "inside.py"}
     others += [path for path in sorted((ROOT / "tests/molecule_support").glob("*.py")) if path.name not in inside]
     return [*found, *others, *scripts]
@@ -149,8 +166,23 @@ def test_every_program_is_installed(path):
     needed = ["all", "demo", "test"]
     if path.parent.name in ("lab", "demo") and path.name not in ("qemu.py", "stock_kernel.py"):
         needed.remove("test")
-    missing = programs_of(path) - declared(*needed) - set(ALWAYS.split()) - set(OTHERS.split())
+    on_nodes = set(ON_NODES) if path.parent.name in ("systemd", "e2e") else set()
+    missing = programs_of(path) - declared(*needed) - set(ALWAYS.split()) - set(OTHERS.split()) - on_nodes
     assert not missing, f"{path.relative_to(ROOT)} executes what .ci/programs does not name: {sorted(missing)}"
+
+
+def test_nodes_have_the_packages_of_the_programs_that_tests_execute_there():
+    used = {name for path in sources() if path.parent.name in ("systemd", "e2e") for name in programs_of(path)}
+    assert set(ON_NODES) <= used
+    assert set(ON_NODES.values()) <= {*image.PACKAGES, *nodes.PACKAGES, *ESSENTIAL}
+
+
+def test_programs_without_a_package_are_those_of_the_end_to_end_suite():
+    assert declared("given") == set(binaries.PROGRAMS)
+
+
+def test_a_compiler_for_the_shim_of_user_mode_linux_is_declared():
+    assert declared("amx") == {uml.COMPILERS[-1]}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests/unit").rglob("*.py")), ids=lambda path: path.name)
