@@ -62,8 +62,12 @@ LIMITED = {
     "kubectl cordon ": f"{_HELP}; kubectl() {{ :; }}; reboot() {{ :; }}",
     # The stand-in for kubectl knows no selectors.
     "kubectl get events": "kubectl() { :; }",
-    # There is no agent to answer.
+    # There is no agent to answer, and no pod or network policy.
     "kubenode-proxy status ": _HELP,
+    "kubenode-proxy top ": _HELP,
+    "kubenode-proxy explain --from shop/web ": _HELP,
+    # The stand-in for kubectl only reads.
+    "kubectl annotate ": "kubectl() { :; }",
     # The shell has no virtual environment of the clone, and the laboratory's snapshot has other names of nodes.
     "PYTHONPATH=plugins .venv/bin/python ": _SOURCES,
     # The addresses of the example inventories are reserved for documentation.
