@@ -243,7 +243,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import ChainChange, apply_changes
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import (
     ListedChainsResource,
@@ -252,6 +252,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chai
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import confirm
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, difference
 
 _FAMILIES = {"ipv4": (IPV4,), "ipv6": (IPV6,), "both": (IPV4, IPV6)}
@@ -338,12 +339,7 @@ def main() -> None:
     refused = tables.root_needed(os.geteuid(), "changing iptables chains")
     if refused:
         module.fail_json(**refused)
-    result: Dict[str, Any] = {}
-    try:
-        result = _confirmed(module) if confirming else _changed(module)
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
-    module.exit_json(**result)
+    run(module, _confirmed if confirming else _changed)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,6 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import save
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import (
@@ -112,6 +111,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.vari
     detect_variant,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 _FAMILIES = {"ipv4": IPV4, "ipv6": IPV6}
 
@@ -126,6 +126,20 @@ def _chains(variant: XtablesVariant, family: str, parameters: Dict[str, Any]) ->
     ]
 
 
+def _found(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the result. Raises ProxyError."""
+    parameters = module.params
+    found: List[Dict[str, Any]] = []
+    variants: Dict[str, str] = {}
+    wanted = "" if parameters["variant"] == "auto" else parameters["variant"]
+    for name, family in _FAMILIES.items():
+        if parameters["family"] in (name, "both"):
+            variant = detect_variant(family, wanted)
+            variants[family] = str(variant)
+            found += _chains(variant, name, parameters)
+    return {"changed": False, "chains": found, "variants": variants}
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
@@ -137,22 +151,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    parameters = module.params
     refused = tables.root_needed(os.geteuid(), "listing iptables chains")
     if refused:
         module.fail_json(**refused)
-    found: List[Dict[str, Any]] = []
-    variants: Dict[str, str] = {}
-    wanted = "" if parameters["variant"] == "auto" else parameters["variant"]
-    try:
-        for name, family in _FAMILIES.items():
-            if parameters["family"] in (name, "both"):
-                variant = detect_variant(family, wanted)
-                variants[family] = str(variant)
-                found += _chains(variant, name, parameters)
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
-    module.exit_json(changed=False, chains=found, variants=variants)
+    run(module, _found)
 
 
 if __name__ == "__main__":

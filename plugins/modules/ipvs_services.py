@@ -302,7 +302,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import (
     ListedReal,
     ListedServer,
@@ -317,6 +317,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_servic
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
 
 _SAVE_DIRECTORY = "/etc/sysconfig"
@@ -409,6 +410,26 @@ def _argument_spec() -> Dict[str, Any]:
     }
 
 
+def _changed(module: AnsibleModule) -> Dict[str, Any]:
+    """Make the virtual servers as declared and return the result. Raises ProxyError."""
+    parameters = module.params
+    path = _save_file(parameters)
+    wanted = listed_tables(_server(options) for options in parameters["services"])
+    if wanted.absent and parameters["state"] == "absent":
+        raise ConfigurationError("state: absent removes whole virtual servers; their real servers need no state")
+    planned = _planned(parameters, wanted, path, bool(module.check_mode))
+    result: Dict[str, Any] = {
+        "changed": any(item.change for item in planned),
+        "virtual_servers": len(wanted.servers),
+        "real_servers": len(wanted.real_servers),
+        "save_file": path,
+        "changes": tables.change_records(planned),
+    }
+    if module._diff:
+        result["diff"] = tables.planned_differences(planned)
+    return result
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
@@ -420,25 +441,7 @@ def main() -> None:
     refused = tables.root_needed(os.geteuid(), "changing virtual servers")
     if refused:
         module.fail_json(**refused)
-    planned: List[PlannedChange] = []
-    path = _save_file(parameters)
-    try:
-        wanted = listed_tables(_server(options) for options in parameters["services"])
-        if wanted.absent and parameters["state"] == "absent":
-            raise ConfigurationError("state: absent removes whole virtual servers; their real servers need no state")
-        planned = _planned(parameters, wanted, path, bool(module.check_mode))
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
-    result: Dict[str, Any] = {
-        "changed": any(item.change for item in planned),
-        "virtual_servers": len(wanted.servers),
-        "real_servers": len(wanted.real_servers),
-        "save_file": path,
-        "changes": tables.change_records(planned),
-    }
-    if module._diff:
-        result["diff"] = tables.planned_differences(planned)
-    module.exit_json(**result)
+    run(module, _changed)
 
 
 if __name__ == "__main__":

@@ -159,16 +159,27 @@ error_kind:
 """
 
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_records import Selection, records
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import connect
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+
+
+def _found(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the result. Raises ProxyError."""
+    selection = Selection(**module.params).canonical()
+    with connect() as connection:
+        return {
+            "changed": False,
+            "services": records(connection, selection),
+            "timeouts": connection.timeouts(),
+        }
 
 
 def main() -> None:
@@ -186,16 +197,7 @@ def main() -> None:
     refused = tables.root_needed(os.geteuid(), "listing virtual servers")
     if refused:
         module.fail_json(**refused)
-    services: List[Dict[str, Any]] = []
-    timeouts: Dict[str, int] = {}
-    try:
-        selection = Selection(**module.params).canonical()
-        with connect() as connection:
-            services = records(connection, selection)
-            timeouts = connection.timeouts()
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
-    module.exit_json(changed=False, services=services, timeouts=timeouts)
+    run(module, _found)
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import (
@@ -240,6 +240,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules impo
     present_modules,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
 
@@ -360,30 +361,20 @@ def _invalid(parameters: Dict[str, Any]) -> str:
     return ""
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
+def _changed(module: AnsibleModule) -> Dict[str, Any]:
+    """Make the modules, their parameters and files as declared and return the result. Raises ProxyError."""
     parameters = module.params
     present = parameters["state"] == "present"
-    invalid = _invalid(parameters)
-    if invalid:
-        module.fail_json(msg=invalid, error_kind="configuration")
-    refused = tables.root_needed(os.geteuid(), "changing kernel modules")
-    if refused:
-        module.fail_json(**refused)
-    try:
-        listed = not present and parameters["unload"] and not parameters["modules"] and not parameters["mode"]
-        path = own_file(parameters, "mode", _PROXY_FILE, parameters["persistent"] or listed)
-        options_path = _options_file(parameters, path)
-        planned = plan((_stages_present if present else _stages_absent)(parameters, path, options_path))
-        loading = next(item for item in planned if isinstance(item.resource, ModulesResource))
-        resource = loading.resource
-        _refuse_unavailable(resource, loading)
-        _check_parameters(module, planned)
-        if not module.check_mode:
-            apply_plan(planned)
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
+    listed = not present and parameters["unload"] and not parameters["modules"] and not parameters["mode"]
+    path = own_file(parameters, "mode", _PROXY_FILE, parameters["persistent"] or listed)
+    options_path = _options_file(parameters, path)
+    planned = plan((_stages_present if present else _stages_absent)(parameters, path, options_path))
+    loading = next(item for item in planned if isinstance(item.resource, ModulesResource))
+    resource = loading.resource
+    _refuse_unavailable(resource, loading)
+    _check_parameters(module, planned)
+    if not module.check_mode:
+        apply_plan(planned)
     result: Dict[str, Any] = {
         "changed": any(item.change for item in planned),
         "modules": list(resource.names or resource.unload),
@@ -396,7 +387,19 @@ def main() -> None:
     }
     if module._diff:
         result["diff"] = tables.planned_differences(planned)
-    module.exit_json(**result)
+    return result
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
+    invalid = _invalid(module.params)
+    if invalid:
+        module.fail_json(msg=invalid, error_kind="configuration")
+    refused = tables.root_needed(os.geteuid(), "changing kernel modules")
+    if refused:
+        module.fail_json(**refused)
+    run(module, _changed)
 
 
 if __name__ == "__main__":

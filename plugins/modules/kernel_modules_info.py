@@ -111,7 +111,6 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import shown_parameters
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import (
@@ -120,7 +119,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules impo
     loaded_modules,
     present_modules,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
 def _ipvs_glue(schedulers: Sequence[str]) -> Dict[str, str]:
@@ -129,6 +128,25 @@ def _ipvs_glue(schedulers: Sequence[str]) -> Dict[str, str]:
 
     chosen = automatic_glue(schedulers)
     return {"ipvs_glue": chosen.mode.glue, "ipvs_glue_reason": chosen.reason}
+
+
+def _found(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the result. Raises ProxyError."""
+    release = facts.kernel_release()
+    names = [canonical_name(name) for name in module.params["modules"]]
+    present, loaded, installed = present_modules(names, release), loaded_modules(), available_modules(release)
+    found = {
+        name: {
+            "present": name in present,
+            "loaded": name in loaded,
+            "installed": name in installed,
+            "users": loaded.get(name, 0),
+            "parameters": shown_parameters(name),
+        }
+        for name in names
+    }
+    more = _ipvs_glue(module.params["schedulers"]) if module.params["ipvs_glue"] else {}
+    return {"changed": False, "modules": found, "kernel_release": release, **more}
 
 
 def main() -> None:
@@ -141,25 +159,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    found: Dict[str, Any] = {}
-    more: Dict[str, str] = {}
-    release = facts.kernel_release()
-    try:
-        names = [canonical_name(name) for name in module.params["modules"]]
-        present, loaded, installed = present_modules(names, release), loaded_modules(), available_modules(release)
-        for name in names:
-            found[name] = {
-                "present": name in present,
-                "loaded": name in loaded,
-                "installed": name in installed,
-                "users": loaded.get(name, 0),
-                "parameters": shown_parameters(name),
-            }
-        if module.params["ipvs_glue"]:
-            more = _ipvs_glue(module.params["schedulers"])
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
-    module.exit_json(changed=False, modules=found, kernel_release=release, **more)
+    run(module, _found)
 
 
 if __name__ == "__main__":

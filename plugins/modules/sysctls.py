@@ -276,10 +276,10 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import plan_absent, plan_present
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import apply_plan
 
@@ -294,6 +294,31 @@ _CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
     "udp_stream_timeout": {"type": "int", "default": 0},
     "tcp_be_liberal": {"type": "bool", "default": False},
 }
+
+
+def _changed(module: AnsibleModule) -> Dict[str, Any]:
+    """Make the parameters and their file as declared and return the result. Raises ProxyError."""
+    parameters = module.params
+    present = parameters["state"] == "present"
+    cores = facts.cores()
+    path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"] or not present)
+    chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
+    if not module.check_mode:
+        apply_plan(chosen.planned)
+    for warning in chosen.warnings:
+        module.warn(warning)
+    result: Dict[str, Any] = {
+        "changed": any(item.change for item in chosen.planned),
+        "sysctls": chosen.running,
+        "explanations": chosen.explanations,
+        "persistent_file": path,
+        "unchanged_here": chosen.unchanged_here,
+        "cores": cores,
+        "changes": tables.change_records(chosen.planned),
+    }
+    if module._diff:
+        result["diff"] = tables.planned_differences(chosen.planned)
+    return result
 
 
 def main() -> None:
@@ -324,35 +349,13 @@ def main() -> None:
         supports_check_mode=True,
     )
     parameters = module.params
-    present = parameters["state"] == "present"
-    if present and not parameters["values"] and not parameters["profile"]:
+    if parameters["state"] == "present" and not parameters["values"] and not parameters["profile"]:
         message = "state is present but values is empty and profile is not given"
         module.fail_json(msg=message, error_kind="configuration")
     refused = tables.root_needed(os.geteuid(), "changing kernel parameters")
     if refused:
         module.fail_json(**refused)
-    cores = facts.cores()
-    try:
-        path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"] or not present)
-        chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
-        if not module.check_mode:
-            apply_plan(chosen.planned)
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
-    for warning in chosen.warnings:
-        module.warn(warning)
-    result: Dict[str, Any] = {
-        "changed": any(item.change for item in chosen.planned),
-        "sysctls": chosen.running,
-        "explanations": chosen.explanations,
-        "persistent_file": path,
-        "unchanged_here": chosen.unchanged_here,
-        "cores": cores,
-        "changes": tables.change_records(chosen.planned),
-    }
-    if module._diff:
-        result["diff"] = tables.planned_differences(chosen.planned)
-    module.exit_json(**result)
+    run(module, _changed)
 
 
 if __name__ == "__main__":

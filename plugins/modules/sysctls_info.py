@@ -73,13 +73,27 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import (
     boot_values,
     canonical_key,
     read_value,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+
+
+def _found(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the result. Raises ProxyError."""
+    found: Dict[str, Any] = {}
+    keys = [canonical_key(key) for key in module.params["keys"]]
+    at_boot = boot_values(keys)
+    for key in keys:
+        boot = at_boot.get(key)
+        found[key] = {
+            "value": read_value(key),
+            "boot_value": boot.value if boot else None,
+            "boot_file": boot.file if boot else "",
+        }
+    return {"changed": False, "sysctls": found}
 
 
 def main() -> None:
@@ -88,20 +102,7 @@ def main() -> None:
         argument_spec={"keys": {"type": "list", "elements": "str", "required": True, "no_log": False}},
         supports_check_mode=True,
     )
-    found: Dict[str, Any] = {}
-    try:
-        keys = [canonical_key(key) for key in module.params["keys"]]
-        at_boot = boot_values(keys)
-        for key in keys:
-            boot = at_boot.get(key)
-            found[key] = {
-                "value": read_value(key),
-                "boot_value": boot.value if boot else None,
-                "boot_file": boot.file if boot else "",
-            }
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
-    module.exit_json(changed=False, sysctls=found)
+    run(module, _found)
 
 
 if __name__ == "__main__":
