@@ -112,7 +112,6 @@ class Report(NamedTuple):
     states: Tuple[str, ...]
     reasons: Tuple[Tuple[Reason, ...], ...]
     exceptions: Tuple[Exceptions, ...]
-    majority: Dict[str, str]
     changes: Optional[Changes] = None
 
 
@@ -256,7 +255,6 @@ def make_report(nodes: Sequence[Node], about: About, previous: Optional[Mapping[
         states=tuple(_state(own, common) for own in reasons),
         reasons=reasons,
         exceptions=_exceptions(nodes, reasons),
-        majority=majority,
     )
     return report if previous is None else report._replace(changes=changes(previous, document(report)))
 

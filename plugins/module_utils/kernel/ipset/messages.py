@@ -36,7 +36,7 @@ PROTOCOL, CREATE, DESTROY, SWAP, LIST, ADD, DELETE, TYPE = (
 _PROTOCOL, _SETNAME, _TYPENAME, _REVISION, _FAMILY, _FLAGS, _DATA, _ADT, _LINENO = 1, 2, 3, 4, 5, 6, 7, 8, 9
 _SETNAME2 = 3
 _IP, _PORT, _PORT_TO, _PROTO = 1, 4, 5, 7
-_HASHSIZE, _MAXELEM, _REFERENCES = 18, 19, 25
+_HASHSIZE, _MAXELEM = 18, 19
 _IP2, _CIDR2 = 20, 21
 _IPADDR_IPV4, _IPADDR_IPV6 = 1, 2
 _FLAG_LIST_HEADER = 1 << 2
@@ -243,20 +243,13 @@ def refused_element(error: MessageError, batch: ElementBatch) -> Optional[str]:
     return batch.elements[number] if number is not None and number < len(batch.elements) else None
 
 
-class ListedSet(NamedTuple):
-    """A set that the kernel listed: its definition, and the number of rules and sets that refer to it."""
-
-    definition: SetDefinition
-    references: int
-
-
 def listed_name(view: memoryview, start: int, end: int) -> str:
     """Return the name of the set that a list message describes; empty if it has none."""
     found = parse_attributes(view, start + 4, end)
     return attribute_text(found[_SETNAME]) if _SETNAME in found else ""
 
 
-def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str, ListedSet]]:
+def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str, SetDefinition]]:
     """Return name and definition from a LIST answer; None if this part of the answer has none."""
     found = parse_attributes(view, start + 4, end)
     if _TYPENAME not in found or _SETNAME not in found:
@@ -267,8 +260,7 @@ def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str,
     number = found[_FAMILY][0] if _FAMILY in found else socket.AF_UNSPEC
     family = _FAMILY_NAMES.get(number, "")
     limit = struct.unpack("!I", options[_MAXELEM])[0] if _MAXELEM in options else SetDefinition("", "").limit
-    references = struct.unpack("!I", options[_REFERENCES])[0] if _REFERENCES in options else 0
-    return attribute_text(found[_SETNAME]), ListedSet(SetDefinition(kind, family, limit), references)
+    return attribute_text(found[_SETNAME]), SetDefinition(kind, family, limit)
 
 
 def decode_elements(view: memoryview, start: int, end: int) -> List[str]:

@@ -65,8 +65,8 @@ class IpsetSocket:
                 return []
             raise KernelError(f"set {name or 'list'} cannot be read: {refusal.error}") from refusal
 
-    def headers(self) -> Dict[str, messages.ListedSet]:
-        """Return all sets of the namespace by name. Raises KernelError."""
+    def headers(self) -> Dict[str, SetDefinition]:
+        """Return the definitions of all sets of the namespace by name. Raises KernelError."""
         found = {}
         for view, _kind, start, end in self._list(header_only=True):
             entry = messages.decode_header(view, start, end)
@@ -185,7 +185,7 @@ class SetsResource(Resource[str, SetDefinition]):
 
     def observe(self) -> Dict[str, SetDefinition]:
         """See the class. Raises KernelError."""
-        return {name: listed.definition for name, listed in self._socket.headers().items() if name in self._known}
+        return {name: definition for name, definition in self._socket.headers().items() if name in self._known}
 
     def apply(self, change: Change[str, SetDefinition]) -> None:
         """Create, resize and remove sets. Raises KernelError.

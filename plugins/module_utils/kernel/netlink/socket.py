@@ -37,7 +37,6 @@ from .protocol import (
     HEADER,
     NETLINK_CAP_ACK,
     NETLINK_EXT_ACK,
-    NETLINK_GET_STRICT_CHK,
     NLM_F_DUMP,
     NLM_F_DUMP_INTR,
     NLM_F_REQUEST,
@@ -133,10 +132,6 @@ class NetlinkSocket:
     def _grow_send_buffer(self, size: int) -> None:
         self._set_buffer(_SO_SNDBUFFORCE, socket.SO_SNDBUF, size)
         self._bytes_per_send = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2 - 64
-
-    def strict(self) -> None:
-        """Ask the kernel to check dump requests strictly and to honour filters in them (kernel 4.20 and later)."""
-        self._set_option(NETLINK_GET_STRICT_CHK)
 
     @property
     def port(self) -> int:

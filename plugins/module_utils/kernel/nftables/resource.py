@@ -127,14 +127,6 @@ class NftablesResource(Resource[Key, Value]):
         """Return the netlink port from which this resource makes its changes."""
         return self.socket.port
 
-    def generation(self) -> int:
-        """Return the generation of the namespace's tables: every transaction of any program increments it."""
-        head = messages.family_header(self._table_family)
-        number = _generation_in(self.socket.request(messages.GET_GENERATION, head))
-        if not number:
-            raise KernelError("nf_tables: the kernel reported no generation")
-        return number
-
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change: in one transaction, or in several without a wrong intermediate state if it is large.
 

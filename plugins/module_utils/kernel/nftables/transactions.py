@@ -63,10 +63,9 @@ class Labelled(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """Messages that take effect together. ``cleanup``: it only removes objects that are no longer referred to."""
+    """Messages that take effect together."""
 
     messages: List[Labelled]
-    cleanup: bool = False
 
 
 class _Batch:
@@ -137,8 +136,8 @@ class _Batch:
             for message in encoder.add_elements(name, items):
                 yield Labelled(message, f"elements of {name}")
 
-    def transaction(self, cleanup: bool = False) -> Transaction:
-        return Transaction(list(self.labelled(1)), cleanup)
+    def transaction(self) -> Transaction:
+        return Transaction(list(self.labelled(1)))
 
 
 class _Portions:
@@ -148,11 +147,10 @@ class _Portions:
     in the end.
     """
 
-    def __init__(self, encoder: Encoder, most_elements: int, cleanup: bool = False) -> None:
+    def __init__(self, encoder: Encoder, most_elements: int) -> None:
         self.batch = _Batch(encoder)
         self._encoder = encoder
         self._most_elements = most_elements
-        self._cleanup = cleanup
 
     def weigh(self, elements: int) -> bool:
         """Count what was just put into the batch as so many elements; return whether the batch is full."""
@@ -162,7 +160,7 @@ class _Portions:
     def take(self) -> Transaction:
         """Return the transaction of the batch, and begin another one."""
         full, self.batch = self.batch, _Batch(self._encoder)
-        return full.transaction(self._cleanup)
+        return full.transaction()
 
     def rest(self) -> Iterator[Transaction]:
         """Yield the last transaction, unless it is empty."""
@@ -243,7 +241,7 @@ class Planner:
         Each is encoded when it is requested: the messages for a large cluster take more memory than its tables.
         """
         if self._encoder.table_key in change.removed:
-            yield Transaction([Labelled(self._encoder.delete_table(), "table to be removed")], True)
+            yield Transaction([Labelled(self._encoder.delete_table(), "table to be removed")])
         elif weight_of(change) <= self._most_elements:
             batch = self._definitions(change)
             gone = _names(change.removed, "set")
@@ -358,7 +356,7 @@ class Planner:
         chains = {key.name: value for key, value in change.removed.items() if isinstance(value, ChainValue)}
         hooks = [name for name, value in chains.items() if value.base is not None]
         others = [name for name, value in chains.items() if value.base is None]
-        portions = _Portions(self._encoder, self._most_elements, cleanup=True)
+        portions = _Portions(self._encoder, self._most_elements)
         portions.batch.flushed.extend(hooks)
         portions.batch.removed_chains.extend(hooks)
         if portions.weigh(len(hooks)):
