@@ -131,7 +131,10 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import control_socket
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import (
+    DEFAULT_DIRECTORY,
+    control_socket,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import served_state, state_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
@@ -149,7 +152,7 @@ def status(module: AnsibleModule) -> Dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={"state_directory": {"type": "path", "default": "/run/kubenode-proxy"}},
+        argument_spec={"state_directory": {"type": "path", "default": DEFAULT_DIRECTORY}},
         supports_check_mode=True,
     )
     run(module, status)

@@ -319,6 +319,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.defaults import DEFAULT_LOSS_PERCENT
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
     proxy_spec,
@@ -347,7 +348,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent", "released", "rendered"], "default": "present"},
             "node_addresses": {"type": "list", "elements": "str"},
             "confirm_timeout": {"type": "float", "default": 0.0},
-            "max_loss_percent": {"type": "float", "default": 50.0},
+            "max_loss_percent": {"type": "float", "default": DEFAULT_LOSS_PERCENT},
             "unattended": {"type": "bool", "default": False},
             "always_observe": {"type": "bool", "default": False},
             **source_spec(),

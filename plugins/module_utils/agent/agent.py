@@ -15,6 +15,7 @@ from typing import Optional
 
 from ..addresses import FAMILIES
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
+from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.modes.registry import with_listeners
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError
@@ -34,7 +35,6 @@ from .surface.log import Log
 from .surface.status import answer, status_text
 from .surface.systemd import Systemd
 
-LOCK_SECONDS = 30.0
 #: When to report to the service manager that the agent is ready although the API server has not answered.
 READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
@@ -92,7 +92,7 @@ class Agent:
         begin_loading()
         self._collect_timer.start(COLLECT_SECONDS)
         with contextlib.ExitStack() as stack:
-            lock = ConvergenceLock(self.options.state_directory, LOCK_SECONDS, AGENT, outlasts_agent=True)
+            lock = ConvergenceLock(self.options.state_directory, DEFAULT_LOCK_SECONDS, AGENT, outlasts_agent=True)
             stack.enter_context(lock)
             stack.enter_context(self.parts.handles)
             stack.callback(self.parts.surface.close)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
+from ..convergence.defaults import DEFAULT_LOSS_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE as DEFAULT_DRAIN
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
@@ -36,7 +37,7 @@ class AgentOptions(NamedTuple):
     token: str = DEFAULT_TOKEN
     drain_file: str = DEFAULT_DRAIN
     ignore_findings: Tuple[str, ...] = ()
-    max_loss_percent: float = 50.0
+    max_loss_percent: float = DEFAULT_LOSS_PERCENT
     hold_loss: float = 0.0
     verbose: bool = False
     log_format: str = ""

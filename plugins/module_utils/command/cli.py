@@ -19,6 +19,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
+from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_LOSS_PERCENT
 from ..convergence.explanation.target import Target, parse_target
 from ..convergence.history.places import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
@@ -75,8 +76,12 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--mode", default="", choices=modes, metavar="MODE", help="iptables, ipvs, nftables, userspace or auto")
     add("--fallback", default="", choices=["", "iptables"], metavar="MODE", help="iptables, if ipvs is impossible")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot")
-    add("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for another convergence")
+    _add_lock_option(parser, "how long to wait for another convergence")
     add("--ignore", action="append", default=[], metavar="FINDING", help="ignore a preflight finding")
+
+
+def _add_lock_option(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--lock-timeout", type=float, default=DEFAULT_LOCK_SECONDS, metavar="SECONDS", help=text)
 
 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +151,11 @@ def make_parser() -> argparse.ArgumentParser:
     _add_history_option(converge)
     _add_token_option(converge)
     converge.add_argument(
-        "--keep-states", type=int, default=None, metavar="N", help="how many saved states to keep (5, 0 if not root)"
+        "--keep-states",
+        type=int,
+        default=None,
+        metavar="N",
+        help=f"how many saved states to keep ({DEFAULT_KEEP}, 0 if not root)",
     )
     converge.add_argument(
         "--confirm-timeout", type=float, default=0.0, metavar="SECONDS", help="roll back unless confirmed in this time"
@@ -155,7 +164,7 @@ def make_parser() -> argparse.ArgumentParser:
         item.add_argument(
             "--max-loss-percent",
             type=float,
-            default=50.0,
+            default=DEFAULT_LOSS_PERCENT,
             metavar="PERCENT",
             help=f"{text} of the Services that have endpoints now",
         )
@@ -229,9 +238,11 @@ def make_parser() -> argparse.ArgumentParser:
     rollback.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something differs")
     rollback.add_argument("--diff", action="store_true", help="show every entry that changes")
     _add_history_option(rollback)
-    rollback.add_argument("--keep-states", type=int, default=5, metavar="N", help="how many saved states to keep")
+    rollback.add_argument(
+        "--keep-states", type=int, default=DEFAULT_KEEP, metavar="N", help="how many saved states to keep"
+    )
     rollback.add_argument("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="directory of the lock")
-    rollback.add_argument("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for it")
+    _add_lock_option(rollback, "how long to wait for it")
     _add_output_option(rollback)
     command("version", "show the collection's version and the engine's hash, as --version does")
     shells = command("completion", "print the completion script of a shell")

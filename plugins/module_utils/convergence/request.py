@@ -11,6 +11,8 @@ from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
 from ..errors import Refusal
+from .defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_LOSS_PERCENT
+from .runtime.state_directory import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from .probing.traffic import Target
@@ -47,16 +49,16 @@ class Request(NamedTuple):
     fallback: str = ""
     check: bool = False
     describe: bool = False
-    state_directory: str = "/run/kubenode-proxy"
-    lock_timeout: float = 30.0
+    state_directory: str = DEFAULT_DIRECTORY
+    lock_timeout: float = DEFAULT_LOCK_SECONDS
     ignore_findings: Tuple[str, ...] = ()
     node_addresses: Tuple[str, ...] = ()
     history_directory: str = ""
-    keep_states: int = 5
+    keep_states: int = DEFAULT_KEEP
     confirm_timeout: float = 0.0
     whole_cluster: bool = True
     outside_host: bool = False
-    max_loss_percent: float = 50.0
+    max_loss_percent: float = DEFAULT_LOSS_PERCENT
     unattended: bool = False
     agent: bool = False
     traffic: Tuple[NamespacedName, ...] = ()

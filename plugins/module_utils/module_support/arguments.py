@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 
+from ..convergence.defaults import DEFAULT_LOCK_SECONDS
+from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -79,8 +81,8 @@ def proxy_spec() -> Spec:
 def convergence_spec() -> Spec:
     """Return the options of all modules that converge a node or predict what a convergence would change."""
     return {
-        "lock_timeout": {"type": "float", "default": 30.0},
-        "state_directory": {"type": "path", "default": "/run/kubenode-proxy"},
+        "lock_timeout": {"type": "float", "default": DEFAULT_LOCK_SECONDS},
+        "state_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
         "diff_lines": {"type": "int", "default": 200},
     }
 

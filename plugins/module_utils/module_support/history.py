@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List
 
-from ..convergence.history.places import DEFAULT_DIRECTORY, DEFAULT_KEEP
+from ..convergence.defaults import DEFAULT_KEEP
+from ..convergence.history.places import DEFAULT_DIRECTORY
 from .arguments import Spec
 
 if TYPE_CHECKING:

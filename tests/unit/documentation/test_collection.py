@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import pytest
@@ -81,6 +82,45 @@ def test_modules_have_a_version_and_an_author(modules):
     for name, found in modules.items():
         assert re.fullmatch(r"\d+\.\d+\.\d+", found["doc"].get("version_added", "")), name
         assert found["doc"]["author"], name
+
+
+class _Specified(Exception):
+    """Raised in place of a run of a module, with its argument specification."""
+
+
+def _specification(monkeypatch, name):
+    """Return the argument specification of a module; empty if an action plugin runs in its place."""
+
+    def capture(argument_spec, **_others):
+        raise _Specified(argument_spec)
+
+    module = importlib.import_module(f"ansible_collections.kubenode.proxy.plugins.modules.{name}")
+    if not hasattr(module, "main"):
+        return {}
+    with monkeypatch.context() as patch, pytest.raises(_Specified) as specified:
+        patch.setattr(module, "AnsibleModule", capture)
+        module.main()
+    return specified.value.args[0]
+
+
+def _defaults(options, nested, path=""):
+    """Return the defaults of options by path; ``nested``: the field with the options of a dictionary."""
+    found = {}
+    for name, option in options.items():
+        if option.get("default") is not None:
+            found[f"{path}{name}"] = option["default"]
+        found.update(_defaults(option.get(nested) or {}, nested, f"{path}{name}."))
+    return found
+
+
+def test_documented_defaults_are_those_of_the_code(modules, monkeypatch):
+    differing = {}
+    for name, item in modules.items():
+        specified = _defaults(_specification(monkeypatch, name), "options")
+        documented = _defaults(item["doc"].get("options") or {}, "suboptions")
+        if specified and specified != documented:
+            differing[name] = set(map(str, specified.items())) ^ set(map(str, documented.items()))
+    assert differing == {}
 
 
 def _undocumented(results, path=""):

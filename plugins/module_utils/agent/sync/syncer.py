@@ -22,6 +22,7 @@ from typing import (
 
 from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
+from ...convergence.defaults import DEFAULT_LOSS_PERCENT
 from ...convergence.report import conflict_warnings
 from ...errors import KernelError, ProxyError
 from ...preflight.cluster_state import loss_findings
@@ -111,7 +112,7 @@ class Syncer:
         self._limited = limited
         self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post)
         self._conflicts: Tuple[Conflict, ...] = ()
-        self.losses = losses or LossWatch(50.0, 0.0, time.monotonic)
+        self.losses = losses or LossWatch(DEFAULT_LOSS_PERCENT, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
         self._unserved: Set[str] = set()

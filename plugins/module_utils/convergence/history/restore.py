@@ -35,11 +35,13 @@ from ...rendering.ipvs.nftables_glue import NFTABLES_GLUE
 from ...rendering.ipvs.nftables_layout import NODE_PORTS
 from ...rendering.nftables.objects import ObjectKey
 from ...resources import Kind, PlannedChange, Resource, Stage, always, apply_plan, never, plan
+from ..defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS
 from ..handles import KernelHandles
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
 from ..runtime.ledger import Flows, write_ledger
 from ..runtime.lock import ConvergenceLock
+from ..runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..stages.ipvs import (
     IpvsResources,
     OnlyOurServers,
@@ -55,7 +57,7 @@ from . import units
 from .confirm import withdraw
 from .form import StateRecord
 from .leftovers import without_leftovers
-from .places import DEFAULT_DIRECTORY, DEFAULT_KEEP
+from .places import DEFAULT_DIRECTORY
 from .state import NodeState, chains_resources, observe_policies, observe_state, of_family
 from .store import BEFORE_ROLLBACK, History
 
@@ -79,8 +81,8 @@ class RollbackRequest(NamedTuple):
     check: bool = False
     describe: bool = False
     stop_units: bool = True
-    state_directory: str = "/run/kubenode-proxy"
-    lock_timeout: float = 30.0
+    state_directory: str = DEFAULT_STATE
+    lock_timeout: float = DEFAULT_LOCK_SECONDS
 
 
 class RollbackReport(NamedTuple):

@@ -18,9 +18,10 @@ from ...errors import HistoryError
 from ...packaging.identity import engine_hash
 from ...regular_files import read_regular
 from ...timestamps import timestamp
+from ..defaults import DEFAULT_KEEP
 from .directory import HistoryDirectory
 from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
-from .places import DEFAULT_DIRECTORY, DEFAULT_KEEP
+from .places import DEFAULT_DIRECTORY
 from .state import NodeState
 
 #: The reasons for saving a state. Without a number, ``rollback`` restores the newest one before a convergence.
