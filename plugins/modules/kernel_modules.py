@@ -239,6 +239,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules impo
     modules_load_file,
     present_modules,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.mode_names import MODES_IN_EFFECT
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
@@ -338,7 +339,7 @@ def _check_parameters(module: AnsibleModule, planned: List[PlannedChange]) -> No
 def _argument_spec() -> Dict[str, Any]:
     return {
         "modules": {"type": "list", "elements": "str", "default": []},
-        "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace", "none"]},
+        "mode": {"type": "str", "choices": [*MODES_IN_EFFECT]},
         "schedulers": {"type": "list", "elements": "str", "default": []},
         "ipvs_glue": {"type": "str", "choices": [_AUTO, "iptables", "nftables"], "default": "iptables"},
         "bridge_netfilter": {"type": "bool", "default": False},

@@ -278,6 +278,7 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import plan_absent, plan_present
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.mode_names import MODES_IN_EFFECT
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
@@ -330,7 +331,7 @@ def main() -> None:
                 "type": "dict",
                 "required_one_of": [["mode", "configuration"]],
                 "options": {
-                    "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace", "none"]},
+                    "mode": {"type": "str", "choices": [*MODES_IN_EFFECT]},
                     "configuration": {"type": "dict"},
                     "strict_arp": {"type": "bool"},
                     "route_localnet": {"type": "bool"},

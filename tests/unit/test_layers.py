@@ -17,7 +17,17 @@ COLLECTION = "ansible_collections.kubenode.proxy.plugins."
 
 # Each layer may import itself and the layers before it; those in the first row are one layer.
 ORDER = (
-    ("errors", "addresses", "progress", "resources", "timestamps", "whole_files", "regular_files", "socket_filter"),
+    (
+        "errors",
+        "addresses",
+        "mode_names",
+        "progress",
+        "resources",
+        "timestamps",
+        "whole_files",
+        "regular_files",
+        "socket_filter",
+    ),
     ("cluster", "packaging"),
     ("configuration",),
     ("serviceports", "networkpolicy"),

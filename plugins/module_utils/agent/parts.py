@@ -13,11 +13,12 @@ from __future__ import annotations
 import time
 from typing import Callable, Dict, Optional, Tuple
 
-from ..configuration.model import MODES, NODE_CIDR, KubeProxyConfiguration
+from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.modes.mode import LEAST_MEMORY_FACTOR
 from ..convergence.modes.registry import mode_object
 from ..convergence.request import Request
+from ..mode_names import MODES
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks

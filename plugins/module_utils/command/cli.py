@@ -25,6 +25,7 @@ from ..convergence.history.places import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..errors import ConfigurationError, ProxyError
+from ..mode_names import AUTO, IPTABLES, MODES
 from ..packaging.identity import identity
 from . import completion
 from .drain import options as drain_options
@@ -72,9 +73,8 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--kubeconfig", default="", metavar="FILE", help="how to reach the API server (default: the configuration's)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: hostnameOverride, or the host's)")
     # The empty value is the default and is not shown as a choice.
-    modes = ["", "iptables", "ipvs", "nftables", "userspace", "auto"]
-    add("--mode", default="", choices=modes, metavar="MODE", help="iptables, ipvs, nftables, userspace or auto")
-    add("--fallback", default="", choices=["", "iptables"], metavar="MODE", help="iptables, if ipvs is impossible")
+    add("--mode", default="", choices=["", *MODES, AUTO], metavar="MODE", help=f"{', '.join(MODES)} or {AUTO}")
+    add("--fallback", default="", choices=["", IPTABLES], metavar="MODE", help="iptables, if ipvs is impossible")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot")
     _add_lock_option(parser, "how long to wait for another convergence")
     add("--ignore", action="append", default=[], metavar="FINDING", help="ignore a preflight finding")

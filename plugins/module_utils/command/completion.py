@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import List, Mapping, Sequence
 
-_CHOICES = {"--mode": "iptables ipvs nftables userspace auto", "--output": "text json", "--fallback": "iptables"}
+from ..mode_names import AUTO, IPTABLES, MODES
+
+_CHOICES = {"--mode": " ".join((*MODES, AUTO)), "--output": "text json", "--fallback": IPTABLES}
 
 
 def script(shell: str, words: Mapping[str, Sequence[str]]) -> str:

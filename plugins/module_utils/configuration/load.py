@@ -10,12 +10,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 from ..addresses import address_and_port, canonical_address, canonical_network, family_of
 from ..cluster.fields import shown
 from ..errors import ConfigurationError
+from ..mode_names import IPTABLES
 from .documents import Documents, check_type, parse_documents
 from .effects import without_effect
 from .feature_gates import LATER_GATES, REMOVED_GATES, expanded, is_known, locked_problem
 from .model import (
     API_VERSION,
-    IPTABLES,
     KIND,
     ClientConnection,
     ConntrackConfiguration,

@@ -10,21 +10,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Tuple, Union
 
+from ..mode_names import IPTABLES, IPVS, NFTABLES, USERSPACE
 from .behaviour import Behaviour, masquerade_ports
 from .feature_gates import DEFAULTS
 from .node_proxy import NodeProxyConfiguration
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
-
-IPTABLES = "iptables"
-IPVS = "ipvs"
-NFTABLES = "nftables"
-USERSPACE = "userspace"
-MODES: Tuple[str, ...] = (IPTABLES, IPVS, NFTABLES, USERSPACE)
-#: The mode in effect where another program serves the Services; it is not selected by ``mode``.
-NONE = "none"
-MODES_IN_EFFECT: Tuple[str, ...] = (*MODES, NONE)
 
 PRIMARY = "primary"
 

@@ -10,15 +10,12 @@ from typing import Callable, Sequence, Tuple
 
 from ..addresses import canonical_address, canonical_network, family_of, port_number
 from ..cluster.fields import shown
+from ..mode_names import IPVS, MODES, MODES_IN_EFFECT, NFTABLES
 from .model import (
     BRIDGE_INTERFACE,
     CLUSTER_CIDR,
     DETECT_LOCAL_MODES,
     INTERFACE_NAME_PREFIX,
-    IPVS,
-    MODES,
-    MODES_IN_EFFECT,
-    NFTABLES,
     PRIMARY,
     KubeProxyConfiguration,
 )

@@ -54,7 +54,6 @@ _MODULES: Mapping[str, Tuple[str, ...]] = {
     # Network policies only.
     "none": ("nf_tables", "nf_conntrack"),
 }
-MODES: Tuple[str, ...] = tuple(_MODULES)
 # Instead of the above, for the glues of ipvs mode that are not made of ipsets and iptables.
 _MODULES_OF_GLUE: Mapping[str, Tuple[str, ...]] = {
     "nftables": ("ip_vs", "nf_conntrack", "dummy", "nf_tables", "nft_chain_nat"),
@@ -88,7 +87,7 @@ def modules_for(
     ``glue``: in mode ipvs, iptables (the default) or nftables. Raises ConfigurationError.
     """
     if mode not in _MODULES:
-        raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(MODES)}")
+        raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(_MODULES)}")
     names: List[str] = []
     for name in _MODULES_OF_GLUE.get(glue, _MODULES[mode]):
         names.append(name)

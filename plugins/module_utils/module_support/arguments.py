@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY
 from ..errors import ConfigurationError
+from ..mode_names import AUTO, IPTABLES, MODES
 
 if TYPE_CHECKING:
     from ..cluster.connection import ApiConnection
@@ -65,13 +66,13 @@ def source_spec() -> Spec:
 def proxy_spec() -> Spec:
     """Return the options of the service proxy itself, which converging and inspecting share."""
     return {
-        "mode": {"type": "str", "choices": ["auto", "iptables", "ipvs", "nftables", "userspace"]},
+        "mode": {"type": "str", "choices": [AUTO, *MODES]},
         "node_name": {"type": "str"},
         "config": {"type": "path"},
         "configuration": {"type": "dict"},
         "node_configuration": {"type": "dict"},
         "static_services": {"type": "list", "elements": "dict"},
-        "fallback": {"type": "str", "choices": ["iptables"]},
+        "fallback": {"type": "str", "choices": [IPTABLES]},
         "ignore_findings": {"type": "list", "elements": "str", "default": []},
         "outside_host": {"type": "bool", "default": False},
         **convergence_spec(),

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 from ..cluster.state import ClusterState
 from ..cluster.static import StaticDirectory, StaticObjects, parse_static
 from ..configuration.load import LoadedConfiguration, load, load_file
-from ..configuration.model import MODES, KubeProxyConfiguration
+from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
 from ..convergence.request import Request
+from ..mode_names import MODES
 from .sources import cluster_state, has_source
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
-from ..configuration.model import NONE
+from ..mode_names import NONE
 from ..serviceports.info import ServicePortInfo
 from .merged import Entry
 from .rendering import Options, Rendering

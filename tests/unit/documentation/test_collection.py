@@ -103,21 +103,23 @@ def _specification(monkeypatch, name):
     return specified.value.args[0]
 
 
-def _defaults(options, nested, path=""):
-    """Return the defaults of options by path; ``nested``: the field with the options of a dictionary."""
+def _values(options, nested, path=""):
+    """Return defaults and choices of options by path; ``nested``: the field with the options of a dictionary."""
     found = {}
     for name, option in options.items():
         if option.get("default") is not None:
-            found[f"{path}{name}"] = option["default"]
-        found.update(_defaults(option.get(nested) or {}, nested, f"{path}{name}."))
+            found[f"{path}{name}: default"] = option["default"]
+        if option.get("choices"):
+            found[f"{path}{name}: choices"] = list(option["choices"])
+        found.update(_values(option.get(nested) or {}, nested, f"{path}{name}."))
     return found
 
 
-def test_documented_defaults_are_those_of_the_code(modules, monkeypatch):
+def test_documented_defaults_and_choices_are_those_of_the_code(modules, monkeypatch):
     differing = {}
     for name, item in modules.items():
-        specified = _defaults(_specification(monkeypatch, name), "options")
-        documented = _defaults(item["doc"].get("options") or {}, "suboptions")
+        specified = _values(_specification(monkeypatch, name), "options")
+        documented = _values(item["doc"].get("options") or {}, "suboptions")
         if specified and specified != documented:
             differing[name] = set(map(str, specified.items())) ^ set(map(str, documented.items()))
     assert differing == {}

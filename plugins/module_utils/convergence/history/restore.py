@@ -14,7 +14,6 @@ import functools
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 from ...addresses import FAMILIES
-from ...configuration.model import IPVS
 from ...errors import HistoryError, KernelError, ProxyError
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.connections import used_connections
@@ -28,6 +27,7 @@ from ...kernel.sysctls import SysctlsResource, read_value, unchangeable
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.empty_tables import EmptyTablesResource
 from ...kernel.xtables.variant import NFT
+from ...mode_names import IPVS
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import judge
 from ...rendering.ipvs.draining import with_draining

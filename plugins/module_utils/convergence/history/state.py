@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import FAMILIES, Network, family_of, networks_of
-from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.nftables.raw.reading import RawTable
@@ -21,6 +20,7 @@ from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile,
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.saved import CHAIN, SavedChainKey, SavedChainsResource
 from ...kernel.xtables.variant import XtablesVariant
+from ...mode_names import MODES
 from ...rendering.iptables.fixed import NODE_PORTS as IPTABLES_NODE_PORTS
 from ...rendering.iptables.tables import ChainKey
 from ...rendering.ipvs import model as ipvs

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ...configuration.model import IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
 from ...errors import ConfigurationError, PreflightError
 from ...kernel.facts import supported_families
+from ...mode_names import AUTO, IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
 from ...preflight.check import Intention, preflight
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import CONFLICTS, ERROR, FORWARD_DROP, Finding, judge
@@ -20,8 +20,6 @@ from ..runtime.state_directory import control_socket
 from ..stages.ipvs_glue import set_resources
 from .mode import Mode
 from .registry import GLUES, ipvs_with, mode_object, with_listeners
-
-AUTO = "auto"
 
 #: The modes that ``auto`` tries, in this order; if none is possible, the agent forwards connections itself.
 _PREFERRED: Tuple[str, ...] = (NFTABLES, IPVS, IPTABLES)

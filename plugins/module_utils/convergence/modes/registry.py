@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Callable, Dict, Tuple
 
 from ...cluster.state import ClusterState
-from ...configuration.model import IPTABLES, IPVS, NFTABLES, NONE, USERSPACE
+from ...mode_names import IPTABLES, IPVS, NFTABLES, NONE, USERSPACE
 from ...serviceports.policy import is_forwarded
 from .mode import Mode
 
