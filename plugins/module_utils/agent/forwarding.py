@@ -19,9 +19,12 @@ from ..forwarding.resource import ListenersResource
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from ..resources import Change, Resource
 from .supervision import Supervisor, Task, brief_traceback
+from .surface.http.connections import DEFAULT_LIMITS, OTHER_FILES
 from .surface.log import INFO, LimitedLog
 from .timers import Timers
 
+#: File descriptors that the agent uses for all else, the clients of its HTTP server included.
+_OTHER_FILES = OTHER_FILES + DEFAULT_LIMITS.connections
 _STOP_SECONDS = 5.0
 _SOON_SECONDS = 1.0
 _REPORTED = 20
@@ -44,7 +47,7 @@ def limits_of(configuration: KubeProxyConfiguration, files: int) -> Limits:
         udp_seconds=conntrack.udp_timeout or default.udp_seconds,
         udp_stream_seconds=conntrack.udp_stream_timeout or default.udp_stream_seconds,
     )
-    return within_files(wanted, files)
+    return within_files(wanted, files, _OTHER_FILES)
 
 
 class Forwarding(ListenerAccess):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: File descriptors used by the rest of the agent: netlink, the API server, the HTTP server and its clients, programs.
-OTHER_FILES = 2304
 #: Pipes for splice(2), of two descriptors each; a connection without one is copied through a buffer.
 MOST_PIPES = 256
 
@@ -39,9 +37,12 @@ class Limits(NamedTuple):
     affinity_clients: int = 65536
 
 
-def within_files(limits: Limits, files: int) -> Limits:
-    """Return the limits for a process with ``files`` file descriptors: a quarter each for sessions and listeners."""
-    left = max(64, files - OTHER_FILES - 2 * MOST_PIPES)
+def within_files(limits: Limits, files: int, others: int) -> Limits:
+    """Return the limits for a process with ``files`` file descriptors: a quarter each for sessions and listeners.
+
+    ``others``: how many of them the rest of the process uses.
+    """
+    left = max(64, files - others - 2 * MOST_PIPES)
     return limits._replace(
         connections=min(limits.connections, left // 4),
         sessions=min(limits.sessions, left // 4),

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent import forwarding
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import (
     NORMAL,
     make_event,
@@ -24,14 +25,16 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http import connections
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import WARNING, LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import parse_address
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import cold_batches
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits import MOST_PIPES
 from tests.lab import manifests
 
 
@@ -341,8 +344,15 @@ def test_addresses_to_listen_on(text, expected):
     assert parse_address(text) == expected
 
 
+@pytest.mark.parametrize("files", [8192, 65536, 1 << 20])
+def test_the_forwarder_leaves_files_to_the_http_server(files):
+    limits = forwarding.limits_of(KubeProxyConfiguration(), files)
+    used = 2 * limits.connections + limits.sessions + limits.listeners + 2 * MOST_PIPES
+    assert used + connections.limits_of(files).connections + connections.OTHER_FILES <= files
+
+
 def test_the_inbox_waits_for_any_descriptor():
-    assert raise_open_files() > 1200
+    assert connections.raise_open_files() > 1200
     inbox = Inbox()
     held = []
     try:

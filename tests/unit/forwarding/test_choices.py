@@ -113,7 +113,7 @@ def test_the_endpoints_whose_connections_are_counted_are_limited(balancer):
 
 def test_limits_leave_files_to_the_rest_of_the_agent():
     for files in (1024, 4096, 65536, 1 << 20):
-        limits = within_files(Limits(), files)
+        limits = within_files(Limits(), files, others=2048)
         used = 2 * limits.connections + limits.sessions + limits.listeners
         assert used <= max(64, files - 2048)
         assert limits.connections >= 16

@@ -17,7 +17,7 @@ from .message import Answer, BadRequest, Responder, encode, head_length, parse_h
 
 _READ_BYTES = 4096
 #: File descriptors that the rest of the agent needs: netlink, the API server, pipes of helper programs, libraries.
-_OTHER_FILES = 256
+OTHER_FILES = 256
 
 
 class Limits(NamedTuple):
@@ -43,7 +43,7 @@ def limits_of(files: int) -> Limits:
     return most._replace(
         connections=connections,
         per_client=max(4, connections // 4),
-        ports=max(2, min(most.ports, files - connections - _OTHER_FILES)),
+        ports=max(2, min(most.ports, files - connections - OTHER_FILES)),
     )
 
 
