@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from functools import lru_cache
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar
 
 from ..addresses import canonical_address, family_of
 
+_Item = TypeVar("_Item")
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _SHOWN_CHARACTERS = 60
@@ -121,6 +123,11 @@ def once(value: str) -> str:
     """Return the same object for equal strings, of which a cluster has many: names, namespaces, kinds, times."""
     # Ansible has classes of strings, which cannot be interned.
     return _intern(value) if _INTERNED_ARE_FREED and value.__class__ is str else value
+
+
+def sharing(_kind: Type[_Item]) -> Callable[[Tuple[_Item, ...]], Tuple[_Item, ...]]:
+    """Return a function that returns the same object for equal tuples, for a kind of which a cluster has few values."""
+    return lru_cache(maxsize=4096)(lambda items: items)
 
 
 def dns_label(value: object, field: str) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Dict, List, Optional, Tuple
 
 from ...addresses import IPV4, IPV6, canonical_address, family_of
@@ -20,6 +19,7 @@ from ..fields import (
     optional_dns_label,
     protocol,
     sequence,
+    sharing,
     shown,
     special_use,
     text,
@@ -68,6 +68,10 @@ def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optiona
     )
 
 
+#: Most slices of a cluster have the same few ports.
+_shared = sharing(SlicePort)
+
+
 def _ports(raw_ports: List[Any]) -> Tuple[SlicePort, ...]:
     ports: List[SlicePort] = []
     for index, raw in enumerate(raw_ports):
@@ -78,12 +82,6 @@ def _ports(raw_ports: List[Any]) -> Tuple[SlicePort, ...]:
         if port.port:
             ports.append(port)
     return _shared(tuple(ports))
-
-
-@lru_cache(maxsize=4096)
-def _shared(ports: Tuple[SlicePort, ...]) -> Tuple[SlicePort, ...]:
-    """Return equal ports: most slices of a cluster have the same few."""
-    return ports
 
 
 def _port(raw: object) -> SlicePort:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ...addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
@@ -23,6 +22,7 @@ from ..fields import (
     optional_dns_label,
     protocol,
     sequence,
+    sharing,
     shown,
     special_use,
     text,
@@ -128,6 +128,10 @@ def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:
     return chosen[IPV4], chosen[IPV6]
 
 
+#: Most Services of a cluster have the same few ports.
+_shared = sharing(ServicePort)
+
+
 def _ports(raw_ports: List[Any]) -> Tuple[ServicePort, ...]:
     ports: List[ServicePort] = []
     for index, raw in enumerate(raw_ports):
@@ -138,12 +142,6 @@ def _ports(raw_ports: List[Any]) -> Tuple[ServicePort, ...]:
     if len(ports) > 1:
         _refuse_duplicates(ports)
     return _shared(tuple(ports))
-
-
-@lru_cache(maxsize=4096)
-def _shared(ports: Tuple[ServicePort, ...]) -> Tuple[ServicePort, ...]:
-    """Return equal ports: most Services of a cluster have the same few."""
-    return ports
 
 
 def _port(raw: object) -> ServicePort:

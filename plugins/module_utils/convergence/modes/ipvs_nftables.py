@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import List, Tuple
 
 from ...errors import ProxyError
-from ...kernel.nftables.probe import refused_part
 from ...kernel.nftables.resource import TransactionRefused
 from ...kernel.rtnetlink.links import AddressesResource
 from ...preflight.check import ModeNeeds
@@ -20,27 +19,19 @@ from ..family import FamilyTables
 from ..handles import KernelHandles
 from ..stages.ipvs import after_servers
 from .ipvs import IpvsMode
-from .mode import Families, Subsystems
+from .mode import Subsystems
+from .validated import TableNeeds, ValidatedMode
 
 
-class IpvsWithNftables(IpvsMode):
+class IpvsWithNftables(ValidatedMode, IpvsMode):
     """See the base class."""
 
     rendering = OVER_NFTABLES
+    table = TableNeeds(OVER_NFTABLES, RESOURCE, IPVS_TABLE, "ipvs mode with the glue nftables")
     glue = OVER_NFTABLES.glue.name
     subsystems = Subsystems(ipvs=True, ipvs_table=True, device=ipvs.DEVICE)
     # As for nftables mode.
     needs = ModeNeeds("ipvs", kernel=(5, 13, 0), ipvs=True, glue=OVER_NFTABLES.glue.name)
-
-    def find_families(self, families: Sequence[str]) -> Families:
-        """Have the kernel validate a table with everything that the glue uses, without keeping it."""
-        refused = {family: refused_part(family, OVER_NFTABLES, RESOURCE, IPVS_TABLE) for family in families}
-        why = "nf_tables refuses rules that ipvs mode with the glue nftables needs"
-        return Families({}, {family: f"{why}: {part}" for family, part in refused.items() if part})
-
-    def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
-        """See the base class."""
-        return list(self.find_families(families).missing.values())
 
     def is_loaded(self, handles: KernelHandles) -> bool:
         """See the base class."""

@@ -11,7 +11,6 @@ from ...configuration.model import KubeProxyConfiguration
 from ...errors import KernelError, ProxyError
 from ...kernel.netlink.protocol import NETLINK_NETFILTER
 from ...kernel.netlink.socket import NetlinkSocket
-from ...kernel.nftables.probe import refused_part
 from ...kernel.nftables.traffic.clients import remembered_seconds
 from ...preflight.check import ModeNeeds
 from ...rendering.nftables.affinity import clients_set
@@ -22,17 +21,19 @@ from ...serviceports.info import ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, Remembered
-from .mode import Families, Mode, Subsystems
+from .mode import Subsystems
+from .validated import TableNeeds, ValidatedMode
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends
     from ..traffic.account import Sample
 
 
-class NftablesMode(Mode):
+class NftablesMode(ValidatedMode):
     """See the base class."""
 
     rendering = RENDERING
+    table = TableNeeds(RENDERING, RESOURCE, SERVICES_TABLE, "nftables mode")
     subsystems = Subsystems(nftables=True)
     uncounted = (
         "nftables mode counts connections where traffic.countConnections is true, and packets and bytes, of Services "
@@ -40,16 +41,6 @@ class NftablesMode(Mode):
     )
     # As for kube-proxy 1.36.
     needs = ModeNeeds("nftables", kernel=(5, 13, 0))
-
-    def find_families(self, families: Sequence[str]) -> Families:
-        """Have the kernel validate a table with everything that the mode uses, without keeping it."""
-        refused = {family: refused_part(family, RENDERING, RESOURCE, SERVICES_TABLE) for family in families}
-        why = "nf_tables refuses rules that nftables mode needs"
-        return Families({}, {family: f"{why}: {part}" for family, part in refused.items() if part})
-
-    def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
-        """See the base class."""
-        return list(self.find_families(families).missing.values())
 
     def stages(
         self,

@@ -16,7 +16,7 @@ from ...errors import KernelError
 from ...rendering.ipvs.model import SetDefinition, SetElementKey
 from ...rendering.ipvs.sets import BITMAP_PORT
 from ...rendering.ipvs.text import set_line
-from ...resources import Change, Kind, Resource
+from ...resources import Change, Key, Kind, Resource, Value
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_forbidden, is_missing
 from ..netlink.protocol import NETLINK_NETFILTER, Slice
 from ..netlink.socket import NetlinkSocket
@@ -170,18 +170,22 @@ def _element_refusal(
     return f"set {batch.set}: {what} cannot be {verb}: {reason}"
 
 
-class SetsResource(Resource[str, SetDefinition]):
-    """The ipsets with the given names: name -> SetDefinition. Other sets are never touched.
+class _OfKnownSets(Resource[Key, Value]):
+    """A resource of the ipsets with the given names. Other sets are never touched.
 
     ``known`` are all sets of the family that the mode may own (``sets.definitions``).
     """
-
-    kind = Kind.SETS
 
     def __init__(self, sock: IpsetSocket, known: Mapping[str, SetDefinition], family: str) -> None:
         self.family = family
         self._socket = sock
         self._known = dict(known)
+
+
+class SetsResource(_OfKnownSets[str, SetDefinition]):
+    """The sets themselves: name -> SetDefinition."""
+
+    kind = Kind.SETS
 
     def observe(self) -> Dict[str, SetDefinition]:
         """See the class. Raises KernelError."""
@@ -206,15 +210,10 @@ class SetsResource(Resource[str, SetDefinition]):
         return [set_line(key, value)]
 
 
-class SetElementsResource(Resource[SetElementKey, bool]):
-    """The elements of the given sets: SetElementKey -> True. ``known`` as for SetsResource."""
+class SetElementsResource(_OfKnownSets[SetElementKey, bool]):
+    """The elements of the sets: SetElementKey -> True."""
 
     kind = Kind.SET_ELEMENTS
-
-    def __init__(self, sock: IpsetSocket, known: Mapping[str, SetDefinition], family: str) -> None:
-        self.family = family
-        self._socket = sock
-        self._known = dict(known)
 
     def observe(self) -> Dict[SetElementKey, bool]:
         """See the class. Raises KernelError."""
