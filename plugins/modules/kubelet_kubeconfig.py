@@ -107,7 +107,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
-    Outcome,
+    KubeconfigChange,
     parse_place,
     point_to,
     restore,
@@ -131,7 +131,7 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
         _store(module, path, content)
 
     if parameters["state"] == "absent":
-        outcome = restore(check=check, store=store) or Outcome("", "", "")
+        outcome = restore(check=check, store=store) or KubeconfigChange("", "", "")
     else:
         places = [parse_place(text, parameters["port"]) for text in (parameters["address"], *parameters["servers"])]
         outcome = point_to(

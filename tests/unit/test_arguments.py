@@ -15,7 +15,7 @@ MOST = 5
 # Rows of a table, values of a row, fields of a C struct, a libc function, expressions of a rule; and tuples with one
 # line per field, or created for each endpoint of a cluster.
 POSITIONAL = frozenset(
-    ("Endpoint", "Field", "NodeFacts", "Shared", "SliceEndpoint", "_parse_row", "function", "pack", "rule")
+    ("Endpoint", "Field", "IpvsFacts", "Shared", "SliceEndpoint", "_parse_row", "function", "pack", "rule")
 )
 
 

@@ -42,7 +42,7 @@ class Record(NamedTuple):
     backup: str
 
 
-class Outcome(NamedTuple):
+class KubeconfigChange(NamedTuple):
     """The file, the servers in it before and after (equal if it was or would be unchanged), the backup, warnings."""
 
     path: str
@@ -114,7 +114,7 @@ def point_to(
     check: bool,
     store: Store,
     record: str = RECORD,
-) -> Outcome:
+) -> KubeconfigChange:
     """Write the address to the kubeconfig as its server, after :func:`verify_servers`.
 
     ``check``: change nothing. A file that names the address already is not verified again. Raises ProxyError; nothing
@@ -128,7 +128,7 @@ def point_to(
     text = _read(path)
     current = server_field(text, path).url
     if current == url:
-        return Outcome(path, current, current, known.backup if known and known.path == path else "")
+        return KubeconfigChange(path, current, current, known.backup if known and known.path == path else "")
     access = resolve(ApiConnection(kubeconfig=path))
     for field, given in (("insecure-skip-tls-verify", not access.verify), ("proxy-url", access.proxy_url)):
         if given:
@@ -147,10 +147,10 @@ def point_to(
     if not check:
         _write_beside(path, text, before == current, Record(path, before, url, backup), record)
         store(path, changed.encode())
-    return Outcome(path, current, url, backup, warnings)
+    return KubeconfigChange(path, current, url, backup, warnings)
 
 
-def restore(*, check: bool, store: Store, record: str = RECORD) -> Optional[Outcome]:
+def restore(*, check: bool, store: Store, record: str = RECORD) -> Optional[KubeconfigChange]:
     """Restore the server that was in the file before, and remove record and backup; None if nothing was changed.
 
     Only the server is restored, since other fields may have been renewed. A server that another program has written
@@ -173,17 +173,17 @@ def _remove(*paths: str) -> None:
             os.unlink(path)
 
 
-def _restored(known: Record, check: bool, store: Store) -> Outcome:
+def _restored(known: Record, check: bool, store: Store) -> KubeconfigChange:
     if not os.path.exists(known.path):
-        return Outcome(known.path, "", "")
+        return KubeconfigChange(known.path, "", "")
     text = _read(known.path)
     current = server_field(text, known.path).url
     if current != known.written:
         warning = f"{known.path}: the server {current} is kept, because another program has written it"
-        return Outcome(known.path, current, current, "", (warning,))
+        return KubeconfigChange(known.path, current, current, "", (warning,))
     if not check:
         store(known.path, with_server(text, known.before, known.path).encode())
-    return Outcome(known.path, current, known.before)
+    return KubeconfigChange(known.path, current, known.before)
 
 
 def read_record(path: str = RECORD) -> Optional[Record]:

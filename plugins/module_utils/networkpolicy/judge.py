@@ -10,7 +10,7 @@ from typing import Callable, Optional
 from ..cluster.policy_model import ACCEPT, ADMIN, BASELINE, DENY
 from .family_tables import FamilyTables
 from .matching.owners import Address
-from .matching.ports import EVERYTHING, Outcome, PortSet
+from .matching.ports import EVERYTHING, PortSet, TierOutcome
 from .rows import ANY, BLOCK, CLASS, EVERYTHING_ID, GRANT, ISOLATED, NO_CLASS, POLICED, TIER_GRANT, PolicyRows
 
 #: From the number of a port set or outcome to its content.
@@ -66,4 +66,4 @@ class Judge:
     def _outcome(self, tier: str, side: str, *, number: int, own: Address, protocol: int, port: int) -> str:
         found = self._rows.get((TIER_GRANT, tier, side, number, own))
         outcome = self._value_of(found) if found is not None else None
-        return outcome.action(protocol, port) if isinstance(outcome, Outcome) else ""
+        return outcome.action(protocol, port) if isinstance(outcome, TierOutcome) else ""

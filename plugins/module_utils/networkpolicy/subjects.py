@@ -15,11 +15,11 @@ from ..cluster.policy_model import DENY, ContainerPort
 from .matching.compiled import Block, CompiledRule, NamedPort
 from .matching.owners import Address
 from .matching.peers import Content, PeerEntry, PodPeers
-from .matching.ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, Outcome, PortSet, Range, first_match, union
+from .matching.ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, PortSet, Range, TierOutcome, first_match, union
 
 #: The tier of NetworkPolicies, between those of cluster policies.
 NETWORK_POLICY = ""
-Grant = Union[PortSet, Outcome]
+Grant = Union[PortSet, TierOutcome]
 #: The parts of a rule that match peers.
 Part = Union[Block, PeerEntry]
 
@@ -154,7 +154,7 @@ class Subject:
         """Return a cluster policy tier's decision for peers without a class."""
         return self._outcome(set(), Content()) if self.tier != NETWORK_POLICY else NOTHING
 
-    def _outcome(self, matched: Set[int], content: Content) -> Outcome:
+    def _outcome(self, matched: Set[int], content: Content) -> TierOutcome:
         """Return the outcome of a tier; rules for every peer are those that deny all because they failed closed."""
         matched.update(self._every)
         found = []

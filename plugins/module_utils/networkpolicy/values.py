@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 from ..cluster.policy_model import ACCEPT, DENY
-from .matching.ports import Outcome, PortSet
+from .matching.ports import PortSet, TierOutcome
 from .numbers import Numbers, value_digest
 from .rows import EVERYTHING_ID, PORTS, TIER_OTHERS, TIER_PORTS, PolicyRows, Row
 
@@ -45,7 +45,7 @@ class GrantValues:
 
 
 def _rows_of(number: int, value: Any) -> Iterator[Row]:
-    if isinstance(value, Outcome):
+    if isinstance(value, TierOutcome):
         for action, ranges in ((ACCEPT, value.accepted), (DENY, value.denied)):
             yield from ((TIER_PORTS, action, number, *part) for part in ranges)
         if value.others:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Iterator, Mapping
 
-from ..rendering.ipvs.entries import node_facts
+from ..rendering.ipvs.entries import ipvs_facts
 from ..rendering.ipvs.ipset_entries import service_port_entries
 from ..rendering.ipvs.model import SET_ELEMENTS, SetElementKey
 from ..rendering.settings import DataplaneSettings
@@ -30,7 +30,7 @@ def ipvs_set_contributions(
 
     Yield nothing, without rendering, if an upper bound shows that no set can exceed ``limit``.
     """
-    facts = node_facts(settings)
+    facts = ipvs_facts(settings)
     bound = sum(_most_elements(info, len(facts.node_ips)) for info in service_ports.values())
     if bound <= limit:
         return

@@ -23,7 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.serv
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
-    Outcome,
+    KubeconfigChange,
     parse_place,
     point_to,
     restore,
@@ -122,7 +122,7 @@ users:
         self.stored.append(path)
         Path(path).write_bytes(content)
 
-    def point(self, servers: List[TlsServer], *, check: bool = False, seconds: float = 1.0) -> Outcome:
+    def point(self, servers: List[TlsServer], *, check: bool = False, seconds: float = 1.0) -> KubeconfigChange:
         places = [server.place for server in servers]
         return point_to(
             str(self.path),
@@ -134,7 +134,7 @@ users:
             record=str(self.record),
         )
 
-    def restore(self, *, check: bool = False) -> Optional[Outcome]:
+    def restore(self, *, check: bool = False) -> Optional[KubeconfigChange]:
         return restore(check=check, store=self.store, record=str(self.record))
 
 

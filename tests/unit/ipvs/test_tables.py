@@ -13,7 +13,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IP
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import CHAINS, ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ALL_CHAINS, OWN_CHAINS
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.entries import node_facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.entries import ipvs_facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import OWN_SETS, SETS, set_name
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
@@ -106,7 +106,7 @@ def test_node_port_udp_rules():
 
 
 def test_node_port_ipv6_skips_loopback_and_link_local():
-    assert node_facts(SETTINGS_V6).node_ips == ("2001:db8::1", "2001:db8:1::2")
+    assert ipvs_facts(SETTINGS_V6).node_ips == ("2001:db8::1", "2001:db8:1::2")
     tables = render(route(cluster_ip="fd00::41", protocol="SCTP", node_port=3001), settings=SETTINGS_V6)
     assert servers(tables) == {"[fd00::41]:80/SCTP", "[2001:db8::1]:3001/SCTP", "[2001:db8:1::2]:3001/SCTP"}
     assert elements(tables, "KUBE-6-NODE-PORT-SCTP-HASH") == {"2001:db8::1,sctp:3001", "2001:db8:1::2,sctp:3001"}
@@ -138,7 +138,7 @@ def test_restricted_node_port_addresses_may_be_those_of_the_dummy():
 
 def test_a_range_of_length_zero_means_all_addresses():
     settings = SETTINGS._replace(node_port_cidrs=("10.9.0.0/16", "0.0.0.0/0"), node_port_addresses=("127.0.0.1",))
-    assert node_facts(settings).node_ips == ("192.168.0.2", "192.168.1.2", "192.168.99.11")
+    assert ipvs_facts(settings).node_ips == ("192.168.0.2", "192.168.1.2", "192.168.99.11")
 
 
 def test_without_any_node_address_the_rest_of_the_port_is_skipped():

@@ -19,7 +19,7 @@ from .messages import RawEntry, identity, place
 from .socket import ConntrackSocket, collected
 
 
-class Frontends(NamedTuple):
+class KnownFrontends(NamedTuple):
     """The frontends of one protocol and their serving endpoints; addresses and ports as bytes in network order.
 
     ``addresses`` maps address and port to endpoints, ``node_ports`` a port on any address. If a
@@ -44,13 +44,13 @@ def frontends(
     service_ports: Iterable[ServicePortInfo],
     released: Iterable[Frontend] = (),
     without_endpoints: bool = False,
-) -> Dict[str, Frontends]:
+) -> Dict[str, KnownFrontends]:
     """Return the frontends of the ServicePorts of these protocols, and those that were ``released``, by protocol.
 
     All are of one family. ServicePorts without a serving endpoint are omitted, so their entries are kept, unless
     ``without_endpoints``; readiness, policies, topology and termination do not matter.
     """
-    known = {protocol: Frontends({}, {}) for protocol in protocols}
+    known = {protocol: KnownFrontends({}, {}) for protocol in protocols}
     for info in service_ports:
         found = known.get(info.key.protocol)
         if found is None:
@@ -60,18 +60,18 @@ def frontends(
             for frontend in frontends_of(info):
                 _add(found, frontend, serving)
     for frontend in released:
-        _add(known.setdefault(frontend.protocol, Frontends({}, {})), frontend, set())
+        _add(known.setdefault(frontend.protocol, KnownFrontends({}, {})), frontend, set())
     return known
 
 
-def _add(found: Frontends, frontend: Frontend, serving: Set[bytes]) -> None:
+def _add(found: KnownFrontends, frontend: Frontend, serving: Set[bytes]) -> None:
     if frontend.address:
         found.addresses.setdefault(place(frontend.address, frontend.port), set()).update(serving)
     else:
         found.node_ports.setdefault(frontend.port.to_bytes(2, "big"), set()).update(serving)
 
 
-def stale_entries(entries: Iterable[RawEntry], known: Frontends) -> Iterator[RawEntry]:
+def stale_entries(entries: Iterable[RawEntry], known: KnownFrontends) -> Iterator[RawEntry]:
     """Yield the entries of the known frontends that lead to anything but a serving endpoint."""
     addresses, node_ports, is_stale = known.addresses, known.node_ports, known.is_stale
     for entry in entries:
@@ -83,7 +83,7 @@ def stale_entries(entries: Iterable[RawEntry], known: Frontends) -> Iterator[Raw
             yield entry
 
 
-def stale_identities(sock: ConntrackSocket, family: str, protocol: str, known: Frontends) -> List[bytes]:
+def stale_identities(sock: ConntrackSocket, family: str, protocol: str, known: KnownFrontends) -> List[bytes]:
     """Return the identities of the stale entries; nothing is read without frontends. Raises KernelError."""
     if not known.addresses and not known.node_ports:
         return []

@@ -58,7 +58,7 @@ def union(ranges: Iterable[Range]) -> PortSet:
     return PortSet(tuple(merged))
 
 
-class Outcome(NamedTuple):
+class TierOutcome(NamedTuple):
     """The decision of the rules of one tier: ports accepted and denied; all others are passed to the next tier.
 
     ``others``: the action for protocols without ports, empty to pass.
@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
         return ""
 
 
-def first_match(rules: Sequence[Tuple[str, PortSet]]) -> Outcome:
+def first_match(rules: Sequence[Tuple[str, PortSet]]) -> TierOutcome:
     """Return the decision of rules, (action, ports) in order: for each port the first rule that contains it."""
     found: Dict[str, List[Range]] = {ACCEPT: [], DENY: []}
     for number in PROTOCOL_NAMES:
@@ -99,7 +99,7 @@ def first_match(rules: Sequence[Tuple[str, PortSet]]) -> Outcome:
                 if action in found:
                     found[action] += [(number, first, last) for first, last in taken]
     others = next((action for action, ports in rules if ports.everything), "")
-    return Outcome(union(found[ACCEPT]).ranges, union(found[DENY]).ranges, others if others in found else "")
+    return TierOutcome(union(found[ACCEPT]).ranges, union(found[DENY]).ranges, others if others in found else "")
 
 
 def _divided(

@@ -37,7 +37,7 @@ _WANTED = RealServer(1)
 _WITHOUT_NEW = RealServer(0)
 
 
-class NodeFacts(NamedTuple):
+class IpvsFacts(NamedTuple):
     """The facts that ServicePorts need from the settings, computed once.
 
     ``owned``: addresses that other interfaces of the node have; they are not bound to the dummy device. ``node_ips``:
@@ -71,8 +71,8 @@ def is_node_address(address: str) -> bool:
     return address != "::1" and not address.startswith("127.") and not is_link_local(address)
 
 
-def node_facts(settings: DataplaneSettings) -> NodeFacts:
-    """Compute the facts of a node from its settings.
+def ipvs_facts(settings: DataplaneSettings) -> IpvsFacts:
+    """Compute the facts from the settings of a node.
 
     Node ports answer on all addresses of the node except those of the dummy device; when nodePortAddresses restrict
     them, on the addresses of the settings in these ranges. Those of a node never have the dummy device's, while
@@ -87,7 +87,7 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
         node_ips = [ip for ip in settings.node_port_addresses if not ip.startswith("127.") and ip != "::1"]
     else:
         node_ips = owned
-    return NodeFacts(
+    return IpvsFacts(
         settings.family,
         settings.scheduler,
         frozenset(owned),
@@ -101,7 +101,7 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
 class Contribution(ABC):
     """Collects the entries of one ServicePort; the abstract methods are those of the glue."""
 
-    def __init__(self, info: ServicePortInfo, facts: NodeFacts) -> None:
+    def __init__(self, info: ServicePortInfo, facts: IpvsFacts) -> None:
         self.info = info
         self.facts = facts
         self.entries: List[Entry] = []

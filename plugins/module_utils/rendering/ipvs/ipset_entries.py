@@ -10,7 +10,7 @@ from typing import List, Sequence
 from ...addresses import address_and_port
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
-from .entries import Contribution, NodeFacts
+from .entries import Contribution, IpvsFacts
 from .model import FIREWALLED, REDIRECTED, SET_ELEMENTS, FirewalledPort, Redirect, SetElementKey, VirtualServerKey
 from .policies import INSIDE
 from .sets import (
@@ -25,7 +25,7 @@ from .sets import (
 )
 
 
-def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, facts: IpvsFacts) -> List[Entry]:
     """Return the entries of the ServicePort: (table, key, value) triples. A key may occur more than once."""
     return IpsetContribution(info, facts).add_all()
 
@@ -33,7 +33,7 @@ def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]
 class IpsetContribution(Contribution):
     """See the base class."""
 
-    def __init__(self, info: ServicePortInfo, facts: NodeFacts) -> None:
+    def __init__(self, info: ServicePortInfo, facts: IpvsFacts) -> None:
         super().__init__(info, facts)
         self._names = NAMES[info.family]
 

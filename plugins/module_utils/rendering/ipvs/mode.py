@@ -15,7 +15,7 @@ from ..iptables.tables import CHAINS
 from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering
 from ..settings import DataplaneSettings
-from .entries import NodeFacts, is_node_address, node_facts
+from .entries import IpvsFacts, ipvs_facts, is_node_address
 from .glue import Glue
 from .iptables_glue import IPTABLES_GLUE
 from .model import ADDRESSES, DEVICE, DEVICES, REAL_SERVERS, VIRTUAL_SERVERS, RealServerKey, VirtualServerKey
@@ -36,7 +36,7 @@ class IpvsContext(NamedTuple):
     """Settings of the family, and the facts that ServicePorts need from them."""
 
     settings: DataplaneSettings
-    facts: NodeFacts
+    facts: IpvsFacts
 
 
 def _is_redirected(info: ServicePortInfo, client: Client, settings: DataplaneSettings) -> bool:
@@ -70,7 +70,7 @@ class IpvsRendering(Rendering[IpvsContext]):
 
     def context(self, settings: DataplaneSettings, options: Options) -> IpvsContext:
         """See the base class."""
-        return IpvsContext(settings, node_facts(settings))
+        return IpvsContext(settings, ipvs_facts(settings))
 
     def static_entries(self, context: IpvsContext) -> List[Entry]:
         """Return the dummy device, and the entries of the glue that exist without any Service."""

@@ -15,7 +15,7 @@ from ..decision import Arrival
 from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering, Totals
 from ..settings import DataplaneSettings
-from .entries import NodeFacts, node_facts
+from .entries import ListenerAddresses, listener_addresses
 from .mode import RENDERING
 from .model import ADDRESSES, LISTENERS
 
@@ -24,7 +24,7 @@ class Contexts(NamedTuple):
     """The contexts of the other mode and of userspace mode."""
 
     main: Any
-    forwarded: NodeFacts
+    forwarded: ListenerAddresses
 
 
 class RenderingWithListeners(Rendering[Contexts]):
@@ -56,7 +56,7 @@ class RenderingWithListeners(Rendering[Contexts]):
 
     def context(self, settings: DataplaneSettings, options: Options) -> Contexts:
         """See the base class."""
-        return Contexts(self._main.context(settings, options), node_facts(settings))
+        return Contexts(self._main.context(settings, options), listener_addresses(settings))
 
     def static_entries(self, context: Contexts) -> List[Entry]:
         """Return the static entries of the other mode, and the device if it has none."""

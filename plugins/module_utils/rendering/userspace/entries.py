@@ -22,8 +22,8 @@ from .model import ADDRESSES, DEVICE, LISTENERS, TCP, UDP, Listener, ListenerKey
 _LOOPBACK = "127."
 
 
-class NodeFacts(NamedTuple):
-    """The facts that ServicePorts need from the settings, computed once.
+class ListenerAddresses(NamedTuple):
+    """The addresses that ServicePorts need from the settings, computed once.
 
     ``owned``: addresses that other interfaces of the node have; they are not bound to the device. ``node_port_ips``:
     the addresses on which node ports answer. ``node_ip``: the node's own address.
@@ -34,11 +34,11 @@ class NodeFacts(NamedTuple):
     node_ip: str
 
 
-def node_facts(settings: DataplaneSettings) -> NodeFacts:
-    """Compute the facts of a node from its settings. Link-local addresses need an interface, so they are omitted."""
+def listener_addresses(settings: DataplaneSettings) -> ListenerAddresses:
+    """Compute the addresses from the settings of a node; link-local ones need an interface, so they are omitted."""
     owned = frozenset(address for interface, address in settings.node_addresses if interface != DEVICE)
     chosen = [address for address in settings.node_port_addresses if address in owned and not is_link_local(address)]
-    return NodeFacts(owned, tuple(dict.fromkeys(chosen)), settings.node_ip)
+    return ListenerAddresses(owned, tuple(dict.fromkeys(chosen)), settings.node_ip)
 
 
 def refusal(info: ServicePortInfo) -> str:
@@ -75,7 +75,7 @@ def owner_name(key: ServicePortName) -> str:
     return f"{key}" if key.protocol == "TCP" else f"{key}/{key.protocol}"
 
 
-def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) -> List[Entry]:
     """Return the ServicePort's entries as (table, key, value) triples. A key may occur more than once."""
     if refusal(info):
         return []
@@ -92,24 +92,24 @@ def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]
         if is_link_local(address) or not is_bindable(address):
             return
         # A cluster IP is never the node's own, so it does not depend on which addresses other interfaces have.
-        if address == info.cluster_ip or address not in facts.owned:
+        if address == info.cluster_ip or address not in addresses.owned:
             entries.append((ADDRESSES, address, True))
         entries.append((LISTENERS, ListenerKey(info.protocol, address, info.port), value))
 
     serve(info.cluster_ip, listener(info.internal_local))
     external = listener(info.external_local)
     for address in info.external_ips:
-        serve(address, _restricted(external, info.external_ip_sources, address, facts))
+        serve(address, _restricted(external, info.external_ip_sources, address, addresses))
     for address in info.load_balancer_ips:
-        serve(address, _restricted(external, info.source_ranges, address, facts))
+        serve(address, _restricted(external, info.source_ranges, address, addresses))
     if info.node_port:
-        for address in facts.node_port_ips:
-            value = _restricted(external, info.node_port_sources, address, facts)
+        for address in addresses.node_port_ips:
+            value = _restricted(external, info.node_port_sources, address, addresses)
             entries.append((LISTENERS, ListenerKey(info.protocol, address, info.node_port), value))
     return entries
 
 
-def _restricted(value: Listener, sources: Sources, address: str, facts: NodeFacts) -> Listener:
+def _restricted(value: Listener, sources: Sources, address: str, addresses: ListenerAddresses) -> Listener:
     """Return a listener at an external address for allowed sources only; without any, it refuses all clients.
 
     The node's own connections to an address that it holds come from that same address, so it is allowed if a range
@@ -120,6 +120,6 @@ def _restricted(value: Listener, sources: Sources, address: str, facts: NodeFact
     if not sources:
         return value._replace(endpoints=())
     networks = networks_of(sources)
-    if packed(facts.node_ip) is not None and any(network.contains(facts.node_ip) for network in networks):
+    if packed(addresses.node_ip) is not None and any(network.contains(addresses.node_ip) for network in networks):
         return value._replace(sources=(*sources, f"{address}/{address_bits(family_of(address))}"))
     return value._replace(sources=sources)

@@ -14,11 +14,11 @@ from ..ipvs.text import address_line, device_line, ip_batch_text
 from ..merged import Entry
 from ..rendering import Options, Rendering
 from ..settings import DataplaneSettings
-from .entries import NodeFacts, chosen_endpoints, node_facts, refusal, service_port_entries
+from .entries import ListenerAddresses, chosen_endpoints, listener_addresses, refusal, service_port_entries
 from .model import ADDRESSES, DEVICE, DEVICES, LISTENERS, ListenerKey, listener_line
 
 
-class UserspaceRendering(Rendering[NodeFacts]):
+class UserspaceRendering(Rendering[ListenerAddresses]):
     """Tables: the device, its addresses, and the listeners. The agent itself forwards connections."""
 
     name = "userspace"
@@ -32,18 +32,18 @@ class UserspaceRendering(Rendering[NodeFacts]):
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
         """See the base class. The node's own addresses decide which addresses are bound to the device."""
         chosen = tuple(sorted(set(settings.node_port_addresses)))
-        owned = tuple(("", address) for address in sorted(node_facts(settings).owned))
+        owned = tuple(("", address) for address in sorted(listener_addresses(settings).owned))
         return settings._replace(node_addresses=owned, node_port_addresses=chosen)
 
-    def context(self, settings: DataplaneSettings, options: Options) -> NodeFacts:
+    def context(self, settings: DataplaneSettings, options: Options) -> ListenerAddresses:
         """See the base class."""
-        return node_facts(settings)
+        return listener_addresses(settings)
 
-    def static_entries(self, context: NodeFacts) -> List[Entry]:
+    def static_entries(self, context: ListenerAddresses) -> List[Entry]:
         """Return the device."""
         return [(DEVICES, DEVICE, "dummy")]
 
-    def entries(self, service_port: ServicePortInfo, context: NodeFacts) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: ListenerAddresses) -> List[Entry]:
         """See the base class."""
         return service_port_entries(service_port, context)
 
