@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -22,6 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 from ansible_collections.kubenode.proxy.plugins.module_utils.regular_files import open_regular
 from tests.kernel.external_rules import has_nftables, parameters, variants
 from tests.lab import manifests
+from tests.lab.system import run
 
 UML = pytest.mark.uml
 EXTERNAL_CHAINS = (
@@ -30,11 +30,6 @@ EXTERNAL_CHAINS = (
     ("mangle", ("PREROUTING", "OUTPUT")),
 )
 EXTERNAL_TABLE = "table inet external { chain kept { type filter hook input priority 10; tcp dport 9 counter drop; }; }"
-
-
-def run(*command: str) -> str:
-    """Return the output of a command that must succeed."""
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def has_ipvs() -> bool:
@@ -109,15 +104,15 @@ def add_external_rules(preferred: str) -> None:
             for table, chains in EXTERNAL_CHAINS:
                 for chain in chains:
                     words = ["-p", "tcp", "--dport", "9", "-m", "comment", "--comment", f'of "others" in {chain}']
-                    run(f"{program}-{variant}", "-t", table, "-A", chain, *words)
-        run(f"{program}-{preferred}", "-t", "filter", "-N", "OTHERS")
-        run(f"{program}-{preferred}", "-t", "filter", "-A", "OTHERS", "-j", "ACCEPT")
+                    run([f"{program}-{variant}", "-t", table, "-A", chain, *words])
+        run([f"{program}-{preferred}", "-t", "filter", "-N", "OTHERS"])
+        run([f"{program}-{preferred}", "-t", "filter", "-A", "OTHERS", "-j", "ACCEPT"])
     if has_nftables():
-        run("nft", EXTERNAL_TABLE)
+        run(["nft", EXTERNAL_TABLE])
     if has_ipvs():
-        run("ipvsadm", "-A", "-f", "7", "-s", "rr")
-        run("ipset", "create", "EXTERNAL", "hash:ip")
-        run("ipset", "add", "EXTERNAL", "192.0.2.99")
+        run(["ipvsadm", "-A", "-f", "7", "-s", "rr"])
+        run(["ipset", "create", "EXTERNAL", "hash:ip"])
+        run(["ipset", "add", "EXTERNAL", "192.0.2.99"])
 
 
 def rules() -> List[str]:
@@ -128,7 +123,7 @@ def rules() -> List[str]:
     if has_ipvs():
         commands += [["ipvsadm", "-Sn"], ["ipset", "save"]]
     commands.append(["ip", "-o", "address"])
-    lines = [line for command in commands for line in run(*command).splitlines()]
+    lines = [line for command in commands for line in run(command).splitlines()]
     # Comments contain the time, and a recreated device or set has another number.
     return [re.sub(r"^\d+: | initval \w+", "", line) for line in lines if not line.startswith("#")]
 

@@ -13,6 +13,8 @@ import os
 import subprocess
 from typing import Dict, List, Optional, Pattern
 
+from tests.lab.system import run
+
 FIREWALLD = """\
 table inet firewalld {
     ct helper helper-ftp-tcp { type "ftp" protocol tcp; l3proto inet; };
@@ -128,16 +130,9 @@ COMMIT
 """
 
 
-def run(*command: str, text: Optional[str] = None) -> str:
-    """Run a command that must succeed and return its output."""
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
-
-
 def restore(variant: str, text: str, program: str = "iptables") -> None:
     """Add rules to the existing ones, in one variant of iptables."""
-    run(f"{program}-{variant}-restore", "--noflush", text=text)
+    run([f"{program}-{variant}-restore", "--noflush"], stdin=text)
 
 
 def of_ipv6(text: str) -> str:
@@ -181,4 +176,4 @@ def add(variant: str, *texts: str) -> None:
         restore(variant, text)
         restore(variant, of_ipv6(text), "ip6tables")
     if has_nftables():
-        run("nft", "-f", "-", text=FIREWALLD)
+        run(["nft", "-f", "-"], stdin=FIREWALLD)

@@ -12,11 +12,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -30,6 +29,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive i
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import AgentNode
 from tests.lab import recorded, system
+from tests.lab.system import run
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
@@ -37,15 +37,8 @@ COUNTERS = re.compile(r"\[\d+:\d+\]")
 IPVS_SYSCTLS = {"conntrack": 1, "expire_nodest_conn": 1, "expire_quiescent_template": 1}
 
 
-def _run(command: Sequence[str], text: Optional[str] = None) -> str:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command}: {done.stderr}")
-    return done.stdout
-
-
 def _saved_chains(variant: str) -> List[str]:
-    return [_run([f"{family}-{variant}-save"]) for family in ("iptables", "ip6tables")]
+    return [run([f"{family}-{variant}-save"]) for family in ("iptables", "ip6tables")]
 
 
 #: Programs, and kernel modules by pattern, that a node without iptables and ipset does not have.
@@ -98,7 +91,7 @@ class LoadedNode:
 
     def load_recorded(self, mode: str, variant: str) -> None:
         """Program the state recorded from kube-proxy."""
-        recorded.load(Path(CASE.file(f"state-{mode}.txt")), _run, variant)
+        recorded.load(Path(CASE.file(f"state-{mode}.txt")), run, variant)
         if mode == "ipvs":
             for name, value in IPVS_SYSCTLS.items():
                 Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
@@ -139,10 +132,10 @@ class LoadedNode:
     def programmed(self, mode: str, variant: str) -> List[str]:
         """Return the programmed state as the mode's own tools print it, without counters and sorted."""
         if mode == "nftables":
-            return sorted(_run(["nft", "-s", "list", "ruleset"]).splitlines())
+            return sorted(run(["nft", "-s", "list", "ruleset"]).splitlines())
         texts = _saved_chains(variant)
         if mode == "ipvs":
-            texts += [_run(["ipvsadm", "-Sn"]), _run(["ipset", "save"])]
+            texts += [run(["ipvsadm", "-Sn"]), run(["ipset", "save"])]
         lines = [COUNTERS.sub("", line) for text in texts for line in text.splitlines() if not line.startswith("#")]
         return sorted(re.sub(r" initval 0x\w+", "", line) for line in lines)
 
@@ -150,9 +143,9 @@ class LoadedNode:
         """Return what of each glue of ipvs mode is on the node: ipsets, chains that match them, tables of nftables."""
         saved = [line for text in _saved_chains("nft") + _saved_chains("legacy") for line in text.splitlines()]
         found = {
-            "ipsets": bool(_run(["ipset", "list", "-n"])),
+            "ipsets": bool(run(["ipset", "list", "-n"])),
             "chains": any("--match-set KUBE-" in line or line.startswith(":KUBE-IPVS-") for line in saved),
-            "tables": "kubenode-ipvs" in _run(["nft", "list", "tables"]),
+            "tables": "kubenode-ipvs" in run(["nft", "list", "tables"]),
         }
         return [name for name, exists in found.items() if exists]
 
@@ -178,7 +171,7 @@ class LoadedNode:
         for pattern in KERNEL_MODULES:
             for path in place.rglob(f"{pattern}.ko*"):
                 path.unlink()
-        _run(["depmod", release])
+        run(["depmod", release])
 
     @staticmethod
     def kernel_modules() -> List[str]:

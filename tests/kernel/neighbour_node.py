@@ -14,12 +14,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from tests.kernel.convergence_node import has_ipvs, remove
-from tests.kernel.external_rules import has_nftables, restore, run
+from tests.kernel.external_rules import has_nftables, restore
 from tests.kernel.neighbour_rules import Neighbour
 from tests.kernel.packet_network import NAMES, SERVER, Network
 from tests.kernel.test_leaving import COUNTERS, EMPTY_TABLE, HANDLES
 from tests.lab import manifests
 from tests.lab.background import Background
+from tests.lab.system import run
 
 Flow = Tuple[str, str, int, str]
 NODE_PORT = 30010
@@ -138,20 +139,20 @@ def add(at: Places, neighbour: Neighbour) -> None:
     if neighbour.iptables:
         restore(variant(), neighbour.iptables, at.program)
     if neighbour.nft:
-        run("nft", "-f", "-", text=neighbour.nft)
+        run(["nft", "-f", "-"], stdin=neighbour.nft)
 
 
 def state() -> List[str]:
     """Return all rules, sets, virtual servers, addresses and devices, without counters and handles."""
     if has_nftables():
-        text = run("nft", "-a", "list", "ruleset")
+        text = run(["nft", "-a", "list", "ruleset"])
     else:
-        saved = "".join(run(f"{program}-legacy-save") for program in ("iptables", "ip6tables"))
+        saved = "".join(run([f"{program}-legacy-save"]) for program in ("iptables", "ip6tables"))
         text = "".join(f"{line}\n" for line in saved.splitlines() if not line.startswith("#"))
     if has_ipvs():
-        text += run("ipset", "save") + run("ipvsadm", "-Sn")
+        text += run(["ipset", "save"]) + run(["ipvsadm", "-Sn"])
     text = EMPTY_TABLE.sub("", HANDLES.sub("", COUNTERS.sub("", text)))
-    return [*text.splitlines(), *run("ip", "-o", "address").splitlines()]
+    return [*text.splitlines(), *run(["ip", "-o", "address"]).splitlines()]
 
 
 def holds(lines: List[str], wanted: List[str]) -> bool:
@@ -163,9 +164,9 @@ def holds(lines: List[str], wanted: List[str]) -> bool:
 def drift(at: Places, mode: str) -> None:
     """Remove what serves the Services, as another program may do."""
     if mode.startswith("ipvs"):
-        run("ipvsadm", "-C")
-        run("ip", "address", "flush", "dev", "kube-ipvs0")
+        run(["ipvsadm", "-C"])
+        run(["ip", "address", "flush", "dev", "kube-ipvs0"])
     if mode.endswith("nftables"):
-        run("nft", "delete", "table", at.table, "kubenode-ipvs" if mode.startswith("ipvs") else "kube-proxy")
+        run(["nft", "delete", "table", at.table, "kubenode-ipvs" if mode.startswith("ipvs") else "kube-proxy"])
     else:
-        run(at.iptables, "-t", "nat", "-F", "KUBE-SERVICES")
+        run([at.iptables, "-t", "nat", "-F", "KUBE-SERVICES"])

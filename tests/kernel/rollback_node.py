@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -22,7 +21,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from tests.conformance.wirelab.cases import load_case
+from tests.kernel.external_rules import has_nftables
 from tests.lab import recorded
+from tests.lab.system import run
 from tests.netpol import cases as netpol
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,17 +47,6 @@ POLICIES_ON = {**POLICIES_OFF, "enabled": True}
 POLICY_TABLE = "table inet kubenode-network-policy"
 
 
-def run(*command: str, text: Optional[str] = None) -> str:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
-
-
-def has_nat_of_nft() -> bool:
-    sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
-    return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
-
-
 def blocks(listing: str) -> List[str]:
     """Return the sets and chains of an nft listing sorted by name; the kernel lists them in order of creation."""
     found: List[str] = []
@@ -70,7 +60,7 @@ def blocks(listing: str) -> List[str]:
 
 def saved_lines(program: str) -> List[str]:
     """Return the output of iptables-save without counters and without empty tables."""
-    text = re.sub(r"^#.*\n|\[\d+:\d+\]", "", run(program), flags=re.MULTILINE)
+    text = re.sub(r"^#.*\n|\[\d+:\d+\]", "", run([program]), flags=re.MULTILINE)
     tables = re.findall(r"^\*\w+\n.*?^COMMIT$", text, re.MULTILINE | re.DOTALL)
     return [table for table in tables if re.search(r"^-A |^:\S+ -", table, re.MULTILINE)]
 
@@ -78,22 +68,22 @@ def saved_lines(program: str) -> List[str]:
 def dump() -> Dict[str, Any]:
     """Return everything a service proxy may have changed, as the usual tools print it."""
     found: Dict[str, Any] = {}
-    variants = ("legacy", "nft") if has_nat_of_nft() else ("legacy",)
+    variants = ("legacy", "nft") if has_nftables() else ("legacy",)
     for program in (f"{family}-{variant}-save" for family in ("iptables", "ip6tables") for variant in variants):
         found[program] = saved_lines(program)
-    if has_nat_of_nft():
-        for table in run("nft", "list", "tables").splitlines():
-            found[table] = blocks(run("nft", "-s", "list", *table.split()))
+    if has_nftables():
+        for table in run(["nft", "list", "tables"]).splitlines():
+            found[table] = blocks(run(["nft", "-s", "list", *table.split()]))
     if Path("/proc/net/ip_vs").exists():
-        found["ipvs"] = sorted(run("ipvsadm", "-Sn").splitlines())
+        found["ipvs"] = sorted(run(["ipvsadm", "-Sn"]).splitlines())
         # The kernel draws the seed of a set's hash when the set is created.
-        found["ipset"] = sorted(re.sub(r" initval \S+", "", run("ipset", "save")).splitlines())
-        found["timeouts"] = run("ipvsadm", "-L", "--timeout")
+        found["ipset"] = sorted(re.sub(r" initval \S+", "", run(["ipset", "save"])).splitlines())
+        found["timeouts"] = run(["ipvsadm", "-L", "--timeout"])
     found["addresses"] = sorted(
-        " ".join(line.split(":", 1)[1].split()[:4]) for line in run("ip", "-o", "addr", "show").splitlines()
+        " ".join(line.split(":", 1)[1].split()[:4]) for line in run(["ip", "-o", "addr", "show"]).splitlines()
     )
     parameters = ("net.ipv4.conf.all.route_localnet", "net.ipv4.ip_forward", "net.ipv4.conf.all.arp_ignore")
-    found["sysctls"] = run("sysctl", *parameters)
+    found["sysctls"] = run(["sysctl", *parameters])
     return found
 
 
@@ -114,10 +104,10 @@ class Node:
 
     def load(self, start: str, variant: str) -> None:
         for family in ("iptables", "ip6tables"):
-            run(f"{family}-{variant}-restore", "--noflush", text=EXTERNAL_RULES)
+            run([f"{family}-{variant}-restore", "--noflush"], stdin=EXTERNAL_RULES)
         if start != "none":
             recorded.load(
-                Path(CASE.file(f"state-{start}.txt")), lambda command, text: run(*command, text=text), variant
+                Path(CASE.file(f"state-{start}.txt")), lambda command, text: run([*command], stdin=text), variant
             )
 
     def converge(self, mode: str, **fields: Any) -> Report:

@@ -23,12 +23,9 @@ from tests.kernel.agent_node import (
     wait_for,
 )
 from tests.lab.background import Background
+from tests.lab.system import run
 
 SETUPS = [("iptables", "nft"), ("iptables", "legacy"), ("nftables", "")]
-
-
-def run(*command):
-    subprocess.run(command, check=True, capture_output=True)
 
 
 # Slow tests of the agent itself, independent of the mode: one mode is enough for `make test`.
@@ -130,7 +127,7 @@ def test_external_changes_are_repaired_and_counted(node):
             names = [line.split()[1] for line in node.kernel_text("").splitlines() if line.strip().startswith("map ")]
             commands = next([(*commands[0][:-1], name)] for name in names if "goto" in _map_text(name))
         for command in commands:
-            run(*command)
+            run(command)
         try:
             wait_for(lambda known=known: repaired() > known, 240.0, 0.05)
             wait_for(lambda: content() == before, 30.0, 0.05)
@@ -188,7 +185,7 @@ def test_starts_from_the_cached_state_while_the_api_server_is_down(one_node):
     node = one_node
     node.start()
     node.stop()
-    run("iptables-nft", "-t", "nat", "-F")
+    run(["iptables-nft", "-t", "nat", "-F"])
     node.stop_api()
     node.start()
     assert "starting from the cluster state kept on disk" in node.log

@@ -22,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chai
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import confirm
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from tests.lab.system import run
 
 VARIANTS = pytest.mark.parametrize("variant", ["legacy", "nft"])
 PATIENCE = 120.0
@@ -35,12 +36,8 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def rules(variant: str) -> List[str]:
-    found = run(f"iptables-{variant}-save") + run(f"ip6tables-{variant}-save")
+    found = run([f"iptables-{variant}-save"]) + run([f"ip6tables-{variant}-save"])
     # Tables that a failed change has created are empty.
     return [line for line in found.splitlines() if line.startswith("-A")]
 
@@ -80,13 +77,13 @@ def removal_that_fails(variant: str) -> Tuple[List[str], List[ChainChange]]:
     """
     chains = [*chains_of("filter"), *chains_of("mangle")]
     for family, program in (("IPv4", f"iptables-{variant}"), ("IPv6", f"ip6tables-{variant}")):
-        run(program, "-A", "FORWARD", "-p", "udp", "-j", "ACCEPT")
+        run([program, "-A", "FORWARD", "-p", "udp", "-j", "ACCEPT"])
         change = staged(variant, family, chains)
         change.resource.apply(change.change)
-        run(program, "-I", "FORWARD", "2", "-p", "tcp", "-j", "ACCEPT")
-        run(program, "-A", "FORWARD", "-i", "lo", "-j", "OLD")
+        run([program, "-I", "FORWARD", "2", "-p", "tcp", "-j", "ACCEPT"])
+        run([program, "-A", "FORWARD", "-i", "lo", "-j", "OLD"])
     changes = [staged(variant, family, chains, removal=True) for family in ("IPv4", "IPv6")]
-    run(f"ip6tables-{variant}", "-t", "filter", "-A", "OUTPUT", "-j", "OLD")
+    run([f"ip6tables-{variant}", "-t", "filter", "-A", "OUTPUT", "-j", "OLD"])
     return rules(variant), changes
 
 
@@ -101,7 +98,7 @@ def test_a_change_that_fails_in_its_last_table_is_reverted(variant: str, seconds
     assert not confirm("", directory=str(tmp_path / "changes"))
     for place in tmp_path.glob("changes/*"):
         # The timer's program finds nothing to do.
-        run("sh", str(place / "revert"))
+        run(["sh", str(place / "revert")])
         with pytest.raises(HistoryError, match="has failed: there is nothing to confirm"):
             confirm(place.name, directory=str(tmp_path / "changes"))
     assert len(list(tmp_path.glob("changes/*"))) == (1 if seconds else 0)
@@ -117,7 +114,7 @@ def test_a_change_that_fails_in_its_last_table_is_reverted(variant: str, seconds
 @VARIANTS
 def test_a_change_that_applies_nothing_leaves_no_revert(variant: str, tmp_path: Path) -> None:
     _rules, changes = removal_that_fails(variant)
-    run(f"ip6tables-{variant}", "-t", "mangle", "-A", "OUTPUT", "-j", "OLD")
+    run([f"ip6tables-{variant}", "-t", "mangle", "-A", "OUTPUT", "-j", "OLD"])
     before = rules(variant)
     with pytest.raises(KernelError) as failure:
         apply_changes(changes[1:], 300, str(tmp_path / "changes"))
@@ -137,7 +134,7 @@ def test_a_change_not_reverted_at_once_is_reverted_later(tmp_path: Path, monkeyp
         apply_changes(changes, 300, str(tmp_path / "changes"))
     assert rules("nft") != before
     (script,) = tmp_path.glob("changes/*/revert")
-    run("sh", str(script))
+    run(["sh", str(script)])
     assert rules("nft") == before
     with pytest.raises(HistoryError, match="the node has rolled it back"):
         confirm(script.parent.name, directory=str(tmp_path / "changes"))
@@ -160,9 +157,9 @@ def test_a_revert_waits_for_the_xtables_lock(tmp_path: Path, lock: Path, monkeyp
 
 def test_a_revert_that_the_kernel_refuses_is_reported(tmp_path: Path) -> None:
     name = apply_changes([staged("legacy", "IPv4", chains_of("filter"))], 300, str(tmp_path / "changes"))
-    run("iptables-legacy", "-A", "OUTPUT", "-j", "OLD")
+    run(["iptables-legacy", "-A", "OUTPUT", "-j", "OLD"])
     before = rules("legacy")
-    run("sh", str(tmp_path / "changes" / name / "revert"))
+    run(["sh", str(tmp_path / "changes" / name / "revert")])
     assert rules("legacy") == before
     with pytest.raises(HistoryError, match=r"was not confirmed in time, and could not be rolled back: \S+"):
         confirm(name, directory=str(tmp_path / "changes"))

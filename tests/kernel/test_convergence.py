@@ -30,8 +30,8 @@ from tests.kernel.convergence_node import (
     remove,
     request,
     rules,
-    run,
 )
+from tests.lab.system import run
 
 # Each mode, and the iptables variant that the rules of other programs make the node use.
 MODES = [
@@ -137,7 +137,7 @@ def test_a_damaged_state_file_is_replaced(tmp_path):
 def test_a_check_creates_no_table(tmp_path, mode):
     """Listing a table with iptables-legacy would create it; kubelet's chain shows that legacy is in use."""
     for program in ("iptables-legacy", "ip6tables-legacy"):
-        run(program, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+        run([program, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
     before = everything(tmp_path)
     for state in ("present", "absent"):
         checked = converge(request("iptables", tmp_path, state=state, check=True)._replace(mode=mode))
@@ -162,8 +162,8 @@ def test_liberal_tracking_omits_the_rule_against_invalid_packets_from_the_first_
 
 def test_a_held_xtables_lock_is_named_and_nothing_is_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
-    run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
-    run("iptables-legacy", "-t", "nat", "-N", "OTHERS")
+    run(["iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    run(["iptables-legacy", "-t", "nat", "-N", "OTHERS"])
     before = rules()
     with open(tmp_path / "xtables.lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -24,7 +24,7 @@ from tests.kernel.explained import explain_everything
 from tests.kernel.packet_network import CLIENT, NAMES, Network, network
 from tests.kernel.userspace_node import Backend, endpoints_of, node_in_mode, service_of, userspace_node
 from tests.lab import manifests
-from tests.lab.system import ip_batch
+from tests.lab.system import ip_batch, run
 
 __all__ = ["network"]  # a fixture
 #: Modes, and words about a variant of iptables, the glue of ipvs mode or the behaviour.
@@ -185,26 +185,22 @@ def test_affinity_and_open_connections_are_shown(node: AgentNode, network: Netwo
 
 
 def break_nftables() -> None:
-    run("nft", "delete", "element", "ip", "kube-proxy", "service-frontends", f"{{ {SOLE} . tcp . 80 }}")
+    run(["nft", "delete", "element", "ip", "kube-proxy", "service-frontends", f"{{ {SOLE} . tcp . 80 }}"])
 
 
 def break_iptables() -> None:
-    rules = run("iptables-legacy", "-t", "nat", "-S", "KUBE-SERVICES").splitlines()
+    rules = run(["iptables-legacy", "-t", "nat", "-S", "KUBE-SERVICES"]).splitlines()
     (rule,) = [line for line in rules if f"-d {SOLE}/32" in line]
     # Comments have no spaces that a shell would need to keep, except between these words.
     words = rule.replace('"', "").replace("default/sole:http cluster IP", "default/sole:http\0cluster\0IP").split()
-    run("iptables-legacy", "-t", "nat", "-D", *(word.replace("\0", " ") for word in words[1:]))
+    run(["iptables-legacy", "-t", "nat", "-D", *(word.replace("\0", " ") for word in words[1:])])
 
 
 def break_ipvs() -> None:
-    run("ipvsadm", "-d", "-t", f"{SOLE}:80", "-r", f"{FOUR['R']}:80")
+    run(["ipvsadm", "-d", "-t", f"{SOLE}:80", "-r", f"{FOUR['R']}:80"])
 
 
 BREAK = {"nftables": break_nftables, "iptables": break_iptables, "ipvs": break_ipvs}
-
-
-def run(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 def lines_with(flow: Dict[str, Any], *texts: str) -> Sequence[str]:
@@ -247,7 +243,7 @@ def test_every_address_of_both_families_is_compared(mode: str, tmp_path: Path) -
 
 
 def tables() -> List[str]:
-    return [line for line in run("nft", "list", "tables").splitlines() if "kubenode-trace" in line]
+    return [line for line in run(["nft", "list", "tables"]).splitlines() if "kubenode-trace" in line]
 
 
 @pytest.mark.parametrize("node", ["nftables"], indirect=True)

@@ -105,17 +105,16 @@ def test_a_loss_of_most_services_is_refused(tmp_path, mode):
     run(tmp_path, mode, cluster(12, 1))  # too few Services for the guard to judge
 
 
-@pytest.mark.parametrize(("before", "after"), [("iptables", "nftables"), ("nftables", "iptables")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("iptables", "nftables"),
+        ("nftables", "iptables"),
+        pytest.param("iptables", "ipvs", marks=(UML, pytest.mark.full)),
+        pytest.param("ipvs", "iptables", marks=(UML, pytest.mark.full)),
+    ],
+)
 def test_a_loss_is_noticed_across_a_change_of_modes(tmp_path, before, after):
-    run(tmp_path, before, cluster(12, 12))
-    assert refusal(tmp_path, after, cluster(12, 2)).startswith("10 of the 12 Services")
-    run(tmp_path, after, cluster(12, 12))
-
-
-@UML
-@pytest.mark.full
-@pytest.mark.parametrize(("before", "after"), [("iptables", "ipvs"), ("ipvs", "iptables")])
-def test_a_loss_is_noticed_across_a_change_of_modes_with_ipvs(tmp_path, before, after):
     run(tmp_path, before, cluster(12, 12))
     assert refusal(tmp_path, after, cluster(12, 2)).startswith("10 of the 12 Services")
     run(tmp_path, after, cluster(12, 12))

@@ -22,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import definitions
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import ipset_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Stage, apply_plan, plan
+from tests.lab.system import run
 
 pytestmark = pytest.mark.uml
 
@@ -35,12 +36,8 @@ def ipset() -> Iterator[IpsetSocket]:
         yield sock
 
 
-def run(*arguments: str) -> str:
-    return subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
-
-
 def saved() -> Set[str]:
-    return {re.sub(r" (bucketsize|initval) \w+", "", line) for line in run("ipset", "save").splitlines() if line}
+    return {re.sub(r" (bucketsize|initval) \w+", "", line) for line in run(["ipset", "save"]).splitlines() if line}
 
 
 def converge(sock: IpsetSocket, sets: Dict[str, SetDefinition], elements: Elements, family: str = "IPv4") -> int:
@@ -78,8 +75,8 @@ def random_elements(seed: int, family: str) -> Elements:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_state_is_reached_from_any_other(ipset, family, seed):
-    run("ipset", "create", "EXTERNAL", "hash:net")
-    run("ipset", "add", "EXTERNAL", "10.0.0.0/8")
+    run(["ipset", "create", "EXTERNAL", "hash:net"])
+    run(["ipset", "add", "EXTERNAL", "10.0.0.0/8"])
     external = saved()
     known = definitions(family)
     first, second = random_elements(seed, family), random_elements(seed + 100, family)
@@ -115,7 +112,7 @@ def test_a_full_set_is_named_and_other_sets_are_still_filled(ipset):
     expected = r"set KUBE-IPVS-IPS: element 11\.\S+ cannot be added: the set is full \(65536 elements at most\)"
     with pytest.raises(KernelError, match=expected):
         SetElementsResource(ipset, known, "IPv4").apply(Change(added=elements))
-    assert "30080" in run("ipset", "list", "KUBE-NODE-PORT-TCP")
+    assert "30080" in run(["ipset", "list", "KUBE-NODE-PORT-TCP"])
 
 
 def test_adding_existing_and_deleting_missing_elements_succeeds(ipset):
@@ -134,20 +131,20 @@ def test_adding_existing_and_deleting_missing_elements_succeeds(ipset):
 
 def test_a_set_of_another_size_is_swapped_under_the_rules_that_use_it(ipset):
     known = definitions("IPv4")
-    run("ipset", "create", "KUBE-IPVS-IPS", "hash:ip", "maxelem", "100")
-    run("ipset", "add", "KUBE-IPVS-IPS", "10.96.0.1")
-    run("iptables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "KUBE-IPVS-IPS", "dst", "-j", "DROP")
+    run(["ipset", "create", "KUBE-IPVS-IPS", "hash:ip", "maxelem", "100"])
+    run(["ipset", "add", "KUBE-IPVS-IPS", "10.96.0.1"])
+    run(["iptables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "KUBE-IPVS-IPS", "dst", "-j", "DROP"])
     elements = {SetElementKey("KUBE-IPVS-IPS", "10.96.0.1"): True}
     assert converge(ipset, known, elements) > 0
     assert converge(ipset, known, elements) == 0
     assert saved() == set(ipset_text(known, elements).splitlines())
     with pytest.raises(KernelError, match="set KUBE-IPVS-IPS cannot be removed: it is in use"):
         converge(ipset, {}, {})
-    run("iptables-legacy", "-F", "INPUT")
+    run(["iptables-legacy", "-F", "INPUT"])
 
 
 def test_a_set_of_another_type_is_not_touched(ipset):
-    run("ipset", "create", "KUBE-CLUSTER-IP", "hash:net")
+    run(["ipset", "create", "KUBE-CLUSTER-IP", "hash:net"])
     expected = "it exists as hash:net IPv4, expected hash:ip,port IPv4; run: ipset destroy KUBE-CLUSTER-IP"
     with pytest.raises(KernelError, match=re.escape(expected)):
         converge(ipset, definitions("IPv4"), {})

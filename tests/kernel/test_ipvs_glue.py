@@ -26,9 +26,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import wait_for
-from tests.kernel.convergence_node import cluster, remove, rules, run
+from tests.kernel.convergence_node import cluster, remove, rules
 from tests.kernel.explained import explain_everything
 from tests.lab import recorded, system
+from tests.lab.system import run
 
 CASE = load_case(str(Path(__file__).resolve().parents[2] / "tests" / "conformance" / "cases" / "nodeport-cluster"))
 
@@ -57,17 +58,17 @@ def program(directory: Path, mode: str, glue: str = "auto") -> Report:
 
 def of_iptables() -> List[str]:
     """Return what the glue iptables has on the node."""
-    saved = [line for name in ("iptables", "ip6tables") for line in run(f"{name}-nft-save").splitlines()]
-    return [line for line in saved if "KUBE-" in line] + run("ipset", "list", "-n").splitlines()
+    saved = [line for name in ("iptables", "ip6tables") for line in run([f"{name}-nft-save"]).splitlines()]
+    return [line for line in saved if "KUBE-" in line] + run(["ipset", "list", "-n"]).splitlines()
 
 
 def of_nftables() -> List[str]:
     """Return the tables that the glue nftables has on the node."""
-    return [line for line in run("nft", "list", "tables").splitlines() if "kubenode-ipvs" in line]
+    return [line for line in run(["nft", "list", "tables"]).splitlines() if "kubenode-ipvs" in line]
 
 
 def servers() -> List[str]:
-    return sorted(run("ipvsadm", "-Sn").splitlines())
+    return sorted(run(["ipvsadm", "-Sn"]).splitlines())
 
 
 def test_a_change_of_the_glue_leaves_nothing_of_the_other_one(tmp_path):
@@ -97,11 +98,11 @@ def test_auto_is_what_serves_the_node_else_nftables(tmp_path):
 
 
 def test_auto_prefers_iptables_where_only_a_rule_of_iptables_accepts_what_is_forwarded(tmp_path):
-    run("ip6tables-nft", "-P", "FORWARD", "DROP")
+    run(["ip6tables-nft", "-P", "FORWARD", "DROP"])
     chosen = converge(request(tmp_path, "ipvs", check=True))
     assert chosen.ipvs_glue == "iptables"
     assert "glue nftables is not preferred: IPv6: the policy of chain FORWARD" in chosen.mode_reason
-    run("ip6tables-nft", "-P", "FORWARD", "ACCEPT")
+    run(["ip6tables-nft", "-P", "FORWARD", "ACCEPT"])
     assert converge(request(tmp_path, "ipvs", check=True)).ipvs_glue == "nftables"
 
 
@@ -113,7 +114,7 @@ def test_the_table_is_removed_when_kube_proxy_serves_in_ipvs_mode(tmp_path):
         converge(release)
     assert len(of_nftables()) == 2
     for tool in ("iptables", "ip6tables"):
-        run(f"{tool}-nft", "-t", "nat", "-N", "KUBE-LOAD-BALANCER")
+        run([f"{tool}-nft", "-t", "nat", "-N", "KUBE-LOAD-BALANCER"])
     assert converge(release).changed and not of_nftables()
     assert not converge(release).changed and servers() == served
     remove(tmp_path / "state")
@@ -124,16 +125,16 @@ def test_changes_to_other_modes_and_back(tmp_path, other):
     program(tmp_path, "ipvs", "nftables")
     served = servers()
     program(tmp_path, other)
-    assert not of_nftables() and not servers() and not run("ipset", "list", "-n")
+    assert not of_nftables() and not servers() and not run(["ipset", "list", "-n"])
     program(tmp_path, "ipvs", "nftables")
     assert servers() == served and not of_iptables()
-    assert "table ip kube-proxy" not in run("nft", "list", "tables").splitlines()
+    assert "table ip kube-proxy" not in run(["nft", "list", "tables"]).splitlines()
     remove(tmp_path / "state")
 
 
 def test_external_changes_are_found_and_repaired(tmp_path):
     program(tmp_path, "ipvs", "nftables")
-    before = run("nft", "list", "ruleset")
+    before = run(["nft", "list", "ruleset"])
     for damage in (
         "flush set ip kubenode-ipvs cluster-ip-frontends",
         "flush chain ip6 kubenode-ipvs services",
@@ -143,7 +144,7 @@ def test_external_changes_are_found_and_repaired(tmp_path):
         found = converge(request(tmp_path, "ipvs", "nftables", check=True))
         assert [change.table for change in found.changes] == [f"IPv{6 if 'ip6' in damage else 4} IPVS table objects"]
         program(tmp_path, "ipvs", "nftables")
-        assert sorted(run("nft", "list", "ruleset").split()) == sorted(before.split())
+        assert sorted(run(["nft", "list", "ruleset"]).split()) == sorted(before.split())
     remove(tmp_path / "state")
 
 
@@ -153,7 +154,7 @@ def test_flows_are_explained_with_what_each_glue_holds(tmp_path):
         found = explain_everything(request(tmp_path, "ipvs", glue)).values()
         assert [flow["differences"] for flow in found if flow["differences"]] == []
         assert all(any(name in row["line"] for row in flow["kernel"]) for flow in found)
-    run("nft", "flush", "set", "ip", "kubenode-ipvs", "cluster-ip-frontends")
+    run(["nft", "flush", "set", "ip", "kubenode-ipvs", "cluster-ip-frontends"])
     flows = explain_everything(request(tmp_path, "ipvs", "nftables")).values()
     (plain,) = [flow for flow in flows if (flow["service"], flow["family"]) == ("shop/plain", "IPv4")]
     assert any("missing in the kernel: element ip kubenode-ipvs" in line for line in plain["differences"])
@@ -180,14 +181,14 @@ def test_packets_are_followed_to_ipvs_and_behind_it(tmp_path, glue, table, chain
             stack.enter_context(socket.create_server((address, 8080)))
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(1))
         followed = pool.submit(follow_flows, document, 10.0)
-        wait_for(lambda: "kubenode-trace" in run("nft", "list", "tables"), 60, 0.2)
+        wait_for(lambda: "kubenode-trace" in run(["nft", "list", "tables"]), 60, 0.2)
         socket.create_connection(("10.96.0.1", 80), 30, (flow["source"], 0)).close()
         followed.result()
     assert "problems" not in document
     found = [hit["chain"] for hit in document["traced"] if hit["packet"] == 1 and hit["table"] == table]
     before, behind = chains
     assert found.index(before) < found.index(behind)
-    assert "kubenode-trace" not in run("nft", "list", "tables")
+    assert "kubenode-trace" not in run(["nft", "list", "tables"])
     # They are addresses of the node, so node ports would get virtual servers there.
     system.ip_batch([f"address del {address}/32 dev lo" for address in addresses])
     assert not converge(request(tmp_path, "ipvs", glue, check=True)).changed
@@ -242,8 +243,8 @@ def test_a_rollback_keeps_what_is_connected_now_and_not_what_was_when_the_state_
         back = roll_back(tmp_path, saved)
         assert any("are kept with their virtual servers" in text for text in back.warnings)
         assert {line.split()[2] for line in servers() if line.startswith("-A")} == {"10.96.0.1:80", "10.96.0.2:80"}
-        assert "table ip kube-proxy" in run("nft", "list", "tables").splitlines()
-        assert not any("chain" in line for line in run("nft", "list", "ruleset").split("kubenode-ipvs")[1:])
+        assert "table ip kube-proxy" in run(["nft", "list", "tables"]).splitlines()
+        assert not any("chain" in line for line in run(["nft", "list", "ruleset"]).split("kubenode-ipvs")[1:])
         assert not roll_back(tmp_path, saved).changed
         for client in (before, later):
             client.sendall(b"x")
@@ -255,7 +256,7 @@ def test_a_rollback_restores_either_glue(tmp_path):
     program(tmp_path, "ipvs", "iptables")
     chains, served = of_iptables(), servers()
     changed = program(tmp_path, "ipvs", "nftables")
-    tables = sorted(run("nft", "list", "ruleset").split())
+    tables = sorted(run(["nft", "list", "ruleset"]).split())
     assert changed.saved_state is not None
     back = roll_back(tmp_path, changed.saved_state)
     assert back.changed and not of_nftables() and servers() == served
@@ -266,5 +267,5 @@ def test_a_rollback_restores_either_glue(tmp_path):
     assert back.saved is not None
     again = roll_back(tmp_path, back.saved)
     assert again.changed and not of_iptables() and servers() == served
-    assert sorted(run("nft", "list", "ruleset").split()) == tables
+    assert sorted(run(["nft", "list", "ruleset"]).split()) == tables
     remove(tmp_path / "state")

@@ -25,8 +25,9 @@ from tests.conformance.wirelab.cases import load_case
 from tests.kernel import external_rules
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service
 from tests.kernel.convergence_node import cluster, has_ipvs, remove
-from tests.kernel.external_rules import run, variants
+from tests.kernel.external_rules import variants
 from tests.lab import recorded
+from tests.lab.system import run
 
 UML = pytest.mark.uml
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,16 +62,16 @@ def dumps() -> Dict[str, List[str]]:
     found = {}
     for variant in variants():
         for program in ("iptables", "ip6tables"):
-            text = "".join(f"{line}\n" for line in run(f"{program}-{variant}-save").splitlines() if line[:1] != "#")
+            text = "".join(f"{line}\n" for line in run([f"{program}-{variant}-save"]).splitlines() if line[:1] != "#")
             text = COUNTERS.sub("", text)
             found[f"{program}-{variant}-save"] = EMPTY_TABLE.sub("", text) if variant == "legacy" else text
     if external_rules.has_nftables():
-        found["nft"] = HANDLES.sub("", COUNTERS.sub("", run("nft", "-a", "list", "ruleset")))
+        found["nft"] = HANDLES.sub("", COUNTERS.sub("", run(["nft", "-a", "list", "ruleset"])))
     if has_ipvs():
-        found["ipvsadm"] = run("ipvsadm", "-Sn")
-        found["ipset"] = HANDLES.sub("", run("ipset", "save"))
+        found["ipvsadm"] = run(["ipvsadm", "-Sn"])
+        found["ipset"] = HANDLES.sub("", run(["ipset", "save"]))
     for what in ("address", "link", "route"):
-        found[what] = re.sub(r"^\d+: ", "", run("ip", "-o", what), flags=re.MULTILINE)
+        found[what] = re.sub(r"^\d+: ", "", run(["ip", "-o", what]), flags=re.MULTILINE)
     return {command: text.splitlines() for command, text in found.items()}
 
 
@@ -96,11 +97,11 @@ def add_other_programs(variant: str, kubelet: str = external_rules.KUBELET) -> N
     rules = (external_rules.UFW, kubelet, external_rules.DOCKER, external_rules.NETWORK_PLUGIN)
     external_rules.add(variant, *filter(None, rules))
     if has_ipvs():
-        run("ipvsadm", "-A", "-f", "7", "-s", "rr")
-        run("ipvsadm", "-A", "-t", f"{EXTERNAL_SERVER}:443", "-s", "wlc")
-        run("ipvsadm", "-a", "-t", f"{EXTERNAL_SERVER}:443", "-r", "192.0.2.9:6443", "-m")
-        run("ipset", "create", "cali40masq-ipam-pools", "hash:net")
-        run("ipset", "add", "cali40masq-ipam-pools", "10.244.0.0/16")
+        run(["ipvsadm", "-A", "-f", "7", "-s", "rr"])
+        run(["ipvsadm", "-A", "-t", f"{EXTERNAL_SERVER}:443", "-s", "wlc"])
+        run(["ipvsadm", "-a", "-t", f"{EXTERNAL_SERVER}:443", "-r", "192.0.2.9:6443", "-m"])
+        run(["ipset", "create", "cali40masq-ipam-pools", "hash:net"])
+        run(["ipset", "add", "cali40masq-ipam-pools", "10.244.0.0/16"])
 
 
 def request(mode: str, directory: Path, variant: str) -> Request:
@@ -191,12 +192,12 @@ def test_cleanup_removes_everything_of_kube_proxy(tmp_path, modes, variant, prog
         add_other_programs(variant, kubelet="")
         for program in ("iptables", "ip6tables"):
             # The recordings name this chain, so loading them creates it, which kube-proxy does not.
-            run(f"{program}-{variant}", "-t", "nat", "-P", "INPUT", "ACCEPT")
+            run([f"{program}-{variant}", "-t", "nat", "-P", "INPUT", "ACCEPT"])
     before = dumps()
     case = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
     for mode in modes:
         state = Path(case.file(f"state-{mode}.txt"))
-        recorded.load(state, lambda command, text=None: run(*command, text=text), variant)
+        recorded.load(state, lambda command, text=None: run([*command], stdin=text), variant)
     assert dumps() != before
     leave(tmp_path)
     assert differing(before) == []
@@ -229,11 +230,11 @@ def test_cleanup_after_a_killed_agent(tmp_path) -> None:
 
 def test_a_table_that_another_program_uses_is_kept(tmp_path) -> None:
     """A policy, a set and a rule each keep a table; built-in chains that only our rules used are removed from it."""
-    run("iptables-nft", "-t", "filter", "-P", "FORWARD", "DROP")
-    run("nft", "add", "table", "ip", "mangle")
-    run("nft", "add", "set", "ip", "mangle", "kept", "{ type ipv4_addr; }")
-    run("ip6tables-nft", "-t", "nat", "-A", "POSTROUTING", "-j", "ACCEPT")
-    run("ip6tables-nft", "-t", "filter", "-N", "OTHERS")
+    run(["iptables-nft", "-t", "filter", "-P", "FORWARD", "DROP"])
+    run(["nft", "add", "table", "ip", "mangle"])
+    run(["nft", "add", "set", "ip", "mangle", "kept", "{ type ipv4_addr; }"])
+    run(["ip6tables-nft", "-t", "nat", "-A", "POSTROUTING", "-j", "ACCEPT"])
+    run(["ip6tables-nft", "-t", "filter", "-N", "OTHERS"])
     before = dumps()
     converge(request("iptables", tmp_path, "nft"))
     leave(tmp_path)
@@ -242,8 +243,8 @@ def test_a_table_that_another_program_uses_is_kept(tmp_path) -> None:
 
 def test_an_empty_table_of_another_program_is_kept(tmp_path) -> None:
     for mode in ("nftables", "iptables"):
-        run("iptables-nft", "-t", "raw", "-P", "OUTPUT", "ACCEPT")
-        run("nft", "add", "table", "ip", "security")
+        run(["iptables-nft", "-t", "raw", "-P", "OUTPUT", "ACCEPT"])
+        run(["nft", "add", "table", "ip", "security"])
         before = dumps()
         converge(request(mode, tmp_path, "nft"))
         leave(tmp_path)
@@ -256,14 +257,14 @@ def test_cleanup_does_not_expose_loopback(tmp_path) -> None:
     for mode in ("absent", "nftables"):
         assert parameter.read_text().strip() == "0"
         converge(request("iptables", tmp_path, "nft"))
-        assert parameter.read_text().strip() == "1" and "block incoming localnet" in run("iptables-save")
+        assert parameter.read_text().strip() == "1" and "block incoming localnet" in run(["iptables-save"])
         if mode == "absent":
             leave(tmp_path)
         else:
             converge(request(mode, tmp_path, "nft"))
-        assert parameter.read_text().strip() == "0" and "block incoming localnet" not in run("iptables-save")
+        assert parameter.read_text().strip() == "0" and "block incoming localnet" not in run(["iptables-save"])
     leave(tmp_path)
     external_rules.restore("nft", external_rules.KUBELET)
     converge(request("iptables", tmp_path, "nft"))
     leave(tmp_path)
-    assert parameter.read_text().strip() == "1" and "block incoming localnet" in run("iptables-save")
+    assert parameter.read_text().strip() == "1" and "block incoming localnet" in run(["iptables-save"])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 
 import pytest
 
@@ -23,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chai
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import restore
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from tests.lab.system import run
 
 RULES = (
     "--protocol udp --source-port 53 -j ACCEPT",
@@ -31,10 +31,6 @@ RULES = (
     "-m mark --mark 16 -m comment --comment 'it''s a \"quoted\" one' -j MARK --or-mark 0x4000",
     "-p icmp --icmp-type echo-request -m limit --limit 10/min -j REJECT",
 )
-
-
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def converge(variant: str, chains: list[ListedChain], removal: bool = False) -> int:
@@ -51,21 +47,21 @@ def test_any_spelling_of_a_rule_converges_once(variant):
     table = "mangle"
     first = ListedChain(table, "FIRST", RULES[3:4], (Jump("PREROUTING", "-i lo"), Jump("OUTPUT", position="last")))
     assert converge(variant, [first]) == 3
-    run(f"iptables-{variant}", "-t", table, "-A", "FIRST", "-j", "RETURN")
-    run(f"iptables-{variant}", "-t", table, "-I", "OUTPUT", "-j", "FIRST")
+    run([f"iptables-{variant}", "-t", table, "-A", "FIRST", "-j", "RETURN"])
+    run([f"iptables-{variant}", "-t", table, "-I", "OUTPUT", "-j", "FIRST"])
     assert converge(variant, [first]) == 2
-    assert run(f"iptables-{variant}-save", "-t", table).count("-A OUTPUT -j FIRST") == 1
+    assert run([f"iptables-{variant}-save", "-t", table]).count("-A OUTPUT -j FIRST") == 1
     rules = ListedChain("filter", "RULES", RULES[:3] + RULES[4:])
     assert converge(variant, [first, rules]) == 1
     assert converge(variant, [first, rules], removal=True) == 4
-    assert "FIRST" not in run(f"iptables-{variant}-save") and "RULES" not in run(f"iptables-{variant}-save")
+    assert "FIRST" not in run([f"iptables-{variant}-save"]) and "RULES" not in run([f"iptables-{variant}-save"])
 
 
 def test_rules_that_refer_to_ipsets():
-    run("ipset", "create", "allowed", "hash:ip")
+    run(["ipset", "create", "allowed", "hash:ip"])
     chain = ListedChain("filter", "SETS", ("-m set --match-set allowed src -j ACCEPT", "-p tcp --dport 80 -j DROP"))
     assert converge("nft", [chain]) == 1
-    assert "-A SETS -m set --match-set allowed src -j ACCEPT" in run("iptables-nft-save")
+    assert "-A SETS -m set --match-set allowed src -j ACCEPT" in run(["iptables-nft-save"])
 
 
 def test_canonical_rules_converge_without_a_scratch_namespace(monkeypatch):
@@ -78,21 +74,21 @@ def test_canonical_rules_converge_without_a_scratch_namespace(monkeypatch):
 
 
 def test_a_bad_rule_changes_nothing():
-    before = run("iptables-nft-save")
+    before = run(["iptables-nft-save"])
     chain = ListedChain("filter", "BAD", ("-j RETURN", "-p tcp --dport nonsense -j DROP"))
     with pytest.raises(KernelError, match=r"nonsense.*-A BAD -p tcp --dport nonsense"):
         ListedChainsResource(detect_variant("IPv4", "nft"), [chain]).stage()
-    assert run("iptables-nft-save") == before
+    assert run(["iptables-nft-save"]) == before
 
 
 def rules_of(variant: str, chain: str) -> list[str]:
-    return run(f"iptables-{variant}", "-S", chain).splitlines()[1:]
+    return run([f"iptables-{variant}", "-S", chain]).splitlines()[1:]
 
 
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
 def test_positions_of_jumps_are_kept(variant):
     iptables = f"iptables-{variant}"
-    run(iptables, "-A", "FORWARD", "-i", "eth9", "-j", "ACCEPT")
+    run([iptables, "-A", "FORWARD", "-i", "eth9", "-j", "ACCEPT"])
     head = (Jump("FORWARD", "-i lo", FIRST), Jump("FORWARD", "-o lo", FIRST))
     chain = ListedChain("filter", "PLACED", (), (*head, Jump("FORWARD", position=LAST), Jump("INPUT", position=ANY)))
     wanted = [
@@ -104,15 +100,15 @@ def test_positions_of_jumps_are_kept(variant):
     assert converge(variant, [chain]) == 5
     assert rules_of(variant, "FORWARD") == wanted
     # Another program inserts rules before and behind; each jump returns to its position exactly once.
-    run(iptables, "-I", "FORWARD", "-i", "eth8", "-j", "ACCEPT")
-    run(iptables, "-A", "FORWARD", "-i", "eth7", "-j", "ACCEPT")
-    run(iptables, "-I", "INPUT", "-i", "eth8", "-j", "ACCEPT")
+    run([iptables, "-I", "FORWARD", "-i", "eth8", "-j", "ACCEPT"])
+    run([iptables, "-A", "FORWARD", "-i", "eth7", "-j", "ACCEPT"])
+    run([iptables, "-I", "INPUT", "-i", "eth8", "-j", "ACCEPT"])
     assert converge(variant, [chain]) == 3
     external = ["-A FORWARD -i eth8 -j ACCEPT", wanted[2], "-A FORWARD -i eth7 -j ACCEPT"]
     assert rules_of(variant, "FORWARD") == [*wanted[:2], *external, wanted[3]]
     assert rules_of(variant, "INPUT") == ["-A INPUT -i eth8 -j ACCEPT", "-A INPUT -j PLACED"]
     # In the wrong order among themselves, and duplicated.
-    run(iptables, "-I", "FORWARD", "-o", "lo", "-j", "PLACED")
+    run([iptables, "-I", "FORWARD", "-o", "lo", "-j", "PLACED"])
     assert converge(variant, [chain]) == 2
     assert rules_of(variant, "FORWARD") == [*wanted[:2], *external, wanted[3]]
 
@@ -134,15 +130,15 @@ def test_every_change_can_be_undone(variant, seed):
     """The undo text of any change restores every rule at its position, external rules and duplicates included."""
     chance = random.Random(seed)
     iptables = f"iptables-{variant}"
-    run(iptables, "-N", "USER")
+    run([iptables, "-N", "USER"])
     for _number in range(6):
-        run(iptables, "-A", chance.choice(["FORWARD", "USER"]), "-p", chance.choice(["tcp", "udp"]), "-j", "RETURN")
+        run([iptables, "-A", chance.choice(["FORWARD", "USER"]), "-p", chance.choice(["tcp", "udp"]), "-j", "RETURN"])
     converge(variant, random_chains(chance))
     for origin in ("FORWARD", "USER"):
         for chain in ("ONE", "TWO", "THREE"):
-            if chance.random() < 0.5 and f":{chain} " in run(f"iptables-{variant}-save", "-t", "filter"):
-                run(iptables, "-I", origin, str(chance.randint(1, 2)), "-o", "lo", "-j", chain)
-    before = [line for line in run(f"iptables-{variant}-save", "-t", "filter").splitlines() if line.startswith("-A")]
+            if chance.random() < 0.5 and f":{chain} " in run([f"iptables-{variant}-save", "-t", "filter"]):
+                run([iptables, "-I", origin, str(chance.randint(1, 2)), "-o", "lo", "-j", chain])
+    before = [line for line in run([f"iptables-{variant}-save", "-t", "filter"]).splitlines() if line.startswith("-A")]
     removal = chance.random() < 0.2
     chains = random_chains(chance)
     if removal:
@@ -152,5 +148,5 @@ def test_every_change_can_be_undone(variant, seed):
     undo = resource.undo_text(change)
     resource.apply(change)
     restore(resource.variant, undo)
-    after = [line for line in run(f"iptables-{variant}-save", "-t", "filter").splitlines() if line.startswith("-A")]
+    after = [line for line in run([f"iptables-{variant}-save", "-t", "filter"]).splitlines() if line.startswith("-A")]
     assert after == before, (undo, resource.text(change))

@@ -20,10 +20,11 @@ import pytest
 
 from tests.kernel import external_rules
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
-from tests.kernel.external_rules import FIREWALLD, run
+from tests.kernel.external_rules import FIREWALLD
 from tests.lab import system
 from tests.lab.background import Background
 from tests.lab.outage import Client
+from tests.lab.system import run
 
 UML = pytest.mark.uml
 SERVER = """
@@ -58,14 +59,14 @@ def commands(*given: Sequence[str]) -> Callable[[str], None]:
 
     def do(variant: str) -> None:
         for words in given:
-            run(*(word.replace("VARIANT", variant) for word in words))
+            run([*(word.replace("VARIANT", variant) for word in words)])
 
     return do
 
 
 def restored(text: str, *options: str) -> Callable[[str], None]:
     """Return a function that loads rules with iptables-restore."""
-    return lambda variant: run(f"iptables-{variant}-restore", *options, text=text) and None
+    return lambda variant: run([f"iptables-{variant}-restore", *options], stdin=text) and None
 
 
 def iptables(*given: str) -> Callable[[str], None]:
@@ -74,10 +75,10 @@ def iptables(*given: str) -> Callable[[str], None]:
 
 def firewalld_reload(_variant: str) -> None:
     """Drop all traffic, recreate firewalld's table, accept traffic again. The iptables tables are another event."""
-    run("nft", "-f", "-", text=RELOADING)
-    run("nft", "delete", "table", "inet", "firewalld")
-    run("nft", "-f", "-", text=FIREWALLD)
-    run("nft", "delete", "table", "inet", "firewalld_policy_drop")
+    run(["nft", "-f", "-"], stdin=RELOADING)
+    run(["nft", "delete", "table", "inet", "firewalld"])
+    run(["nft", "-f", "-"], stdin=FIREWALLD)
+    run(["nft", "delete", "table", "inet", "firewalld_policy_drop"])
 
 
 FLUSHED = "*{table}\n-F\n-X\n-Z\nCOMMIT\n"
@@ -94,7 +95,7 @@ def sets_destroyed(variant: str) -> None:
     flush = "".join(FLUSHED.format(table=table) for table in ("nat", "filter"))
     while True:
         for program in ("iptables", "ip6tables"):
-            run(f"{program}-{variant}-restore", "--noflush", text=flush)
+            run([f"{program}-{variant}-restore", "--noflush"], stdin=flush)
         done = subprocess.run(["ipset", "destroy"], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return
@@ -103,8 +104,8 @@ def sets_destroyed(variant: str) -> None:
 
 def without_ours(variant: str) -> None:
     """Restore a file saved before we programmed anything with ``iptables-restore``, which replaces all rules."""
-    kept = [line for line in run(f"iptables-{variant}-save").splitlines() if not OURS.search(line)]
-    run(f"iptables-{variant}-restore", text="\n".join(kept) + "\n")
+    kept = [line for line in run([f"iptables-{variant}-save"]).splitlines() if not OURS.search(line)]
+    run([f"iptables-{variant}-restore"], stdin="\n".join(kept) + "\n")
 
 
 CHAINS = "KUBE-SERVICES"
@@ -168,7 +169,7 @@ class Neighbour:
             ("ip", "link", "set", "eth0", "up"),
             ("ip", "route", "add", "default", "via", node_address.partition("/")[0]),
         ):
-            run(*inside, *words)
+            run([*inside, *words])
         self._program = Background([*inside, *command]) if program else None
 
     def close(self) -> None:
@@ -185,7 +186,7 @@ def settled_listing(*table: str) -> str:
     """
     last = ""
     for _attempt in range(10):
-        found = run("nft", "list", "table", *table)
+        found = run(["nft", "list", "table", *table])
         if found == last:
             break
         last = found
@@ -222,14 +223,14 @@ class Node(AgentNode):
             blocks = re.split(r"\n(?=\t(?:chain|map|set) )", listed)
             lines = ["\n".join(sorted(line.strip(" \t,}") for line in block.splitlines())) for block in blocks]
             return {"nftables": sorted(COUNTERS.sub("", line) for line in lines)}
-        rules = COUNTERS.sub("", run(f"iptables-{self.kernel_variant}-save"))
+        rules = COUNTERS.sub("", run([f"iptables-{self.kernel_variant}-save"]))
         found = {"chains": sorted(line for line in rules.splitlines() if OURS.search(line))}
         if self.mode == "ipvs":
             # In this mode the chain whose name kubelet uses too belongs to kubelet alone.
             found["chains"] = [line for line in found["chains"] if "KUBE-FIREWALL" not in line]
-            addresses = run("ip", "-4", "-o", "address", "show")
-            found["servers"] = sorted(run("ipvsadm", "-Sn").splitlines())
-            sets = run("ipset", "save").splitlines()
+            addresses = run(["ip", "-4", "-o", "address", "show"])
+            found["servers"] = sorted(run(["ipvsadm", "-Sn"]).splitlines())
+            sets = run(["ipset", "save"]).splitlines()
             found["elements"] = sorted(line for line in sets if line.startswith("add KUBE"))
             found["addresses"] = sorted(re.findall(r"kube-ipvs0 +inet (\S+)", addresses))
         return found
@@ -250,11 +251,11 @@ class Node(AgentNode):
 
     def rules_of_other_programs(self) -> List[str]:
         """Return all external rules in order; a built-in chain counts only if its policy is not ACCEPT."""
-        rules = COUNTERS.sub("", run(f"iptables-{self.kernel_variant or 'nft'}-save"))
+        rules = COUNTERS.sub("", run([f"iptables-{self.kernel_variant or 'nft'}-save"]))
         skipped = re.compile(r"#|\*|COMMIT|:[A-Z]+ ACCEPT")
         found = [line for line in rules.splitlines() if not skipped.match(line) and not OURS.search(line)]
         if external_rules.has_nftables():
-            for name in re.findall(r"^table (inet \S+)$", run("nft", "list", "tables"), re.MULTILINE):
+            for name in re.findall(r"^table (inet \S+)$", run(["nft", "list", "tables"]), re.MULTILINE):
                 found += COUNTERS.sub("", settled_listing(*name.split())).splitlines()
         return found
 
@@ -287,7 +288,7 @@ def node(request, tmp_path, monkeypatch) -> Iterator[Node]:
 def test_services_recover_from_changes_by_other_programs(node) -> None:
     variant = node.kernel_variant or "nft"
     if external_rules.has_nftables():
-        run("nft", "-f", "-", text=FIREWALLD)
+        run(["nft", "-f", "-"], stdin=FIREWALLD)
     external_rules.restore(variant, external_rules.UFW)
     external_rules.restore(variant, external_rules.KUBELET)
     node.start()

@@ -11,9 +11,8 @@ on purpose: there everything of kube-proxy's is replaced in one transaction.
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import List
 
 import pytest
 
@@ -26,7 +25,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Prefl
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import cluster_state
 from tests.conformance.wirelab.cases import Case, load_case
 from tests.lab import recorded
-from tests.lab.system import ip_batch
+from tests.lab.system import ip_batch, run
 
 CASES = Path(__file__).resolve().parents[1] / "conformance" / "cases"
 # Every kind of rule: affinity, source ranges, rejects, policies, health check ports, SCTP, unusual modes.
@@ -66,12 +65,6 @@ ADDRESSES = {
 }
 IPVS_SYSCTLS = {"conntrack": 1, "expire_nodest_conn": 1, "expire_quiescent_template": 1}
 COUNTERS = re.compile(r"\[\d+:\d+\]")
-
-
-def run(command: Sequence[str], text: Optional[str] = None) -> str:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
 
 
 def make_node() -> None:

@@ -19,10 +19,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Kerne
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile
 from tests.kernel import neighbour_rules
 from tests.kernel.agent_node import wait_for
-from tests.kernel.external_rules import has_nftables, run
+from tests.kernel.external_rules import has_nftables
 from tests.kernel.neighbour_node import NODE_PORT, PLACES, Flow, Node, add, drift, holds, state
 from tests.kernel.neighbour_rules import IN_A_POD, NAMES_ON_THE_NODE, Neighbour, node_local_dns, on_the_node
 from tests.kernel.packet_network import NAMES, Network
+from tests.lab.system import run
 
 FAMILIES = ("IPv4", pytest.param("IPv6", marks=pytest.mark.full))
 #: In ipvs mode with the glue. User-mode Linux has legacy iptables and no nf_tables with NAT; QEMU has all but that.
@@ -119,7 +120,7 @@ def test_felix_finds_the_mode_of_the_node(node: Node, mode: str, family: str) ->
     """Felix takes a table kube-proxy with chains for kube-proxy in nftables mode, and its absence for another mode."""
 
     def detected() -> bool:
-        listed = json.loads(run("nft", "--json", "list", "chains", node.at.table))["nftables"]
+        listed = json.loads(run(["nft", "--json", "list", "chains", node.at.table]))["nftables"]
         return any(item.get("chain", {}).get("table") == "kube-proxy" for item in listed)
 
     assert not detected()
@@ -127,7 +128,7 @@ def test_felix_finds_the_mode_of_the_node(node: Node, mode: str, family: str) ->
     for programmed in (mode, *others, mode):
         node.converge(programmed)
         assert detected() is (programmed == "nftables")
-        assert ("kube-ipvs0" in run("ip", "-o", "link")) is programmed.startswith("ipvs")
+        assert ("kube-ipvs0" in run(["ip", "-o", "link"])) is programmed.startswith("ipvs")
     node.leave()
     assert not detected()
 
@@ -148,12 +149,12 @@ def test_docker_drops_forwarded_packets(node: Node, mode: str, family: str) -> N
     assert node.outcomes() == {**at.served(mode), **dropped}
     accepted = [("DOCKER-USER", option, NAMES[family]["pods"], "-j", "ACCEPT") for option in ("-s", "-d")]
     for rule in accepted:
-        run(at.iptables, "-I", *rule)
+        run([at.iptables, "-I", *rule])
     assert node.outcomes() == at.served(mode)
     assert holds(state(), before)
     node.leave()
     for rule in accepted:
-        run(at.iptables, "-D", *rule)
+        run([at.iptables, "-D", *rule])
     assert state() == before
 
 
@@ -163,18 +164,18 @@ def test_an_address_of_kube_vip_or_keepalived_on_the_node(node: Node, mode: str,
     place = f"{node.at.balanced}/{node.at.bits}"
     more = ["nodad"] if family == "IPv6" else []
     node.converge(mode)
-    run("ip", "address", "add", place, "dev", "vx", *more)
+    run(["ip", "address", "add", place, "dev", "vx", *more])
     assert node.outcomes() == node.at.served(mode)
     drift(node.at, mode)
     assert node.converge(mode).changed and not node.converge(mode).changed
-    assert place in run("ip", "address", "show", "dev", "vx")
-    run("ip", "address", "delete", place, "dev", "vx")
+    assert place in run(["ip", "address", "show", "dev", "vx"])
+    run(["ip", "address", "delete", place, "dev", "vx"])
     # In ipvs mode each address of the node has virtual servers for node ports.
     assert node.converge(mode).changed is mode.startswith("ipvs")
     assert node.outcomes() == node.at.served(mode)
-    run("ip", "address", "add", place, "dev", "vx", *more)
+    run(["ip", "address", "add", place, "dev", "vx", *more])
     node.leave()
-    assert place in run("ip", "address", "show", "dev", "vx")
+    assert place in run(["ip", "address", "show", "dev", "vx"])
 
 
 SENDS = """
@@ -189,15 +190,15 @@ def answers_neighbours(node: Node) -> bool:
     inside = ["ip", "netns", "exec", f"{node.network.prefix}-x"]
     address = node.at.balanced
     parameters = f"net.{node.at.family.lower()}.neigh.eth0"
-    run(*inside, "sysctl", "-qw", f"{parameters}.mcast_solicit=2", f"{parameters}.retrans_time_ms=200")
-    run(*inside, "ip", "route", "add", address, "dev", "eth0")
-    run(*inside, sys.executable, "-c", SENDS, address)
+    run([*inside, "sysctl", "-qw", f"{parameters}.mcast_solicit=2", f"{parameters}.retrans_time_ms=200"])
+    run([*inside, "ip", "route", "add", address, "dev", "eth0"])
+    run([*inside, sys.executable, "-c", SENDS, address])
 
     def entries() -> List[Dict[str, Any]]:
-        return list(json.loads(run(*inside, "ip", "-json", "neighbour", "show", address)))
+        return list(json.loads(run([*inside, "ip", "-json", "neighbour", "show", address])))
 
     wait_for(lambda: entries() and "INCOMPLETE" not in entries()[0]["state"], 10.0, 0.05)
-    run(*inside, "ip", "route", "delete", address)
+    run([*inside, "ip", "route", "delete", address])
     return "lladdr" in entries()[0]
 
 
@@ -223,19 +224,19 @@ def test_addresses_of_ipvs_mode_are_announced_without_strict_arp(node: Node, fam
 @pytest.mark.parametrize("strict", (False, True))
 def test_strict_arp_leaves_addresses_of_other_devices_to_the_announcer(node: Node, strict: bool) -> None:
     """The addresses are on the loopback device here, and on a device of its own in ipvs mode."""
-    run("ip", "address", "add", f"{node.at.balanced}/32", "dev", "lo")
+    run(["ip", "address", "add", f"{node.at.balanced}/32", "dev", "lo"])
     if strict:
         chosen = sysctl_profile.profile(sysctl_profile.ProfileSettings("ipvs", (6, 1, 0), strict_arp=True))
         for name, value in sysctl_profile.wanted_values(chosen).items():
             if ".arp_" in name:
-                run("sysctl", "-qw", f"{name}={value}")
+                run(["sysctl", "-qw", f"{name}={value}"])
     assert answers_neighbours(node) is not strict
 
 
 @pytest.mark.parametrize("family", ["IPv6"])
 def test_neighbour_discovery_needs_no_strict_arp(node: Node, family: str) -> None:
     """The kernel answers it only for addresses of the device that receives the question."""
-    run("ip", "address", "add", f"{node.at.balanced}/128", "dev", "lo")
+    run(["ip", "address", "add", f"{node.at.balanced}/128", "dev", "lo"])
     assert not answers_neighbours(node)
 
 
@@ -261,14 +262,14 @@ def test_istio_redirects_inside_pods(node: Node, mode: str, kind: str, rules: st
     restore = [f"{at.iptables}-restore", "--noflush"]
     for place, name, port in (("p", "outbound", 15001), ("l", "inbound", 15006)):
         inside = ["ip", "netns", "exec", f"{node.network.prefix}-{place}"]
-        run(*inside, *restore, text=neighbour_rules.of_family(family, rules))
+        run([*inside, *restore], stdin=neighbour_rules.of_family(family, rules))
         node.serve(place, name, port)
     node.converge(mode)
     flows: List[Flow] = [("P", at.address, 80, "tcp"), ("X", at.node, NODE_PORT, "tcp")]
     assert node.network.outcomes(family, flows) == [{"outbound:15001"}, {"inbound:15006+M", "r:80+M"}]
     # What the proxy itself sends goes to the node, which chooses an endpoint.
     words = ["ip", "netns", "exec", f"{node.network.prefix}-p", sys.executable, "-c", ASKS, kind, at.address]
-    assert run(*words).strip() in ("inbound:15006", "r:80")
+    assert run([*words]).strip() in ("inbound:15006", "r:80")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -281,7 +282,7 @@ def test_untracked_queries_reach_the_dns_cache_of_the_node(node: Node, mode: str
     cluster_dns = node.network.outcomes(family, flows)
     assert cluster_dns == [{"l:5353", "r:5353"}] * 4
     add(node.at, on_the_node(family)["node-local-dns"])
-    run("ip", "address", "add", f"{dns}/{node.at.bits}", "dev", "lo")
+    run(["ip", "address", "add", f"{dns}/{node.at.bits}", "dev", "lo"])
     node.serve("", "cache", 5353, dns)
     assert node.network.outcomes(family, flows, tries=4) == [{"cache:5353"}] * 4
     assert not node.converge(mode).changed
@@ -294,7 +295,7 @@ def test_a_dns_cache_at_an_address_of_its_own_beside_ipvs(node: Node, mode: str,
     own = {"IPv4": "169.254.20.10", "IPv6": "fd00:53::10"}[family]
     node.converge(mode)
     add(node.at, node_local_dns(own, node.at.bits))
-    run("ip", "address", "add", f"{own}/{node.at.bits}", "dev", "lo")
+    run(["ip", "address", "add", f"{own}/{node.at.bits}", "dev", "lo"])
     node.serve("", "cache", 5353, own)
     flows: List[Flow] = [(place, own, 5353, protocol) for place in ("P", "N") for protocol in ("tcp", "udp")]
     for _ in range(2):
@@ -312,13 +313,13 @@ def test_a_virtual_server_of_kube_vip_serves_where_it_is_excluded(node: Node, mo
     own, bits = {"IPv4": "192.0.2.100", "IPv6": "2001:db8:2::100"}[family], node.at.bits
     bracketed = [f"[{text}]" if family == "IPv6" else text for text in (own, NAMES[family]["L"])]
     kube_vip = f"-A -t {bracketed[0]}:6443 -s rr\n-a -t {bracketed[0]}:6443 -r {bracketed[1]}:8443 -m -w 1\n"
-    run("ip", "address", "add", f"{own}/{bits}", "dev", "vx", *(["nodad"] if family == "IPv6" else []))
-    run("ipvsadm", "-R", text=kube_vip)
+    run(["ip", "address", "add", f"{own}/{bits}", "dev", "vx", *(["nodad"] if family == "IPv6" else [])])
+    run(["ipvsadm", "-R"], stdin=kube_vip)
     before = state()
     node.ipvs = {"excludeCIDRs": [f"{own}/{bits}"]}
     assert node.converge(mode).changed
     drift(node.at, mode)
-    run("ipvsadm", "-R", text=kube_vip)
+    run(["ipvsadm", "-R"], stdin=kube_vip)
     assert node.converge(mode).changed and not node.converge(mode).changed
     assert holds(state(), before)
     flow: Flow = ("P", own, 6443, "tcp")
@@ -327,4 +328,4 @@ def test_a_virtual_server_of_kube_vip_serves_where_it_is_excluded(node: Node, mo
     assert state() == before
     node.ipvs = {}
     node.converge(mode)
-    assert ":6443" not in run("ipvsadm", "-Sn")
+    assert ":6443" not in run(["ipvsadm", "-Sn"])

@@ -9,7 +9,7 @@ import contextlib
 import json
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List
 
 import pytest
 
@@ -26,20 +26,17 @@ from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import ROOT, AgentNode, service, wait_for
 from tests.kernel.policy_node import FROM_WEB, TABLE, granted, isolated, pod, policy_node
 from tests.lab import recorded
+from tests.lab.system import run
 
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "lb-local"))
 ONLY = {"networkPolicy": {"enabled": True, "only": True}}
 
 
-def output(command: Sequence[str], text: Optional[str] = None) -> str:
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
-
-
 def of_kube_proxy() -> str:
     """Return all rules but those of the policies, as the programs of each subsystem list them."""
-    tables = [line for line in output(["nft", "list", "tables"]).splitlines() if "kubenode" not in line]
-    listed = [output(["nft", "-s", "list", *line.split()]) for line in tables]
-    lines = "".join(listed + [output([program]) for program in ("iptables-legacy-save", "ip6tables-legacy-save")])
+    tables = [line for line in run(["nft", "list", "tables"]).splitlines() if "kubenode" not in line]
+    listed = [run(["nft", "-s", "list", *line.split()]) for line in tables]
+    lines = "".join(listed + [run([program]) for program in ("iptables-legacy-save", "ip6tables-legacy-save")])
     return "\n".join(line for line in lines.splitlines() if not line.startswith((":", "#")))
 
 
@@ -66,7 +63,7 @@ def objects(*more: Dict[str, Any]) -> List[Dict[str, Any]]:
 
 @pytest.mark.parametrize(("recording", "variant"), [("iptables", "nft"), ("nftables", "nft"), ("iptables", "legacy")])
 def test_rules_of_kube_proxy_are_not_changed(tmp_path, recording, variant):
-    recorded.load(Path(CASE.file(f"state-{recording}.txt")), output, variant)
+    recorded.load(Path(CASE.file(f"state-{recording}.txt")), run, variant)
     before = of_kube_proxy()
     assert "KUBE" in before or "kube-proxy" in before
     configuration = load({}, node_source=ONLY).configuration
@@ -87,14 +84,14 @@ def test_rules_of_kube_proxy_are_not_changed(tmp_path, recording, variant):
         assert {change.table for change in first.changes} <= {"network policy objects", "kernel modules"}
         assert isolated() and granted() and of_kube_proxy() == before
         assert not converge(request).changed and not inspect(request).changed
-        output(["nft", "flush", "set", *TABLE.split(), "isolated-in4"])
+        run(["nft", "flush", "set", *TABLE.split(), "isolated-in4"])
         (drift,) = inspect(request).changes
         assert (drift.table, drift.added) == ("network policy objects", 1)
         changed = converge(request._replace(cluster=ClusterState.from_objects(objects())))
         assert changed.saved_state == 2 and not isolated() and of_kube_proxy() == before
         # Services of kube-proxy that came after the state was saved stay.
-        output(["nft", "add table ip kube-proxy; add chain ip kube-proxy later; add table ip nat"])
-        output(["iptables-nft", "-t", "nat", "-N", "KUBE-LATER"])
+        run(["nft", "add table ip kube-proxy; add chain ip kube-proxy later; add table ip nat"])
+        run(["iptables-nft", "-t", "nat", "-N", "KUBE-LATER"])
         later = of_kube_proxy()
         rollback(RollbackRequest(to=2, history_directory=request.history_directory, stop_units=False))
         assert granted() and of_kube_proxy() == later
@@ -113,7 +110,7 @@ def node(tmp_path) -> Iterator[AgentNode]:
 
 
 def test_the_agent_only_enforces_policies(node):
-    recorded.load(Path(CASE.file("state-nftables.txt")), output)
+    recorded.load(Path(CASE.file("state-nftables.txt")), run)
     before = of_kube_proxy()
     local = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31999}
     node.store.put(service(1, **local))
@@ -126,7 +123,7 @@ def test_the_agent_only_enforces_policies(node):
         wait_for(lambda: node.status()["networkPolicy"]["inForce"], 30)
         status = node.status()
         assert (status["mode"], status["families"]) == ("none", {}) and status["healthy"] and not status["lastError"]
-        assert "no Service" not in node.log and ":31999" not in output(["ss", "-Hltn"])
+        assert "no Service" not in node.log and ":31999" not in run(["ss", "-Hltn"])
         health = json.loads(node.fetch("/healthz", node.health_port))
         assert health["healthy"] and set(health["status"]) == {"NetworkPolicy"}
         words = ("explain", "--control", str(node.scratch / "agent.sock"))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 import pytest
 
@@ -15,17 +14,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.pro
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import Intention, preflight
 from tests.lab.background import Background, runs_as
+from tests.lab.system import run
 
 FAMILIES = ("IPv4", "IPv6")
 
 
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def rules() -> str:
     return "".join(
-        run(f"{program}-{variant}-save") for program in ("iptables", "ip6tables") for variant in ("legacy", "nft")
+        run([f"{program}-{variant}-save"]) for program in ("iptables", "ip6tables") for variant in ("legacy", "nft")
     )
 
 
@@ -38,8 +34,8 @@ def test_a_clean_node_has_no_findings_and_is_not_changed():
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
 def test_forward_policy_and_stale_chains_of_the_other_variant_are_found(variant):
     other = "nft" if variant == "legacy" else "legacy"
-    run(f"iptables-{variant}", "-P", "FORWARD", "DROP")
-    run(f"iptables-{other}", "-t", "nat", "-N", "KUBE-SERVICES")
+    run([f"iptables-{variant}", "-P", "FORWARD", "DROP"])
+    run([f"iptables-{other}", "-t", "nat", "-N", "KUBE-SERVICES"])
     variants = {family: detect_variant(family, variant) for family in FAMILIES}
     found = preflight(Intention(mode_named("iptables").needs, FAMILIES, variants=variants))
     assert [finding.name for finding in found] == ["forward-drop", "other-iptables"]
@@ -53,8 +49,8 @@ def test_modes_without_iptables_warn_of_a_chain_that_they_cannot_overrule(varian
     before = rules()
     assert preflight(Intention(needs, FAMILIES)) == [] and rules() == before
     # Where both variants are installed, one that has tables is the one in use.
-    run(f"ip6tables-{variant}", "-P", "FORWARD", "DROP")
-    run(f"ip6tables-{variant}", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
+    run([f"ip6tables-{variant}", "-P", "FORWARD", "DROP"])
+    run([f"ip6tables-{variant}", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY"])
     (found,) = preflight(Intention(needs, FAMILIES))
     assert found.name == "forward-drop" and found.severity == "warning" and "IPv6" in found.what
     assert preflight(Intention(needs, ("IPv4",))) == []
@@ -94,7 +90,7 @@ def test_a_kernel_without_nat_in_nf_tables_is_detected():
 
 
 def test_probing_for_nat_creates_nothing():
-    before = run("nft", "list", "ruleset")
+    before = run(["nft", "list", "ruleset"])
     assert nat_refused("IPv4") == ""
     assert nat_refused("IPv6") == ""
-    assert run("nft", "list", "ruleset") == before
+    assert run(["nft", "list", "ruleset"]) == before

@@ -23,9 +23,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Kerne
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.own_names import is_own
 from tests.conformance.wirelab.cases import Case, load_case
 from tests.kernel.convergence_node import request
-from tests.kernel.test_migration_adopt import CASES, convergence, make_node, run
+from tests.kernel.test_migration_adopt import CASES, convergence, make_node
 from tests.kernel.test_migration_playbook import CASE, Cluster, Node
 from tests.lab import recorded
+from tests.lab.system import run
 
 NAMES = ("affinity", "lb-source-ranges", "many-endpoints", "nodeport-cluster", "terminating-local")
 TABLE = re.compile(r"^table (ip6?) kube-proxy \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)

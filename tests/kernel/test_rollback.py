@@ -34,8 +34,8 @@ from tests.kernel.rollback_node import (
     dump,
     names,
     policies,
-    run,
 )
+from tests.lab.system import run
 
 UML = pytest.mark.uml
 UML_FULL = (pytest.mark.uml, pytest.mark.full)
@@ -100,13 +100,15 @@ def test_a_rollback_restores_everything_and_a_second_one_undoes_it(node, start, 
 def test_external_changes_made_in_between_are_kept(node, variant) -> None:
     node.load("iptables", variant)
     node.converge("nftables")
-    run(f"iptables-{variant}-restore", "--noflush", text=LATER)
-    run("nft", "add table inet later { chain kept { tcp dport 7 drop; }; }")
-    jumps = [line for line in run(f"iptables-{variant}-save").splitlines() if "PREROUTING" in line and "OTHER" in line]
+    run([f"iptables-{variant}-restore", "--noflush"], stdin=LATER)
+    run(["nft", "add table inet later { chain kept { tcp dport 7 drop; }; }"])
+    jumps = [
+        line for line in run([f"iptables-{variant}-save"]).splitlines() if "PREROUTING" in line and "OTHER" in line
+    ]
     node.roll_back()
-    saved = run(f"iptables-{variant}-save")
+    saved = run([f"iptables-{variant}-save"])
     assert "-A INPUT -p tcp -m tcp --dport 6 -j DROP" in saved
-    assert "tcp dport 7 drop" in run("nft", "list", "table", "inet", "later")
+    assert "tcp dport 7 drop" in run(["nft", "list", "table", "inet", "later"])
     rules = [line for line in saved.splitlines() if line.startswith("-A PREROUTING")]
     # kube-proxy's jump was behind the rule of another program, and is restored behind it.
     assert rules[0] == jumps[0] and "KUBE-SERVICES" in rules[1]
@@ -115,9 +117,9 @@ def test_external_changes_made_in_between_are_kept(node, variant) -> None:
 def test_a_chain_that_external_rules_now_use_is_kept(node) -> None:
     node.load("none", "nft")
     node.converge("iptables")
-    run("iptables-nft", "-t", "nat", "-A", "OTHER", "-j", "KUBE-MARK-MASQ")
+    run(["iptables-nft", "-t", "nat", "-A", "OTHER", "-j", "KUBE-MARK-MASQ"])
     node.roll_back()
-    chains = re.findall(r"^:(KUBE-\S+)", run("iptables-nft-save"), re.MULTILINE)
+    chains = re.findall(r"^:(KUBE-\S+)", run(["iptables-nft-save"]), re.MULTILINE)
     assert chains == ["KUBE-MARK-MASQ"]
     assert node.roll_back().changed is False
 
@@ -188,12 +190,12 @@ def test_the_timers_program_rolls_back_on_its_own(node, tmp_path, change) -> Non
     options = ["--to", "1", "--history", node.history, "--state-directory", directory, "--pending", str(waits)]
     command = [sys.executable, "-I", "-S", "-B", str(program), *options]
     between = dump()
-    assert "kubenode-proxy: state 1:" in run(*command, "--check")
+    assert "kubenode-proxy: state 1:" in run([*command, "--check"])
     assert differences(between, dump()) == ""
-    assert "not confirmed and is reverted: state 1:" in run(*command)
+    assert "not confirmed and is reverted: state 1:" in run(command)
     assert differences(before, dump()) == ""
     assert not waits.exists()
-    assert "no change waits" in run(*command)
+    assert "no change waits" in run(command)
     assert History(node.history).outcome(1) == "reverted"
 
 

@@ -17,8 +17,8 @@ from tests.kernel.rollback_node import (
     dump,
     names,
     policies,
-    run,
 )
+from tests.lab.system import run
 
 #: A table that no version of this project creates: any content is saved and restored.
 EXTERNAL_POLICIES = (
@@ -78,7 +78,7 @@ def test_network_policies_are_restored_as_they_were(node) -> None:
 
 
 def test_a_table_of_network_policies_that_another_program_made_is_restored(node) -> None:
-    run("nft", "-f", "-", text=EXTERNAL_POLICIES)
+    run(["nft", "-f", "-"], stdin=EXTERNAL_POLICIES)
     before = dump()
     node.converge("nftables", **policies(POLICIES_OFF, "ip-block"))
     assert POLICY_TABLE not in dump()

@@ -11,8 +11,9 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from tests.kernel.rollback_node import Node, differences, dump, run
+from tests.kernel.rollback_node import Node, differences, dump
 from tests.lab import manifests
+from tests.lab.system import run
 
 #: By mode: what the diff shows of the policies, and the commands with which another program then changes them.
 EXPECTED: Dict[str, List[str]] = {
@@ -67,7 +68,7 @@ def fields(mode: str, annotated: bool) -> Dict[str, Any]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_policies_are_previewed_repaired_and_rolled_back(tmp_path, mode) -> None:
-    run("ip", "address", "add", "192.0.2.1/24", "dev", "lo")
+    run(["ip", "address", "add", "192.0.2.1/24", "dev", "lo"])
     node, annotated = Node(tmp_path), fields(mode, True)
     node.converge(mode, **fields(mode, False))
     before = dump()
@@ -81,7 +82,7 @@ def test_policies_are_previewed_repaired_and_rolled_back(tmp_path, mode) -> None
     assert not node.converge(mode, **annotated, check=True).changed
 
     for command in DRIFT[mode]:
-        run(*command.split())
+        run([*command.split()])
     assert node.converge(mode, **annotated, check=True).changed
     assert node.converge(mode, **annotated).changed
     assert differences(programmed, dump()) == ""
