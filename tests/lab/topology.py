@@ -13,6 +13,7 @@ by its source.
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
@@ -84,20 +85,25 @@ class LabNode(NamedTuple):
         return f"port{self.number}"
 
 
+def guests_are_possible() -> bool:
+    """Return whether user-mode Linux, which Debian has for x86 only, runs on this machine."""
+    return platform.machine() == "x86_64"
+
+
 #: The nodes of tests.
 NODES = (LabNode("lab-iptables", 1, False), LabNode("lab-ipvs", 2, True))
 
 
 def demonstration_nodes(host_has_ipvs: bool) -> Tuple[LabNode, ...]:
-    """Return the nodes of the demonstration, one for each mode.
+    """Return the nodes of the demonstration, one for each mode that this machine can show.
 
-    The IPVS node is a network namespace where the host's kernel has ip_vs, else a guest with its own kernel.
+    The IPVS node is a network namespace where the host's kernel has ip_vs, else a guest with its own kernel. There is
+    none where neither is possible.
     """
-    return (
-        LabNode("lab-iptables", 1, False),
-        LabNode("lab-nftables", 2, False),
-        LabNode("lab-ipvs", 3, not host_has_ipvs),
-    )
+    nodes = (LabNode("lab-iptables", 1, False), LabNode("lab-nftables", 2, False))
+    if host_has_ipvs or guests_are_possible():
+        return (*nodes, LabNode("lab-ipvs", 3, not host_has_ipvs))
+    return nodes
 
 
 class Pod(NamedTuple):

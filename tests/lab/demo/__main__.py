@@ -5,7 +5,7 @@
 
 The nodes in iptables and nftables mode are network namespaces on the host's kernel. The node in ipvs mode is a third
 one where that kernel has ip_vs loaded; otherwise it is a guest in user-mode Linux, which boots, converges and is
-cleaned up while the others are shown.
+cleaned up while the others are shown. Where neither is possible, there is no such node.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -60,7 +61,7 @@ class Demonstration:
         self._begin = begin
         self._playbooks = Playbooks(lab)
         self._shown = [node for node in lab.nodes if node.mode != "ipvs"]
-        self._ipvs = next(node for node in lab.nodes if node.mode == "ipvs")
+        self._ipvs = next((node for node in lab.nodes if node.mode == "ipvs"), None)
         self._problems: List[str] = []
         self._again: Optional[Future[Run]] = None
         self._ipvs_clean_up: Optional[Future[Run]] = None
@@ -68,17 +69,19 @@ class Demonstration:
     def run(self) -> int:
         """Run all steps; return the number of facts that are false. Raises LabError if a node does not come up."""
         self._show_laboratory()
-        ipvs = self._playbooks.start("converge", "--limit", "lab-ipvs", after=lambda: self._lab.wait(self._ipvs))
-        steps: Sequence[Callable[[], bool]] = (
+        steps: List[Callable[[], bool]] = [
             self._preview,
             self._converge,
             self._kernels,
             self._traffic,
             self._second_run,
-            lambda: self._other_kernel(ipvs),
-            self._drift,
-            self._clean_up,
-        )
+        ]
+        node = self._ipvs
+        if node is not None:
+            waits = partial(self._lab.wait, node)
+            ipvs = self._playbooks.start("converge", "--limit", node.name, after=waits)
+            steps.append(lambda: self._other_kernel(node, ipvs))
+        steps += [self._drift, self._clean_up]
         for step in steps:
             if not step():
                 break
@@ -134,6 +137,10 @@ class Demonstration:
         for node in self._lab.nodes:
             kind = "user-mode Linux, booting meanwhile" if node.own_kernel else f"namespace on {os.uname().release}"
             self._print(f"{node.name:<13} {node.address:<12} pods {node.pods:<14} {kind}")
+        if self._ipvs is None:
+            self._print(
+                f"ipvs mode is not shown: this kernel has no ip_vs loaded, and no guest runs on {os.uname().machine}"
+            )
 
     def _rules(self, node: LabNode) -> str:
         """Return what the node's kernel holds of kube-proxy's names: empty before convergence and after clean-up."""
@@ -212,24 +219,25 @@ class Demonstration:
         self._print(run.recap)
         return self._expect(all(run.changed.get(name) for name in self._names), "the repair changed nothing")
 
-    def _other_kernel(self, converging: Future[Run]) -> bool:
+    def _other_kernel(self, node: LabNode, converging: Future[Run]) -> bool:
         release = "" if converging.done() else " (waiting for the guest)"
         self._heading(f"IPVS{release}")
-        run = self._finish(converging, "the convergence of lab-ipvs", ["lab-ipvs"])
+        run = self._finish(converging, f"the convergence of {node.name}", [node.name])
         if run is None:
             return False
-        self._print(f"{run.recap}\nkernel {self._lab.output('lab-ipvs', 'uname -r').strip()}")
-        good = self._kernel(self._ipvs)
-        good = self._answers(self._ipvs) and good
+        self._print(f"{run.recap}\nkernel {self._lab.output(node.name, 'uname -r').strip()}")
+        good = self._kernel(node)
+        good = self._answers(node) and good
         # A guest takes longer than a namespace: it is cleaned up while the others are shown further.
-        self._ipvs_clean_up = self._playbooks.start("cleanup", "--limit", self._ipvs.name)
+        self._ipvs_clean_up = self._playbooks.start("cleanup", "--limit", node.name)
         return good
 
     def _clean_up(self) -> bool:
         self._heading("Clean-up: the nodes are as before")
-        others = self._others("cleanup")
-        assert self._ipvs_clean_up is not None
-        for running, names in ((others, self._names), (self._ipvs_clean_up, [self._ipvs.name])):
+        started = [(self._others("cleanup"), self._names)]
+        if self._ipvs is not None and self._ipvs_clean_up is not None:
+            started.append((self._ipvs_clean_up, [self._ipvs.name]))
+        for running, names in started:
             run = self._finish(running, "the clean-up", names)
             if run is None:
                 return False
@@ -248,8 +256,9 @@ class Demonstration:
         self._print(f"prepared in {self._begin - prepared:.0f} s, shown in {now - self._begin:.0f} s")
         if self._problems:
             return
+        modes = "two" if self._ipvs is None else "three"
         self._print(
-            "all facts shown are true: a preview that changes nothing, three modes that serve the same Services,\n"
+            f"all facts shown are true: a preview that changes nothing, {modes} modes that serve the same Services,\n"
             "a second run without a change, drift found and repaired, nodes left as they were.\n"
             "Next: preview your own nodes, which changes nothing on them (README.md, Use it on your nodes),\n"
             "or look around in a laboratory that stays up: .venv/bin/python -m tests.lab.demo --keep"

@@ -12,7 +12,7 @@ from typing import Any, Dict, List
 import pytest
 
 from tests.lab.cluster import SNAPSHOT
-from tests.lab.topology import NODES, pods_of
+from tests.lab.topology import NODES, demonstration_nodes, pods_of
 
 ITEMS: List[Dict[str, Any]] = json.loads(SNAPSHOT.read_text(encoding="utf-8"))["items"]
 SERVICES = [item for item in ITEMS if item["kind"] == "Service"]
@@ -51,3 +51,16 @@ def test_every_slice_belongs_to_a_service() -> None:
         if item["kind"] == "EndpointSlice":
             labels = item["metadata"]["labels"]
             assert (item["metadata"]["namespace"], labels["kubernetes.io/service-name"]) in names
+
+
+@pytest.mark.parametrize(
+    ("machine", "host_has_ipvs", "third"),
+    [("x86_64", True, [False]), ("x86_64", False, [True]), ("aarch64", True, [False]), ("aarch64", False, [])],
+)
+def test_ipvs_mode_is_shown_where_the_machine_can(
+    monkeypatch: pytest.MonkeyPatch, machine: str, host_has_ipvs: bool, third: List[bool]
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    nodes = demonstration_nodes(host_has_ipvs)
+    assert [node.mode for node in nodes] == ["iptables", "nftables", "ipvs"][: 2 + len(third)]
+    assert [node.own_kernel for node in nodes] == [False, False, *third]
