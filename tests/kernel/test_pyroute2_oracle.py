@@ -8,12 +8,14 @@ IPVS and ipset need a kernel that supports them; see ``test_pyroute2_ipvs.py``.
 
 from __future__ import annotations
 
+import errno
 import socket
 
 import pytest
 from pyroute2 import IPRoute
 from pyroute2.conntrack import Conntrack, NFCTAttrTuple
 from pyroute2.netlink import NETLINK_NETFILTER, NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST
+from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink import nftsocket
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import identity
@@ -28,6 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.ad
     AddressMonitor,
     LinkRemoved,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.routes import Way, way_to
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 from tests.unit.nftables.samples import sample_routes, sample_settings
@@ -37,6 +40,8 @@ NUMBERS = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
 DEVICE = "oracle0"
 #: IPS_CONFIRMED of linux/netfilter/nf_conntrack_common.h.
 _CONFIRMED = 0x8
+#: RTN_LOCAL of linux/rtnetlink.h and IFA_F_NODAD of linux/if_addr.h.
+_LOCAL, _NODAD = 2, 0x2
 ADDRESSES = {
     "IPv4": {"10.96.0.1", "10.96.0.10", "192.0.2.255"},
     "IPv6": {"fd00:96::1", "2001:db8::ffff", "fd00:96::10"},
@@ -121,6 +126,54 @@ def test_we_read_and_hear_of_addresses_that_pyroute2_adds_and_removes(route, rtn
     links.remove_device(rtnetlink, DEVICE)
     assert LinkRemoved(DEVICE) in monitor.events()
     monitor.close()
+
+
+def oracle_way(route, address, family):
+    """Return the way as pyroute2 reads it: whether it is local, through which interface, the gateway and the source."""
+    try:
+        (found,) = route.route("get", dst=address, family=NUMBERS[family])
+    except NetlinkError as error:
+        return error.code
+    (link,) = route.get_links(found.get_attr("RTA_OIF"))
+    local = found["type"] == _LOCAL
+    return local, link.get_attr("IFLA_IFNAME"), found.get_attr("RTA_GATEWAY"), found.get_attr("RTA_PREFSRC")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_we_follow_routes_that_pyroute2_adds(route, rtnetlink, family):
+    """The way is the oracle's on each type of route; the oracle's answer also has the gateway and the source."""
+    if family == "IPv4":
+        own, second, gateway, network, host = "192.0.2.1", "192.0.2.9", "192.0.2.2", "10.{}.0.0/16", "10.{}.0.7"
+        prefix, bits = 24, 32
+    else:
+        own, second, gateway = "2001:db8::1", "2001:db8::9", "2001:db8::2"
+        network, host, prefix, bits = "2001:db8:{}::/48", "2001:db8:{}::7", 64, 128
+    links.make_device(rtnetlink, DEVICE, "bridge")
+    links.set_device_up(rtnetlink, DEVICE)
+    (index,) = route.link_lookup(ifname=DEVICE)
+    # Without the time that IPv6 takes to find duplicates, during which an address is no source.
+    flags = {} if family == "IPv4" else {"flags": _NODAD}
+    route.addr("add", index=index, address=own, prefixlen=prefix, **flags)
+
+    def add(number, **options):
+        route.route("add", dst=network.format(number), family=NUMBERS[family], **options)
+        address = host.format(number)
+        return way_to(rtnetlink, address), oracle_way(route, address, family)
+
+    through = Way(False, DEVICE)
+    assert add(1, gateway=gateway) == (through, (False, DEVICE, gateway, own))
+    assert add(2, oif=index) == (through, (False, DEVICE, None, own))
+    route.addr("add", index=index, address=second, prefixlen=bits, **flags)
+    assert add(3, oif=index, gateway=gateway, prefsrc=second) == (through, (False, DEVICE, gateway, second))
+    nowhere = Way(False, "")
+    assert add(4, type="unreachable") == (nowhere, errno.EHOSTUNREACH)
+    assert add(5, type="prohibit") == (nowhere, errno.EACCES)
+    assert add(6, type="blackhole") == (nowhere, errno.EINVAL)
+    missing = host.format(7)
+    assert (way_to(rtnetlink, missing), oracle_way(route, missing, family)) == (nowhere, errno.ENETUNREACH)
+    for address in (own, second):
+        local, interface, _gateway, _source = oracle_way(route, address, family)
+        assert way_to(rtnetlink, address) == Way(local, interface) == Way(True, "lo")
 
 
 def flow(family, number):

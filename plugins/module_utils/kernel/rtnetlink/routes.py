@@ -21,11 +21,12 @@ _RTM_GETROUTE = 26
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _RTA_DST, _RTA_OIF = 1, 4
 _RTN_LOCAL = 2
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH)
+# No route, and routes of type unreachable, prohibit and blackhole.
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
 class Way(NamedTuple):
-    """``local``: the address is one of the node's own. ``interface``: towards it, empty without a route."""
+    """``local``: the address is one of the node's own. ``interface``: towards it, empty if no route leads there."""
 
     local: bool
     interface: str
