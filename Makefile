@@ -12,6 +12,9 @@ PYTEST := $(PYTHON) -m pytest
 QEMU := $(PYTHON) -m tests.lab.qemu
 LOAD := tests/kernel/test_migration_load.py
 WIRE := tests/conformance/lab
+# Empty: without tests in user-mode Linux, QEMU and Chromium, which are not installed then; for the steps kernel, modules,
+# conformance and integration, and those that need no root.
+GUESTS ?= 1
 # Empty: as in `make test`. FULL=1, for any target: also the tests marked `full`, all scenarios, all cases.
 FULL ?=
 MARKS := $(if $(FULL),,and not full)
@@ -57,7 +60,7 @@ BESIDE_IPVS := tests/kernel/test_ipvs_glue.py
 # Of these files the tests marked so need it.
 PARTLY_BESIDE_IPVS := tests/kernel/test_neighbours.py tests/kernel/test_explained_flows.py
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
-export FULL
+export FULL GUESTS
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
@@ -76,7 +79,7 @@ setup:
 	@.ci/bootstrap lint
 
 setup-lab:
-	@.ci/bootstrap lab
+	@.ci/bootstrap $(if $(GUESTS),lab,kernel)
 
 # In one shell, so that the demonstration can report how long its preparation took.
 demo:
@@ -211,9 +214,11 @@ ifneq ($(FULL),)
 	$(WIRE) run --mode nftables --families dual --jobs 6
 endif
 	$(PYTEST) -q -n 2 -m "not ipvs $(MARKS)" tests/netpol
+ifneq ($(GUESTS),)
 # One case at a time in each guest: a kernel's list of one namespace's virtual servers is affected by other namespaces.
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS_TWINS)) --jobs 1 --families ipv6
+endif
 
 # Needs Kubernetes' own programs; docs/conformance.md says which. For other options: make e2e E2E="--run iptables"
 e2e: setup-lab
