@@ -20,7 +20,7 @@ FULL ?=
 MARKS := $(if $(FULL),,and not full)
 # The steps of `make test`; all run even if one fails. To run some of them: make test STEPS="lint unit"
 STEPS ?= load kernel modules systemd uml unit conformance molecule pythons lint build sanity importer cores browser monitoring \
-	$(if $(FULL),debian ansible-units played)
+	$(if $(FULL),debian ansible-units played integration docsite environment)
 # The scenarios of `make molecule`; to run one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default $(if $(FULL),ipvs modes airgap)
 # The unit tests of `make quick`: from the cluster's objects to the tables of each mode, and the documentation.

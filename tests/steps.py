@@ -32,17 +32,18 @@ BUSY = {
     "pythons": 110,
     "molecule": 80,
     "played": 40,
+    "integration": 60,
     "browser": 20,
 }
 # The most that targets which run together use: more than there is, since each waits at times while the other does not.
 MOST_BUSY = 180 * PROCESSORS
 # Purely computing targets with one processor: at the lowest priority they use what the tests beside them leave idle
 # while waiting.
-FILLERS = {"lint", "monitoring", "sanity", "build", "importer", "cores"}
+FILLERS = {"lint", "monitoring", "sanity", "build", "importer", "cores", "docsite", "environment"}
 # An emulated node needs all processors: beside it run only fillers, at the lowest priority.
 ALONE = {"load"}
 # These depend on the output of an earlier target.
-AFTER = {"importer": {"build"}, "cores": {"build"}, "played": {"build"}}
+AFTER = {"importer": {"build"}, "cores": {"build"}, "played": {"build"}, "environment": {"build"}}
 # A line of pytest's --durations: seconds, phase (setup, call or teardown), test.
 DURATION = re.compile(rb"^ *([0-9]+\.[0-9]+)s (?:setup|call|teardown) +(\S.*?) *$", re.MULTILINE)
 SLOWEST = 30
