@@ -55,7 +55,12 @@ def test_an_old_python_gets_one_line(path):
     environment = {"PYTHONPATH": str(ROOT / "collections"), "PATH": ""}
     done = subprocess.run(command, env=environment, input="{}", capture_output=True, text=True, check=False)
     result = json.loads(done.stdout)
-    assert done.returncode == 1 and result["failed"] and result["error_kind"] == "python" and done.stderr == ""
+    assert done.returncode == 1 and result["failed"] and done.stderr == ""
+    if result["msg"].startswith("Ansible requires Python"):
+        # ansible-core 2.20 and later refuses the same versions, before it runs the module.
+        assert "3.9 or newer" in result["msg"]
+        return
+    assert result["error_kind"] == "python"
     assert result["msg"].startswith("Python 3.8.10 (") and "ansible_python_interpreter" in result["msg"]
 
 
