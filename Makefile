@@ -180,6 +180,9 @@ sanity: setup
 # In namespaces, since the targets change their host.
 integration: setup-lab
 	.ci/ansible-test integration
+ifneq ($(and $(FULL),$(GUESTS)),)
+	$(PYTHON) -m tests.lab.uml -- .ci/ansible-test integration ipvs_services
+endif
 
 ansible-units: setup
 	.ci/ansible-test units

@@ -32,7 +32,7 @@ BUSY = {
     "pythons": 110,
     "molecule": 80,
     "played": 40,
-    "integration": 60,
+    "integration": 90,
     "browser": 20,
 }
 # The most that targets which run together use: more than there is, since each waits at times while the other does not.
