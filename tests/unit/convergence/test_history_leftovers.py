@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import restore
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.leftovers import without_leftovers
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import ipvs as ipvs_stages
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs import IpvsResources
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs_glue import GlueResources
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute, nested
@@ -136,7 +137,7 @@ def node(monkeypatch) -> Any:
     monkeypatch.setattr(restore, "FAMILIES", ("IPv4",))
     monkeypatch.setattr(restore, "ipvs_resources", lambda _handles, _family: resources)
     monkeypatch.setattr(restore, "glue_resources", lambda _handles, _family: GlueResources(None, held.ipvs))
-    monkeypatch.setattr(restore, "used_connections", lambda _family: {REAL[BY_TABLE]: 1})
+    monkeypatch.setattr(ipvs_stages, "used_connections", lambda _family: {REAL[BY_TABLE]: 1})
     monkeypatch.setattr(restore, "RawTableResource", lambda _family: held.nftables)
     monkeypatch.setattr(restore, "RawIpvsTableResource", lambda _family: held.ipvs)
     monkeypatch.setattr(restore, "DummyDeviceResource", lambda _route: Held(log, Kind.DEVICES, "", {"kube-ipvs0": 1}))

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 from ...addresses import FAMILIES
 from ...errors import HistoryError, KernelError, ProxyError
 from ...kernel.facts import node_facts
-from ...kernel.ipvs.connections import used_connections
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.module_profile import modules_for
 from ...kernel.modules import ModulesResource
@@ -34,7 +33,7 @@ from ...rendering.ipvs.draining import with_draining
 from ...rendering.ipvs.nftables_glue import NFTABLES_GLUE
 from ...rendering.ipvs.nftables_layout import NODE_PORTS
 from ...rendering.nftables.objects import ObjectKey
-from ...resources import Kind, PlannedChange, Resource, Stage, always, apply_plan, never, plan
+from ...resources import Kind, PlannedChange, Stage, always, apply_plan, never, plan
 from ..defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS
 from ..handles import KernelHandles
 from ..report import Stopwatch, table_changes
@@ -44,9 +43,10 @@ from ..runtime.lock import ConvergenceLock
 from ..runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..stages.ipvs import (
     IpvsResources,
-    OnlyOurServers,
+    ServerTables,
     after_servers,
     ipvs_resources,
+    kept_stages,
     observed_once,
     unloaded_ipvs_resources,
 )
@@ -132,48 +132,29 @@ class _IpvsStages(NamedTuple):
 def _ipvs_stages(
     state: NodeState, resources: IpvsResources, glue: GlueResources, family: str, *, loaded: bool, to_end: bool
 ) -> _IpvsStages:
-    """Return the stages of one family. With a state of another mode, servers with active connections are kept."""
+    """Return the stages of one family. With a state of another mode, servers with active connections are kept.
+
+    Servers are limited to those that belong to Services now, or were saved; what other programs add later is kept.
+    """
     servers, real_servers = of_family(state.virtual_servers, family), of_family(state.real_servers, family)
-    listed = functools.partial(used_connections, family)
-    record = glue.record(family)
-
-    def limited(resource: Resource[Any, Any]) -> Resource[Any, Any]:
-        """Limit servers to those that belong to Services now, or were saved; what other programs add later is kept."""
-        return OnlyOurServers(resource, resources.addresses, record, state.virtual_servers) if loaded else resource
-
+    desired = ServerTables(
+        sets=of_family(state.sets, family),
+        elements=of_family(state.set_elements, family),
+        servers=servers,
+        real_servers=lambda observed: with_draining(real_servers, observed, resources.connections(), servers),
+        addresses=of_family(state.addresses, family),
+    )
     draining = loaded and not _serves_through_ipvs(state)
-    # Saved servers of other programs need neither set elements nor addresses of Services.
-    ours = OnlyOurServers(resources.real_servers, resources.addresses, record)
-    kept = StillConnected(ours, record, listed, resources.used, draining)
-
-    def with_kept(saved: Table, kept_of: Callable[[Table], Table]) -> Callable[[Table], Table]:
-        return lambda observed: {**kept_of(observed), **saved}
-
-    def desired_real_servers(observed: Table) -> Table:
-        return {
-            **kept.real_servers(observed),
-            **with_draining(real_servers, observed, resources.connections(), servers),
-        }
-
-    before = []
-    if glue.sets is not None:
-        before = [
-            Stage(glue.sets.sets, with_kept(of_family(state.sets, family), kept.sets)),
-            Stage(glue.sets.elements, with_kept(of_family(state.set_elements, family), kept.elements)),
-        ]
+    stages = kept_stages(resources, glue, family, draining, desired, state.virtual_servers)
+    before = list(stages.sets)
     saved = state.ipvs_tables.get(family, {})
     if saved:
         table = saved if to_end else functools.partial(_with_ports, saved)
         before.append(Stage(RawIpvsTableResource(family), table, postponed=after_servers(resources.addresses)))
     elif glue.table is not None:
-        left = kept.table if to_end else node_port_record
+        left = stages.kept.table if to_end else node_port_record
         before.append(Stage(glue.table, left, postponed=always))
-    after = [
-        Stage(limited(resources.servers), with_kept(servers, kept.servers)),
-        Stage(limited(resources.real_servers), desired_real_servers),
-        Stage(resources.addresses, with_kept(of_family(state.addresses, family), kept.addresses)),
-    ]
-    return _IpvsStages(before, after, kept)
+    return _IpvsStages(before, stages.servers, stages.kept)
 
 
 def _with_ports(saved: Table, observed: Table) -> Table:
@@ -233,7 +214,7 @@ def restore_stages(
     ]
 
     def devices(observed: Table) -> Table:
-        return {**state.devices, **(observed if any(item.kept.any() for item in families) else {})}
+        return {**state.devices, **(observed if any(item.kept.has_connections() for item in families) else {})}
 
     first.append(Stage(device, devices))
     if state.timeouts and usable:

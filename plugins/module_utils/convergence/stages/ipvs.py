@@ -20,8 +20,10 @@ from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.nftables_layout import SETTLING
 from ...resources import Change, NotThereYet, ObservedOnce, Resource, Stage
 from ..handles import KernelHandles
-from .ipvs_glue import device_removal_stages, glue_resources
+from .ipvs_glue import GlueResources, device_removal_stages, glue_resources
 from .still_connected import StillConnected, node_ports
+
+Table = Mapping[Any, Any]
 
 
 class OnlyOurServers(Resource[Any, Any]):
@@ -135,33 +137,88 @@ def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: 
     return Stage(NotThereYet(TimeoutsResource(cast(Any, None), timeouts)), timeouts)
 
 
+class ServerTables(NamedTuple):
+    """Tables of one family that are desired, whether or not they have connections.
+
+    ``real_servers`` returns the desired real servers for those that are observed.
+    """
+
+    sets: Table
+    elements: Table
+    servers: Table
+    real_servers: Callable[[Table], Table]
+    addresses: Table
+
+
+_NO_TABLES = ServerTables({}, {}, {}, lambda _observed: {}, {})
+
+
+class KeptStages(NamedTuple):
+    """The stages of ipvs mode in one family that keep what has connections.
+
+    ``sets``: ipsets and their elements. ``table``: the table beside IPVS. Both are empty where the kernel has none.
+    ``servers``: virtual and real servers and addresses.
+    """
+
+    kept: StillConnected
+    sets: List[Stage]
+    table: List[Stage]
+    servers: List[Stage]
+
+
+def kept_stages(
+    resources: IpvsResources,
+    glue: GlueResources,
+    family: str,
+    draining: bool,
+    desired: ServerTables = _NO_TABLES,
+    others: Container[ipvs.VirtualServerKey] = (),
+) -> KeptStages:
+    """Return the stages that remove from a family everything of ipvs mode that is not desired.
+
+    With ``draining``, what has active connections is kept until these end. ``others``: see :class:`OnlyOurServers`;
+    their connections keep neither set elements nor addresses.
+    """
+    record = glue.record(family)
+    ours = OnlyOurServers(resources.real_servers, resources.addresses, record)
+    kept = StillConnected(ours, record, functools.partial(used_connections, family), resources.used, draining)
+
+    def limited(resource: Resource[Any, Any]) -> Resource[Any, Any]:
+        return OnlyOurServers(resource, resources.addresses, record, others)
+
+    def with_kept(table: Table, kept_of: Callable[[Table], Table]) -> Callable[[Table], Table]:
+        return lambda observed: {**kept_of(observed), **table}
+
+    def real_servers(observed: Table) -> Table:
+        return {**kept.real_servers(observed), **desired.real_servers(observed)}
+
+    sets = []
+    if glue.sets is not None:
+        sets = [
+            Stage(glue.sets.sets, with_kept(desired.sets, kept.sets)),
+            Stage(glue.sets.elements, with_kept(desired.elements, kept.elements)),
+        ]
+    table = [Stage(glue.table, kept.table)] if glue.table is not None else []
+    servers = [
+        Stage(limited(resources.servers), with_kept(desired.servers, kept.servers)),
+        Stage(limited(resources.real_servers), real_servers),
+        Stage(resources.addresses, with_kept(desired.addresses, kept.addresses)),
+    ]
+    return KeptStages(kept, sets, table, servers)
+
+
 def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[Stage]:
     """Return stages that remove everything of ipvs mode except chains, in both families, while IPVS is loaded.
 
     With ``draining``, servers with active connections are kept until these end. Raises KernelError.
     """
-    found: List[StillConnected] = []
-    stages: List[Stage] = []
-    for family in FAMILIES:
-        glue = glue_resources(handles, family)
-        resources = observed_once(ipvs_resources(handles, family))
-        record = glue.record(family)
-        servers = OnlyOurServers(resources.servers, resources.addresses, record)
-        real_servers = OnlyOurServers(resources.real_servers, resources.addresses, record)
-        listed = functools.partial(used_connections, family)
-        kept = StillConnected(real_servers, record, listed, resources.used, draining)
-        found.append(kept)
-        if glue.sets is not None:
-            stages += [Stage(glue.sets.sets, kept.sets), Stage(glue.sets.elements, kept.elements)]
-        if glue.table is not None:
-            stages.append(Stage(glue.table, kept.table))
-        stages += [
-            Stage(servers, kept.servers),
-            Stage(real_servers, kept.real_servers),
-            Stage(resources.addresses, kept.addresses),
-        ]
+    families = [
+        kept_stages(observed_once(ipvs_resources(handles, family)), glue_resources(handles, family), family, draining)
+        for family in FAMILIES
+    ]
+    stages = [stage for item in families for stage in (*item.sets, *item.table, *item.servers)]
 
     def devices(observed: Mapping[str, str]) -> Mapping[str, str]:
-        return observed if any(kept.any() for kept in found) else {}
+        return observed if any(item.kept.has_connections() for item in families) else {}
 
     return device_removal_stages(handles, stages, devices)

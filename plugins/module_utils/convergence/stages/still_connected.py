@@ -43,22 +43,22 @@ class StillConnected:
 
     New connections no longer reach IPVS once another mode serves. Open connections pass through IPVS until they end;
     they would be reset without their virtual server, and lost without its address. The server's node port is kept in
-    its set, which identifies the server as ours. ``listed`` counts the active connections in the kernel's list;
-    ``counted`` returns the real servers with connections by IPVS's own counters, as of the last observation. Both are
-    needed: the list has gaps while connections come and go, and the counters do not include connections that are being
-    established. With ``draining`` False nothing is kept.
+    its set, which identifies the server as ours. ``record`` has the elements of such sets. ``listed`` counts the active
+    connections in the kernel's list; ``counted`` returns the real servers with connections by IPVS's own counters, as
+    of the last observation. Both are needed: the list has gaps while connections come and go, and the counters do not
+    include connections that are being established. With ``draining`` False nothing is kept.
     """
 
     def __init__(
         self,
         real_servers: Resource[Any, Any],
-        elements: Resource[Any, Any],
+        record: Resource[Any, Any],
         listed: Callable[[], Mapping[ipvs.RealServerKey, int]],
         counted: Callable[[], Mapping[ipvs.RealServerKey, int]],
         draining: bool,
     ) -> None:
         self._resource = real_servers
-        self._elements = elements
+        self._record = record
         self._listed = listed
         self._counted = counted
         self._draining = draining
@@ -73,7 +73,7 @@ class StillConnected:
             self._kept = {key: value for key, value in observed.items() if key in used}
         return self._kept
 
-    def any(self) -> bool:
+    def has_connections(self) -> bool:
         """Return whether anything must be kept. Raises KernelError, like all methods of this class."""
         return bool(self._real_servers())
 
@@ -99,7 +99,7 @@ class StillConnected:
 
     def table(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """Return the table beside IPVS with only such elements; empty if there are none."""
-        elements = self.elements(observed) if self.any() else {}
+        elements = self.elements(observed) if self.has_connections() else {}
         if not elements:
             return {}
         record = node_port_record(observed)
@@ -107,7 +107,7 @@ class StillConnected:
 
     def sets(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """Return the sets that contain such elements."""
-        found = self.elements(self._elements.observe()) if self.any() else {}
+        found = self.elements(self._record.observe()) if self.has_connections() else {}
         kept = {key.set for key in found if isinstance(key, ipvs.SetElementKey)}
         return {key: value for key, value in observed.items() if key in kept}
 

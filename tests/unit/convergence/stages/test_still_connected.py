@@ -47,7 +47,7 @@ def still_connected(draining):
 
 def test_real_servers_with_listed_or_counted_connections_are_kept():
     kept, real_servers, log = still_connected(True)
-    assert kept.any()
+    assert kept.has_connections()
     assert list(kept.real_servers(real_servers.table)) == [REAL[LISTED], REAL[COUNTED]]
     assert list(kept.servers(SERVERS)) == [LISTED, COUNTED]
     assert list(kept.addresses({"10.96.0.10": True, "10.96.0.11": True})) == ["10.96.0.10"]
@@ -59,5 +59,5 @@ def test_real_servers_with_listed_or_counted_connections_are_kept():
 
 def test_nothing_is_kept_without_draining():
     kept, real_servers, log = still_connected(False)
-    assert not kept.any() and log == []
+    assert not kept.has_connections() and log == []
     assert kept.real_servers(real_servers.table) == {} == kept.sets({"KUBE-NODE-PORT-UDP": 1})
