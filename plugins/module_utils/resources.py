@@ -214,12 +214,21 @@ class ObservedOnce(Resource[Key, Value]):
 
 
 class NotThereYet(Resource[Key, Value]):
-    """Check-mode stand-in for a resource whose kernel module is not loaded; always empty."""
+    """Check-mode stand-in for a resource whose kernel module is not loaded; always empty.
 
-    def __init__(self, resource: Resource[Key, Value]) -> None:
-        self.kind, self.family = resource.kind, resource.family
-        self.atomic = resource.atomic
-        self.describe = resource.describe  # type: ignore[method-assign]
+    ``describe`` returns the lines that show an entry, as the resource itself does.
+    """
+
+    def __init__(self, kind: str, family: str, describe: Callable[[Key, Value], List[str]]) -> None:
+        self.kind, self.family = kind, family
+        self._describe = describe
+
+    @classmethod
+    def instead_of(cls, resource: Resource[Key, Value]) -> NotThereYet[Key, Value]:
+        """Return the stand-in for a resource that can be created without the module."""
+        stand_in = cls(resource.kind, resource.family, resource.describe)
+        stand_in.atomic = resource.atomic
+        return stand_in
 
     def observe(self) -> Dict[Key, Value]:
         """Return an empty table."""
@@ -227,6 +236,10 @@ class NotThereYet(Resource[Key, Value]):
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Do nothing; never called, because a check applies nothing."""
+
+    def describe(self, key: Key, value: Value) -> List[str]:
+        """Describe the entry as the resource itself does."""
+        return self._describe(key, value)
 
 
 def never(_change: Change[Any, Any]) -> bool:

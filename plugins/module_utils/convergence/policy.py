@@ -117,7 +117,7 @@ def policy_stage(
     """Return the stage of the table. In a check, a kernel module that is not loaded counts as an empty table."""
     resource: Resource[Any, Any] = handles.network_policy()
     if check and not handles.has_nftables():
-        resource = NotThereYet(resource)
+        resource = NotThereYet.instead_of(resource)
     return Stage(resource, desired_table(policy.table.rows, policy_options(settings)))
 
 

@@ -42,7 +42,7 @@ class IpvsWithNftables(ValidatedMode, IpvsMode):
         context, tables = family
         table = handles.ipvs_table(context.family)
         late = after_servers(AddressesResource(handles.route, context.family))
-        return [Stage(table if loaded else NotThereYet(table), tables[RESOURCE], postponed=late)]
+        return [Stage(table if loaded else NotThereYet.instead_of(table), tables[RESOURCE], postponed=late)]
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Count transactions that the kernel refused."""

@@ -10,7 +10,7 @@ connections that began meanwhile are not interrupted.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, cast
+from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple
 
 from ...addresses import FAMILIES
 from ...kernel.ipvs.connections import used_connections
@@ -116,11 +116,10 @@ def observed_once(resources: IpvsResources) -> IpvsResources:
 
 
 def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
-    """Return resources without a socket, for descriptions only, for a check while IPVS is not loaded."""
-    nowhere = cast(Any, None)
+    """Return stand-ins that only describe entries, for a check while IPVS is not loaded."""
     return IpvsResources(
-        servers=NotThereYet(VirtualServersResource(nowhere, family)),
-        real_servers=NotThereYet(RealServersResource(nowhere, family)),
+        servers=NotThereYet(VirtualServersResource.kind, family, VirtualServersResource.describe),
+        real_servers=NotThereYet(RealServersResource.kind, family, RealServersResource.describe),
         addresses=AddressesResource(handles.route, family),
         connections=dict,
         used=dict,
@@ -134,7 +133,7 @@ def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: 
     """
     if loaded:
         return Stage(TimeoutsResource(handles.ipvs, timeouts), timeouts)
-    return Stage(NotThereYet(TimeoutsResource(cast(Any, None), timeouts)), timeouts)
+    return Stage(NotThereYet(TimeoutsResource.kind, "", TimeoutsResource.describe), timeouts)
 
 
 class ServerTables(NamedTuple):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union, cast
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from ...addresses import FAMILIES
 from ...kernel.rtnetlink.links import DummyDeviceResource, MonitoringDeviceResource
@@ -59,13 +59,13 @@ def set_resources(handles: KernelHandles, family: str) -> SetResources:
 
 
 def unloaded_set_resources(family: str) -> SetResources:
-    """Return ipsets without a socket, for descriptions only, for a check while ipset is not loaded."""
+    """Return stand-ins that only describe entries, for a check while ipset is not loaded."""
     # Few nodes have ipsets, and each run of an Ansible module compiles what it imports.
     from ...kernel.ipset.sets import SetElementsResource, SetsResource
 
-    known, nowhere = known_definitions(family), cast(Any, None)
     return SetResources(
-        NotThereYet(SetsResource(nowhere, known, family)), NotThereYet(SetElementsResource(nowhere, known, family))
+        NotThereYet(SetsResource.kind, family, SetsResource.describe),
+        NotThereYet(SetElementsResource.kind, family, SetElementsResource.describe),
     )
 
 

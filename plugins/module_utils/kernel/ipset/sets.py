@@ -205,7 +205,8 @@ class SetsResource(_OfKnownSets[str, SetDefinition]):
             self._socket.replace(name, new)
         self._socket.destroy(change.removed)
 
-    def describe(self, key: str, value: SetDefinition) -> List[str]:
+    @staticmethod
+    def describe(key: str, value: SetDefinition) -> List[str]:
         """Return one line as ``ipset save`` prints it."""
         return [set_line(key, value)]
 
@@ -229,6 +230,7 @@ class SetElementsResource(_OfKnownSets[SetElementKey, bool]):
         self._socket.change_elements(messages.DELETE, change.removed, self._known)
         self._socket.change_elements(messages.ADD, change.added, self._known)
 
-    def describe(self, key: SetElementKey, value: bool) -> List[str]:
+    @staticmethod
+    def describe(key: SetElementKey, value: bool) -> List[str]:
         """Return one line as ``ipset save`` prints it."""
         return [f"add {key.set} {key.element}"]

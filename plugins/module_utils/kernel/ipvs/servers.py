@@ -216,7 +216,8 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
 
         return name
 
-    def describe(self, key: VirtualServerKey, value: VirtualServer) -> List[str]:
+    @staticmethod
+    def describe(key: VirtualServerKey, value: VirtualServer) -> List[str]:
         """Return one line as ``ipvsadm -Sn`` prints it."""
         return [virtual_server_line(key, value)]
 
@@ -264,7 +265,8 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
     def _namer(keys: Iterable[RealServerKey]) -> Callable[[int], str]:
         return lambda position: f"real server {list(keys)[position]}"
 
-    def describe(self, key: RealServerKey, value: RealServer) -> List[str]:
+    @staticmethod
+    def describe(key: RealServerKey, value: RealServer) -> List[str]:
         """Return one line as ``ipvsadm -Sn`` prints it."""
         return [real_server_line(key, value)]
 
@@ -289,6 +291,7 @@ class TimeoutsResource(Resource[str, int]):
         if wanted:
             self._socket.set_timeouts(wanted)
 
-    def describe(self, key: str, value: int) -> List[str]:
+    @staticmethod
+    def describe(key: str, value: int) -> List[str]:
         """Return one line such as ``ipvs timeout tcp 900``."""
         return [f"ipvs timeout {key} {value}"]
