@@ -27,6 +27,7 @@ ORDER = (
         "whole_files",
         "regular_files",
         "socket_filter",
+        "log",
     ),
     ("cluster", "packaging"),
     ("configuration",),

@@ -13,9 +13,15 @@ import contextlib
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
-from ..agent.api.clients import CONNECT_SECONDS
-from ..agent.api.server_check import ANSWER_SECONDS
-from ..agent.api.servers import KUBECONFIG, KUBERNETES, Candidate, configured_servers, named_servers
+from ..cluster.access.servers import (
+    ANSWER_SECONDS,
+    CONNECT_SECONDS,
+    KUBECONFIG,
+    KUBERNETES,
+    Candidate,
+    configured_servers,
+    named_servers,
+)
 from ..cluster.api import ApiClient, list_objects
 from ..cluster.api_errors import concerns_server
 from ..cluster.cache import read_cache

@@ -56,7 +56,7 @@ def _cluster(
     elif arguments.from_cache:
         state = ClusterState.from_objects(read_cache(arguments.cache).objects)
     else:
-        # Only this source needs the agent's part that knows several API servers.
+        # Only this source needs what knows several API servers.
         from .cluster_source import Sources, read_objects
 
         kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
@@ -166,13 +166,13 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
     except OSError:
         return
     if own:
-        from ..agent.api.token import TokenKeeper
-        from ..agent.surface.log import Log
+        from ..cluster.access.token_renewal import TokenRenewal
+        from ..log import Log
 
         kubeconfig = arguments.kubeconfig or _configuration(arguments)[0].client_connection.kubeconfig
         connection = ApiConnection(kubeconfig=kubeconfig or None)
         log = Log(sys.stderr, False, "JOURNAL_STREAM" in os.environ)
-        TokenKeeper(arguments.token, lambda _expect: ApiClient(connection), log).step()
+        TokenRenewal(arguments.token, lambda _expect: ApiClient(connection), log).step()
 
 
 def show_diff(arguments: argparse.Namespace) -> CommandResult:

@@ -10,15 +10,15 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.servers import (
     CLUSTER,
     CONFIGURATION,
     KUBECONFIG,
     SERVER_NAME,
-    ApiServers,
     Candidate,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 

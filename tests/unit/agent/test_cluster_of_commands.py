@@ -10,7 +10,7 @@ import socket
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import named_servers
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.servers import named_servers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import cluster_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cluster_source import Sources, read_objects

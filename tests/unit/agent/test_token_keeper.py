@@ -15,17 +15,17 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.clients import ApiClients
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.token import (
-    CHECK_SECONDS,
-    PAUSE_SECONDS,
-    TokenKeeper,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.token import TokenKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access import token_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.token_file import read_token, store_token
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.token_renewal import (
+    CHECK_SECONDS,
+    PAUSE_SECONDS,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import account
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError

@@ -11,14 +11,16 @@ from __future__ import annotations
 import os
 from typing import Callable
 
+from ...cluster.access.abortable import Expect
+from ...cluster.access.servers import ANSWER_SECONDS
 from ...cluster.api import ApiClient
 from ...configuration.sections.api_servers import ApiServerSettings
 from ..supervision import Supervisor
 from ..surface.log import Log
 from ..surface.metrics import Metrics
-from .clients import ApiClients, Expect
+from .clients import ApiClients
 from .events import EventPoster
-from .server_check import ANSWER_SECONDS, ServerCheck
+from .server_check import ServerCheck
 from .servers import ApiServers
 from .token import TokenKeeper
 

@@ -5,22 +5,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from typing import Callable, Iterator, Optional, Set
+from typing import Callable, Optional, Set
 
+from ...cluster.access.abortable import Expect
+from ...cluster.access.servers import CONNECT_SECONDS, Candidate
 from ...cluster.api import ApiClient
 from ..surface.log import Log
 from ..surface.metrics import Metrics
-from .servers import ApiServers, Candidate
-
-#: The time limit to connect to one of several API servers.
-CONNECT_SECONDS = 5.0
-
-#: Called before each request with the seconds that it may take.
-Expect = Callable[[float], None]
-#: Creates a client that announces its requests. Raises ConfigurationError or ApiError.
-Connect = Callable[[Expect], ApiClient]
+from .servers import ApiServers
 
 
 class ApiClients:
@@ -64,27 +57,3 @@ class ApiClients:
         self._metrics.observe_request(method, host, code, seconds)
         if code.isdecimal() and int(code) < 500:
             self._servers.answered(server)
-
-
-class AbortableClient:
-    """The client of one thread, made for each use; another thread can abort the request in progress."""
-
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
-        self._client: Optional[ApiClient] = None
-
-    @contextlib.contextmanager
-    def opened(self, expect: Expect) -> Iterator[ApiClient]:
-        """Yield a new client and close it afterwards. Raises ConfigurationError or ApiError."""
-        with contextlib.closing(self._connect(expect)) as client:
-            self._client = client
-            try:
-                yield client
-            finally:
-                self._client = None
-
-    def interrupt(self) -> None:
-        """Abort a request that hangs; called from another thread."""
-        client = self._client
-        if client is not None:
-            client.interrupt()

@@ -12,11 +12,11 @@ import urllib.parse
 import uuid
 from typing import Any, Callable, Dict, Optional
 
+from ...cluster.access.abortable import AbortableClient, Connect
 from ...cluster.api_errors import ApiStatusError
 from ...errors import ProxyError, Refusal
 from ..supervision import Task
 from ..surface.log import Log
-from .clients import AbortableClient, Connect
 
 NORMAL, WARNING = "Normal", "Warning"
 _CONTROLLER = "kube-proxy"

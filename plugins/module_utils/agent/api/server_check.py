@@ -14,21 +14,20 @@ import random
 import threading
 from typing import Callable
 
+from ...cluster.access.abortable import AbortableClient, Connect, Expect
 from ...errors import ProxyError
 from ..supervision import Task
-from .clients import AbortableClient, Connect, Expect
 
 #: As often as kubelet renews its Lease by default (nodeLeaseDurationSeconds / 4), each time up to a quarter later.
 INTERVAL_SECONDS = 10.0
 _JITTER = 0.25
-ANSWER_SECONDS = 5.0
 
 
 class ServerCheck:
     """Sends a small request at intervals while there are ``several`` servers; the body of a supervised thread.
 
-    The clients that ``connect`` creates should wait :data:`ANSWER_SECONDS`. ``leave`` is called with the URL of a
-    server that does not answer, after the client has reported it.
+    The clients that ``connect`` creates should wait ANSWER_SECONDS of :mod:`cluster.access.servers`. ``leave`` is
+    called with the URL of a server that does not answer, after the client has reported it.
     """
 
     def __init__(self, connect: Connect, several: Callable[[], bool], leave: Callable[[str], None]) -> None:

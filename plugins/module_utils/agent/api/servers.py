@@ -3,10 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The API servers that the agent may use, and the choice of another one when the one in use fails.
 
-Candidates are the kubeconfig's server, those of the NodeProxyConfiguration, and those that the cluster itself names in
-the EndpointSlice ``default/kubernetes``, which the API servers keep up to date (kube-apiserver, option
-``--endpoint-reconciler-type``). All clients of the agent use the same server. The next one is chosen at random, so that
-the agents of a cluster spread over the remaining servers, and each client waits for a random time before it connects.
+All clients of the agent use the same server. The next one is chosen at random, so that the agents of a cluster spread
+over the remaining servers, and each client waits for a random time before it connects.
 """
 
 from __future__ import annotations
@@ -14,53 +12,15 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ...addresses import address_and_port
-from ...cluster.connection import ApiConnection
-from ...cluster.model import EndpointSlice, NamespacedName
+from ...cluster.access.servers import KUBECONFIG, KUBERNETES, Candidate, configured_servers, named_servers
+from ...cluster.model import EndpointSlice
 from ...cluster.state import ClusterState
 from ..surface.log import Log
 
-KUBECONFIG, CONFIGURATION, CLUSTER = "kubeconfig", "configuration", "cluster"
-KUBERNETES = NamespacedName("default", "kubernetes")
-#: The certificate of every API server has this name, and no kubelet's has it: a node that the cluster's data wrongly
-#: names as an API server cannot impersonate one with the certificate of its kubelet.
-SERVER_NAME = "kubernetes.default.svc"
 #: Seconds for which a server that has failed is not chosen if there is another one.
 _AVOID_SECONDS = 60.0
-_MOST_SERVERS = 64
-
-
-class Candidate(NamedTuple):
-    """An API server. ``url``: empty for the kubeconfig's own. ``origin``: where it is named."""
-
-    url: str
-    origin: str
-
-    def connection(self, kubeconfig: Optional[str]) -> ApiConnection:
-        """Return how to connect to it with the credentials and the certificate authority of a kubeconfig."""
-        if self.origin == KUBECONFIG:
-            return ApiConnection(kubeconfig=kubeconfig)
-        if self.origin == CONFIGURATION:
-            return ApiConnection(kubeconfig=kubeconfig, host=self.url)
-        return ApiConnection(kubeconfig=kubeconfig, host=self.url, validate_certs=True, server_name=SERVER_NAME)
-
-
-def _url(host: str, port: int) -> str:
-    return f"https://{address_and_port(host, port)}"
-
-
-def configured_servers(servers: Sequence[Tuple[str, int]]) -> Tuple[Candidate, ...]:
-    """Return the candidates of a configuration, given by host and port."""
-    return tuple(Candidate(_url(host, port), CONFIGURATION) for host, port in servers)
-
-
-def named_servers(found: EndpointSlice) -> Tuple[Candidate, ...]:
-    """Return the candidates that the EndpointSlice ``default/kubernetes`` names."""
-    port = next((item.port for item in found.ports if item.protocol == "TCP" and item.port), 0)
-    addresses = [endpoint.address for endpoint in found.endpoints if endpoint.ready]
-    return tuple(Candidate(_url(address, port), CLUSTER) for address in addresses[:_MOST_SERVERS] if port)
 
 
 class ApiServers:
