@@ -1,0 +1,94 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The arguments of ``explain``, and their check."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..convergence.explanation.target import Target, parse_target
+from ..errors import ConfigurationError
+from .result import UsageError
+from .shared_options import add_control, add_node, add_output, add_source
+
+#: For how many seconds ``explain --live`` follows packets at most.
+_LONGEST_LIVE = 600
+
+
+def _target(text: str) -> Target:
+    try:
+        return parse_target(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _end_of(text: str, destination: bool) -> Any:
+    from ..convergence.explanation.ends import parse_end
+
+    try:
+        return parse_end(text, destination)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _source(text: str) -> Any:
+    return _end_of(text, destination=False)
+
+
+def _policy_destination(text: str) -> Any:
+    return _end_of(text, destination=True)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "target",
+        nargs="?",
+        type=_target,
+        metavar="ADDRESS:PORT[/PROTOCOL]|SERVICE",
+        help="10.96.0.10:53/udp, or a Service: shop/web, shop/web:http, web.shop:80",
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=_source,
+        metavar="END",
+        help="a pod (shop/web) or an address, with :PORT for one flow; with a Service, the address of a client",
+    )
+    parser.add_argument(
+        "--to", dest="destination", type=_policy_destination, metavar="END:PORT", help="shop/db:5432/tcp, 10.0.0.1:80"
+    )
+    parser.add_argument("--why-not", action="store_true", help="show why each rule does not allow it")
+    parser.add_argument("--no-kernel", action="store_true", help="with --from and --to: show only what is desired")
+    parser.add_argument(
+        "--live",
+        type=float,
+        nargs="?",
+        const=10.0,
+        metavar="SECONDS",
+        help="with --from and --to: follow packets, as root, for this time (10)",
+    )
+    add_node(parser)
+    add_source(parser)
+    add_control(parser)
+    add_output(parser)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise UsageError unless the arguments name a Service, perhaps with a client, or both ends of a connection."""
+    source, connection = arguments.source, arguments.destination is not None
+    if connection == (arguments.target is not None) or (connection and source is None):
+        raise UsageError("explain: give either a Service, or both --from and --to")
+    if arguments.target is not None and source is not None and (source.port or not source.address):
+        raise UsageError("explain: with a Service, --from is the address of a client")
+    for option, given in (
+        ("--why-not", arguments.why_not),
+        ("--no-kernel", arguments.no_kernel),
+        ("--live", arguments.live is not None),
+    ):
+        if given and not connection:
+            raise UsageError(f"explain: {option} needs --from and --to")
+    if arguments.live is not None and not 0 < arguments.live <= _LONGEST_LIVE:
+        raise UsageError(f"explain: --live lasts at most {_LONGEST_LIVE} seconds")
