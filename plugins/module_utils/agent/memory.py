@@ -27,8 +27,8 @@ HEALTH = "Memory"
 WARN, CALM, MOST = 0.8, 0.7, 0.95
 #: The memory of an agent without Services: Python, its libraries and threads.
 BASE_BYTES = 50 << 20
-#: Once so much of the capacity is free again, objects that were held back are listed again.
-ROOM = 0.9
+#: Once less than this share of the capacity is used, objects that were held back are listed again.
+RELIST_BELOW = 0.9
 _ACTION = "Follow"
 
 
@@ -156,7 +156,7 @@ class MemoryBudget(Room):
         self._warn(self._group.limit)
         self._report_exceeded()
         capacity = self.capacity
-        if self._held_back() and capacity is not None and self._size() < ROOM * capacity:
+        if self._held_back() and capacity is not None and self._size() < RELIST_BELOW * capacity:
             self._list_held_back()
 
     def _warn(self, limit: int) -> None:

@@ -14,7 +14,7 @@ import urllib.parse
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ..errors import ApiError, ProxyError
-from .access.transport import Answer, Dial, Patience, Transport, TransportError
+from .access.transport import Dial, Patience, Response, Transport, TransportError
 from .answers import (
     FAILURE_BYTES,
     LINE_BYTES,
@@ -247,7 +247,7 @@ class ApiClient:
         self._raise_for_status(answer, purpose)
         return self._events(answer, resource.kind, purpose)
 
-    def _events(self, answer: Answer, kind: str, purpose: str) -> Iterator[WatchEvent]:
+    def _events(self, answer: Response, kind: str, purpose: str) -> Iterator[WatchEvent]:
         where = f"API server {self.host}: {purpose}"
         try:
             for line in lines(self._pieces(answer, purpose), LINE_BYTES, where):
@@ -284,7 +284,7 @@ class ApiClient:
     def _patience(self) -> Patience:
         return Patience(self._connect_timeout, self._timeout, self._timeout * _WHOLE_ANSWER_FACTOR)
 
-    def _pieces(self, answer: Answer, purpose: str) -> Iterator[bytes]:
+    def _pieces(self, answer: Response, purpose: str) -> Iterator[bytes]:
         try:
             yield from answer.pieces()
         except TransportError as error:
@@ -300,12 +300,12 @@ class ApiClient:
             self._sleep(min(float(pause) if pause.isdecimal() else 1.0, _LONGEST_PAUSE_SECONDS))
         return self._json_of(answer, purpose)
 
-    def _json_of(self, answer: Answer, purpose: str) -> Dict[str, Any]:
+    def _json_of(self, answer: Response, purpose: str) -> Dict[str, Any]:
         self._raise_for_status(answer, purpose)
         where = f"API server {self.host}: {purpose}"
         return document(whole(self._pieces(answer, purpose), PAGE_BYTES, f"{where}: the answer"), where)
 
-    def _raise_for_status(self, answer: Answer, purpose: str) -> None:
+    def _raise_for_status(self, answer: Response, purpose: str) -> None:
         if 200 <= answer.status < 300:
             return
         if answer.status == _UNAUTHORIZED:
@@ -332,7 +332,7 @@ class ApiClient:
         patience: Patience,
         body: Optional[bytes] = None,
         content_type: str = "application/json",
-    ) -> Answer:
+    ) -> Response:
         """Send a request. All requests are sent here."""
         headers = [("Accept", "application/json"), ("User-Agent", "kubenode-proxy")]
         if self._access.compress:

@@ -36,10 +36,10 @@ from ..rendering.userspace.model import TCP, UDP, Endpoint, Listener, ListenerKe
 from ..resources import Change
 from . import tcp, udp
 from .balancing import Balancer, FailedEndpoints
-from .half import BUFFER_BYTES, Means
 from .limits import MOST_PIPES, Limits, Totals
 from .loop import Loop
 from .opened import Client, Opened, Used, opened_by, used_by_owner
+from .relay import BUFFER_BYTES, RelayContext
 from .sources import Sources
 from .splice import Pipes, find_splice
 
@@ -98,7 +98,7 @@ class Forwarder:
             limits=lambda: self.limits,
             totals=self.totals,
             failed=self._failures,
-            means=Means(self.totals, self._pipes, find_splice(), buffer),
+            context=RelayContext(self.totals, self._pipes, find_splice(), buffer),
             connecting={},
             is_listener=lambda endpoint: ListenerKey(TCP, *endpoint) in self._listeners,
         )
@@ -346,7 +346,7 @@ class Forwarder:
         for connection in self._connections:
             if connection.endpoint != endpoint or connection.server.listener.owner != owner:
                 continue
-            if connection.halves:
+            if connection.relays:
                 connection.abort()
                 yield connection
             else:

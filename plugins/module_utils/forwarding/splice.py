@@ -19,7 +19,7 @@ from typing import Callable, List, Optional
 _MOVE, _NONBLOCK = 1, 2
 _FLAGS = _MOVE | _NONBLOCK
 _F_SETPIPE_SZ = 1031
-#: The maximum number of bytes that a half of a connection holds in its pipe.
+#: The maximum number of bytes that a relay holds in its pipe.
 _PIPE_BYTES = 1 << 18
 
 #: Move up to a number of bytes between descriptors and return how many were moved, 0 at the end. Raises OSError.

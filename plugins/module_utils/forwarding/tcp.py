@@ -18,9 +18,9 @@ from typing import Callable, Collection, Dict, Iterable, Iterator, List, NamedTu
 
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
-from .half import End, Half, Means
 from .limits import Limits, Totals
 from .loop import Loop
+from .relay import Relay, RelayContext, RelaySocket
 from .sockets import (
     bound_socket,
     hops_of_connection,
@@ -48,7 +48,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Shared(NamedTuple):
     """State shared by all TCP connections.
 
-    ``means``: how their bytes are transferred. ``connecting``: connections that wait for an endpoint, in the order of
+    ``context``: how their bytes are transferred. ``connecting``: connections that wait for an endpoint, in the order of
     their attempts. ``is_listener`` returns whether an endpoint is one of the listeners.
     """
 
@@ -56,7 +56,7 @@ class Shared(NamedTuple):
     limits: Callable[[], Limits]
     totals: Totals
     failed: FailedEndpoints
-    means: Means
+    context: RelayContext
     connecting: Dict[Connection, None]
     is_listener: Callable[[Endpoint], bool]
 
@@ -76,7 +76,7 @@ class Connection:
         "client_end",
         "endpoint",
         "endpoint_end",
-        "halves",
+        "relays",
         "server",
     )
 
@@ -84,10 +84,10 @@ class Connection:
         self.server = server
         self.client = client
         self._hops = hops
-        self.client_end = End(sock)
+        self.client_end = RelaySocket(sock)
         self.endpoint: Optional[Endpoint] = None
-        self.endpoint_end: Optional[End] = None
-        self.halves: Collection[Half] = ()
+        self.endpoint_end: Optional[RelaySocket] = None
+        self.relays: Collection[Relay] = ()
         self.active = server.shared.loop.now
         self._tried: List[Endpoint] = []
         self._queued = False
@@ -95,7 +95,7 @@ class Connection:
     @property
     def half_closed(self) -> bool:
         """Whether one side has closed its half."""
-        return any(half.finished for half in self.halves)
+        return any(relay.finished for relay in self.relays)
 
     # ---- connecting
 
@@ -127,7 +127,7 @@ class Connection:
             number = sock.connect_ex(endpoint)
             if number not in (0, errno.EINPROGRESS):
                 raise OSError(number, os.strerror(number))
-            self.endpoint, self.endpoint_end = endpoint, End(sock)
+            self.endpoint, self.endpoint_end = endpoint, RelaySocket(sock)
             self.active = self.server.shared.loop.now
             self.server.shared.connecting[self] = None
             self.server.shared.loop.watch(sock.fileno(), self._connected, _EVENTS)
@@ -161,7 +161,7 @@ class Connection:
         end.readable = bool(mask & _READABLE)
         end.ended = bool(mask & _ENDED)
         client = self.client_end
-        self.halves = (Half(client, end), Half(end, client))
+        self.relays = (Relay(client, end), Relay(end, client))
         loop.hand_over(end.number, self._endpoint_ready)
         loop.watch(client.number, self._client_ready, _EVENTS)
         self._pump()
@@ -190,7 +190,7 @@ class Connection:
         if self.endpoint_end is not None:
             self._ready(self.endpoint_end, mask)
 
-    def _ready(self, end: End, mask: int) -> None:
+    def _ready(self, end: RelaySocket, mask: int) -> None:
         if mask & _READABLE:
             end.readable = True
         if mask & _WRITABLE:
@@ -198,13 +198,13 @@ class Connection:
         if mask & _ENDED:
             end.ended = True
         self._pump()
-        if mask & select.EPOLLERR and any(half.read_all and half.source is end for half in self.halves):
+        if mask & select.EPOLLERR and any(relay.read_all and relay.source is end for relay in self.relays):
             # The peer sent a reset after its FIN; no read will report it any more.
             self.abort()
 
     def _again(self) -> None:
         self._queued = False
-        if self.halves:
+        if self.relays:
             self._pump()
 
     def _pump(self) -> None:
@@ -212,12 +212,12 @@ class Connection:
         self.active = shared.loop.now
         more = False
         try:
-            for half in self.halves:
-                more = half.move(shared.means) or more
+            for relay in self.relays:
+                more = relay.move(shared.context) or more
         except OSError:
             self.abort()
             return
-        if all(half.finished for half in self.halves):
+        if all(relay.finished for relay in self.relays):
             self._end()
         elif more and not self._queued:
             self._queued = True
@@ -240,13 +240,13 @@ class Connection:
 
     def _forget(self) -> None:
         shared = self.server.shared
-        for half in self.halves:
-            half.release(shared.means)
-        if self.halves:
+        for relay in self.relays:
+            relay.release(shared.context)
+        if self.relays:
             shared.loop.forget(self.client_end.number)
         if self.endpoint_end is not None:
             shared.loop.forget(self.endpoint_end.number)
-        self.halves = ()
+        self.relays = ()
         self.server.gone(self)
 
 

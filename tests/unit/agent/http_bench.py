@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff, Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import Limits
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.message import Answer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.message import Response
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 
@@ -28,8 +28,8 @@ def respond(request):
     if request.path == "/broken":
         raise RuntimeError("a fault of the responder")
     if request.path == "/large":
-        return Answer(200, (), b"x" * (1 << 22))
-    return Answer(200, (("Content-Type", "text/plain"),), f"{request.method} {request.path}".encode())
+        return Response(200, (), b"x" * (1 << 22))
+    return Response(200, (("Content-Type", "text/plain"),), f"{request.method} {request.path}".encode())
 
 
 class Running(NamedTuple):

@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.zpage
     flagz,
     negotiated,
     statusz,
-    version_answer,
+    version_response,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import Identity
 
@@ -81,7 +81,7 @@ def test_flagz_shows_the_command_line():
 
 
 def test_version():
-    document = json.loads(version_answer(IDENTITY).body)
+    document = json.loads(version_response(IDENTITY).body)
     assert document["gitVersion"] == "v1.2.3+658f7d18e1be" and document["gitCommit"] == IDENTITY.engine
     assert (document["major"], document["minor"], document["emulationMinor"]) == ("1", "2", "36")
     assert document["platform"].startswith("linux/")

@@ -18,7 +18,7 @@ import time
 from typing import Callable, Dict, Optional, Tuple
 
 from ...cluster.model import NamespacedName, Node
-from .http.message import Answer
+from .http.message import Response
 
 DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
 JSON_HEADERS = (("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff"))
@@ -89,7 +89,7 @@ class ProxyHealth:
         with self._lock:
             return not self._stuck and all(self._families(self._clock()).values())
 
-    def answer(self, with_eligibility: bool) -> Answer:
+    def answer(self, with_eligibility: bool) -> Response:
         """Return the answer of /healthz (with the node's eligibility) or /livez (without)."""
         with self._lock:
             now = self._clock()
@@ -109,12 +109,12 @@ class ProxyHealth:
                 for family, state in families.items()
             }
         text = json.dumps(body, separators=(",", ":")).encode()
-        return Answer(200 if good else 503, JSON_HEADERS, text)
+        return Response(200 if good else 503, JSON_HEADERS, text)
 
 
 def service_health_answer(
     service: NamespacedName, local_endpoints: int, proxy_healthy: bool, drained: bool = False
-) -> Answer:
+) -> Response:
     """Return the answer of a Service's health check node port, on any path, with KEP-1860's endpoint weight header.
 
     A drain changes the status only: the endpoints exist, and the proxy is healthy.
@@ -126,4 +126,4 @@ def service_health_answer(
     }
     headers = (*JSON_HEADERS, ("X-Load-Balancing-Endpoint-Weight", str(local_endpoints)))
     good = local_endpoints > 0 and proxy_healthy and not drained
-    return Answer(200 if good else 503, headers, json.dumps(body, indent="\t").encode())
+    return Response(200 if good else 503, headers, json.dumps(body, indent="\t").encode())

@@ -15,7 +15,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from ...cluster.model import NamespacedName
 from ...errors import KernelError
 from .health import ProxyHealth, service_health_answer
-from .http.message import Answer, HttpRequest
+from .http.message import HttpRequest, Response
 from .http.server import HttpServer, OpenPort
 
 
@@ -90,7 +90,7 @@ class ServiceHealthPorts:
         except KernelError as error:
             self._failed[service] = str(error)
 
-    def _respond(self, port: int, _request: HttpRequest) -> Answer:
+    def _respond(self, port: int, _request: HttpRequest) -> Response:
         # Called by the server's thread: both mappings are replaced as a whole, never changed.
         service = self._service_of.get(port, NamespacedName("", ""))
         count = self._counts.get(service, 0)

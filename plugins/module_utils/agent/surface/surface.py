@@ -22,7 +22,7 @@ from ..sync.proxier import Proxier
 from . import zpages
 from .health import ProxyHealth
 from .http.connections import DEFAULT_LIMITS, Limits
-from .http.message import Answer, HttpRequest, Responder
+from .http.message import HttpRequest, Responder, Response
 from .http.server import HttpServer, OpenPort
 from .log import LimitedLog
 from .metrics import Metrics
@@ -33,7 +33,7 @@ RETRY_SECONDS = 5.0
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
 _METRICS = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
 _JSON = (("Content-Type", "application/json"),)
-_NOT_RESETTABLE = Answer(405, _TEXT, b"only GET and HEAD are served here\n")
+_NOT_RESETTABLE = Response(405, _TEXT, b"only GET and HEAD are served here\n")
 
 
 class Address(NamedTuple):
@@ -130,14 +130,14 @@ class Surface:
             Listener("healthz", self.server, healthz, self._health_answer),
             Listener("metrics", self.server, metrics_address, self._metrics_answer),
         ]
-        self._pages: Dict[str, Callable[[HttpRequest], Answer]] = {
-            "/metrics": lambda _request: Answer(200, _METRICS, self._metrics.text()),
+        self._pages: Dict[str, Callable[[HttpRequest], Response]] = {
+            "/metrics": lambda _request: Response(200, _METRICS, self._metrics.text()),
             "/metrics/slis": self._service_levels,
-            "/healthz": lambda _request: Answer(200, _TEXT, b"ok"),
-            "/healthz/ping": lambda _request: Answer(200, _TEXT, b"ok"),
-            "/proxyMode": lambda _request: Answer(200, _TEXT, self._configuration.mode.encode()),
+            "/healthz": lambda _request: Response(200, _TEXT, b"ok"),
+            "/healthz/ping": lambda _request: Response(200, _TEXT, b"ok"),
+            "/proxyMode": lambda _request: Response(200, _TEXT, self._configuration.mode.encode()),
             "/configz": self._configz,
-            "/version": lambda _request: zpages.version_answer(identity()),
+            "/version": lambda _request: zpages.version_response(identity()),
             "/flagz": lambda request: zpages.flagz(request.accept, self._flags),
             "/statusz": self._statusz,
         }
@@ -150,7 +150,7 @@ class Surface:
         for listener, address in zip(self.listeners, _own_addresses(configuration)):
             listener.move(address)
 
-    def _health_answer(self, request: HttpRequest) -> Optional[Answer]:
+    def _health_answer(self, request: HttpRequest) -> Optional[Response]:
         path = request.path
         if path not in ("/healthz", "/livez"):
             return None
@@ -160,7 +160,7 @@ class Surface:
         self._metrics.observe_health(path[1:], answer.code == 200)
         return answer
 
-    def _metrics_answer(self, request: HttpRequest) -> Optional[Answer]:
+    def _metrics_answer(self, request: HttpRequest) -> Optional[Response]:
         page = self._pages.get(request.path)
         if page is None or not self._is_on(request.path):
             return None
@@ -175,17 +175,17 @@ class Surface:
             return self._configuration.gate(COMPONENT_STATUSZ)
         return True
 
-    def _service_levels(self, request: HttpRequest) -> Answer:
+    def _service_levels(self, request: HttpRequest) -> Response:
         if request.method == "DELETE":
             self._metrics.reset_slis()
-            return Answer(200, _TEXT, b"metrics reset\n")
-        return Answer(200, _METRICS, self._metrics.text(slis=True))
+            return Response(200, _TEXT, b"metrics reset\n")
+        return Response(200, _METRICS, self._metrics.text(slis=True))
 
-    def _configz(self, _request: HttpRequest) -> Answer:
+    def _configz(self, _request: HttpRequest) -> Response:
         document = {"kubeproxy.config.k8s.io": to_mapping(self._configuration)}
-        return Answer(200, _JSON, json.dumps(document).encode())
+        return Response(200, _JSON, json.dumps(document).encode())
 
-    def _statusz(self, request: HttpRequest) -> Answer:
+    def _statusz(self, request: HttpRequest) -> Response:
         listed = [path for path in self._pages if self._is_on(path)]
         return zpages.statusz(request.accept, identity(), self._started, listed, time.time())
 

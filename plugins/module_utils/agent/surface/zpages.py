@@ -15,7 +15,7 @@ import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from ...packaging.identity import Identity
-from .http.message import Answer, text_answer
+from .http.message import Response, text_response
 
 COMPONENT = "kube-proxy"
 #: The release whose behaviour this is.
@@ -33,7 +33,7 @@ _WARNING = (
 )
 
 
-def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str], now: float) -> Answer:
+def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str], now: float) -> Response:
     """Return the answer of /statusz. ``started`` and ``now`` are in seconds since the epoch."""
     version = negotiated(accept, STATUSZ)
     uptime = max(0, int(now - started))
@@ -66,7 +66,7 @@ def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str
     return _page("statusz", lines)
 
 
-def flagz(accept: str, flags: Mapping[str, str]) -> Answer:
+def flagz(accept: str, flags: Mapping[str, str]) -> Response:
     """Return the answer of /flagz: the options of the command line, sorted by name."""
     version = negotiated(accept, FLAGZ)
     if version is None:
@@ -76,7 +76,7 @@ def flagz(accept: str, flags: Mapping[str, str]) -> Answer:
     return _page("flagz", [f"{name}={value}" for name, value in sorted(flags.items())])
 
 
-def version_answer(identity: Identity) -> Answer:
+def version_response(identity: Identity) -> Response:
     """Return the answer of /version, in the shape of version.Info of k8s.io/apimachinery."""
     major, _dot, rest = identity.version.partition(".")
     document = {
@@ -92,7 +92,7 @@ def version_answer(identity: Identity) -> Answer:
         "compiler": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": f"linux/{platform.machine()}",
     }
-    return Answer(200, _JSON, json.dumps(document, indent=2).encode())
+    return Response(200, _JSON, json.dumps(document, indent=2).encode())
 
 
 def negotiated(accept: str, kind: str) -> Optional[str]:
@@ -113,12 +113,12 @@ def negotiated(accept: str, kind: str) -> Optional[str]:
     return None
 
 
-def _not_acceptable(kind: str) -> Answer:
+def _not_acceptable(kind: str) -> Response:
     form = f"application/json;v={_VERSIONS[0]};g={_GROUP};as={kind}"
-    return text_answer(406, f"media type not acceptable, must be one of: text/plain, {form}")
+    return text_response(406, f"media type not acceptable, must be one of: text/plain, {form}")
 
 
-def _structured(kind: str, version: str, document: Mapping[str, Any]) -> Answer:
+def _structured(kind: str, version: str, document: Mapping[str, Any]) -> Response:
     whole: Dict[str, Any] = {
         "kind": kind,
         "apiVersion": f"{_GROUP}/{version}",
@@ -129,9 +129,9 @@ def _structured(kind: str, version: str, document: Mapping[str, Any]) -> Answer:
     if version in _DEPRECATED:
         warning = f'299 - "This version of the {kind.lower()} endpoint is deprecated. Please use a newer version."'
         headers = (*_JSON, ("Warning", warning))
-    return Answer(200, headers, json.dumps(whole).encode())
+    return Response(200, headers, json.dumps(whole).encode())
 
 
-def _page(name: str, lines: Sequence[str]) -> Answer:
+def _page(name: str, lines: Sequence[str]) -> Response:
     text = "\n".join(["", f"{COMPONENT} {name}", _WARNING, "", *lines, ""])
-    return Answer(200, _TEXT, text.encode())
+    return Response(200, _TEXT, text.encode())

@@ -47,7 +47,7 @@ class Patience(NamedTuple):
     total: float
 
 
-class Answer:
+class Response:
     """The answer to a request; ``status`` is its HTTP status. The caller reads it to its end or closes it."""
 
     def __init__(self, response: http.client.HTTPResponse, end: float, clock: Callable[[], float]) -> None:
@@ -130,12 +130,12 @@ class Transport:
         self._clock = clock
         self._connection: Optional[http.client.HTTPConnection] = None
         self._socket: Optional[socket.socket] = None
-        self._answer: Optional[Answer] = None
+        self._answer: Optional[Response] = None
         scheme, _host, _port = access.address()
         # A proxy forwards plain requests; to a TLS server it opens a tunnel instead.
         self._forwarder = access.proxy() if scheme == "http" else None
 
-    def request(self, method: str, path: str, headers: Headers, body: Optional[bytes], patience: Patience) -> Answer:
+    def request(self, method: str, path: str, headers: Headers, body: Optional[bytes], patience: Patience) -> Response:
         """Send a request and return the answer as soon as its headers have been received.
 
         ``path`` is appended to the server's URL. A GET request is sent a second time if a connection that was kept open
@@ -193,7 +193,7 @@ class Transport:
         body: Optional[bytes],
         patience: Patience,
         end: float,
-    ) -> Answer:
+    ) -> Response:
         try:
             if self._socket is not None:
                 self._socket.settimeout(patience.silence)
@@ -206,7 +206,7 @@ class Transport:
             response = connection.getresponse()
         except (http.client.HTTPException, OSError, ValueError) as error:
             raise TransportError(_reading_failed(error)) from error
-        self._answer = Answer(response, end, self._clock)
+        self._answer = Response(response, end, self._clock)
         return self._answer
 
     def _target(self, path: str) -> str:

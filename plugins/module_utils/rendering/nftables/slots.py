@@ -44,7 +44,7 @@ _DRAWS = 1024
 WeightedEndpoint = Tuple[str, int]
 
 
-def _wishes(endpoint: str) -> Iterator[int]:
+def _preferences(endpoint: str) -> Iterator[int]:
     """Yield the slots that one endpoint requests, in the order of its preference; some of them repeatedly."""
     draws = struct.unpack(f">{_DRAWS}H", hashlib.shake_128(endpoint.encode()).digest(2 * _DRAWS))
     for draw in draws:
@@ -53,7 +53,7 @@ def _wishes(endpoint: str) -> Iterator[int]:
     yield from range(SLOTS)
 
 
-def _askers(weights: Sequence[int]) -> Iterator[int]:
+def _turns(weights: Sequence[int]) -> Iterator[int]:
     """Yield the positions of endpoints in the order of their requests, each as often as its weight says."""
     if len(set(weights)) == 1:
         yield from cycle(range(len(weights)))
@@ -75,16 +75,16 @@ def assigned(endpoints: Tuple[WeightedEndpoint, ...]) -> Tuple[int, ...]:
     weights = [endpoints[position][1] for position in order]
     total = sum(weights)
     left = [-(-SLOTS * LIMIT * weight // (100 * total)) for weight in weights]
-    wishes = [_wishes(endpoints[position][0]) for position in order]
+    preferences = [_preferences(endpoints[position][0]) for position in order]
     owners: List[int] = [-1] * SLOTS
     free = SLOTS
-    for asking in _askers(weights):
-        if not left[asking]:
+    for turn in _turns(weights):
+        if not left[turn]:
             continue
-        slot = next(wishes[asking])
+        slot = next(preferences[turn])
         if owners[slot] < 0:
-            owners[slot] = order[asking]
-            left[asking] -= 1
+            owners[slot] = order[turn]
+            left[turn] -= 1
             free -= 1
             if not free:
                 break

@@ -13,7 +13,7 @@ import resource
 import socket
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from .message import Answer, BadRequest, Responder, encode, head_length, parse_head, text_answer
+from .message import BadRequest, Responder, Response, encode, head_length, parse_head, text_response
 
 _READ_BYTES = 4096
 #: File descriptors that the rest of the agent needs: netlink, the API server, pipes of helper programs, libraries.
@@ -129,17 +129,17 @@ class Connection:
         except BadRequest as fault:
             self.fault = fault
             self._lingering = True
-            self._answer(text_answer(fault.code, str(fault)))
+            self._answer(text_response(fault.code, str(fault)))
             return
         self._lingering = len(self._received) > length
         try:
-            answer = self._responder(request) or text_answer(404, "404 page not found")
+            answer = self._responder(request) or text_response(404, "404 page not found")
         except Exception:
-            self._answer(text_answer(500, "internal error"), request.method != "HEAD")
+            self._answer(text_response(500, "internal error"), request.method != "HEAD")
             raise
         self._answer(answer, request.method != "HEAD")
 
-    def _answer(self, answer: Answer, with_body: bool = True) -> None:
+    def _answer(self, answer: Response, with_body: bool = True) -> None:
         self._answered = True
         self._sending = memoryview(encode(answer, with_body))
         self._received.clear()

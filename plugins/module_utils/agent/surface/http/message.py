@@ -22,7 +22,7 @@ _VERSION = re.compile(r"HTTP/(\d)\.\d\Z")
 _PLAIN = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """An HTTP answer: status code, headers, body."""
 
     code: int
@@ -39,7 +39,7 @@ class HttpRequest(NamedTuple):
 
 
 #: Returns the answer to a request; None for 404.
-Responder = Callable[[HttpRequest], Optional[Answer]]
+Responder = Callable[[HttpRequest], Optional[Response]]
 
 
 class BadRequest(Exception):
@@ -50,9 +50,9 @@ class BadRequest(Exception):
         self.code = code
 
 
-def text_answer(code: int, text: str) -> Answer:
+def text_response(code: int, text: str) -> Response:
     """Return an answer of one line of plain text."""
-    return Answer(code, _PLAIN, f"{text}\n".encode())
+    return Response(code, _PLAIN, f"{text}\n".encode())
 
 
 def head_length(data: bytes) -> int:
@@ -100,7 +100,7 @@ def _header(lines: List[str], name: str) -> str:
     return ", ".join(found)
 
 
-def encode(answer: Answer, with_body: bool = True) -> bytes:
+def encode(answer: Response, with_body: bool = True) -> bytes:
     """Encode an answer, the last one on its connection; without its body for HEAD."""
     try:
         phrase = http.HTTPStatus(answer.code).phrase

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One direction of a TCP connection: bytes are read from one end and written to the other.
 
-A half is read only when everything read before has been written, so a slow reader stops the writer through TCP's own
-flow control, and a half holds at most one buffer or one pipe of bytes.
+A relay reads only when everything read before has been written, so a slow reader stops the writer through TCP's own
+flow control, and a relay holds at most one buffer or one pipe of bytes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .limits import Totals
 from .splice import Pipe, Pipes, Splice
 
 BUFFER_BYTES = 1 << 16
-#: Bytes after which a half is spliced; for fewer a pipe is not worth its system calls.
+#: Bytes after which a relay is spliced; for fewer a pipe is not worth its system calls.
 _BULK_BYTES = 1 << 18
-#: Bytes that one half may transfer before other descriptors are served.
+#: Bytes that one relay may transfer before other descriptors are served.
 _TURN_BYTES = 1 << 21
 
 
-class Means(NamedTuple):
-    """The means by which all halves transfer bytes.
+class RelayContext(NamedTuple):
+    """What all relays share to transfer bytes.
 
-    ``buffer``: the copy buffer, used by one half at a time. ``splice``: None if the system has none.
+    ``buffer``: the copy buffer, used by one relay at a time. ``splice``: None if the system has none.
     """
 
     totals: Totals
@@ -35,8 +35,8 @@ class Means(NamedTuple):
     buffer: memoryview
 
 
-class End:
-    """One end of a connection: its socket and readiness. ``ended``: the peer has sent its FIN."""
+class RelaySocket:
+    """The socket at one end of a connection, and its readiness. ``ended``: the peer has sent its FIN."""
 
     __slots__ = ("ended", "number", "readable", "sock", "writable")
 
@@ -48,12 +48,12 @@ class End:
         self.ended = False
 
 
-class Half:
+class Relay:
     """One direction: bytes read from ``source`` and not yet written to ``sink``, in ``held`` or in ``pipe``."""
 
     __slots__ = ("finished", "held", "in_pipe", "moved", "pipe", "read_all", "sink", "source")
 
-    def __init__(self, source: End, sink: End) -> None:
+    def __init__(self, source: RelaySocket, sink: RelaySocket) -> None:
         self.source = source
         self.sink = sink
         self.held = b""
@@ -63,17 +63,17 @@ class Half:
         self.read_all = False
         self.finished = False
 
-    def move(self, means: Means) -> bool:
+    def move(self, context: RelayContext) -> bool:
         """Transfer bytes until it would block; return whether the quota is used up. Raises OSError."""
         if self.finished:
             return False
         left = _TURN_BYTES
         while left > 0:
             if self.in_pipe or self.held:
-                if not self.sink.writable or not self._write(means):
+                if not self.sink.writable or not self._write(context):
                     return False
             elif self.read_all:
-                # The sink's peer may have reset the connection by now, which the other half reports.
+                # The sink's peer may have reset the connection by now, which the other relay reports.
                 with contextlib.suppress(OSError):
                     self.sink.sock.shutdown(socket.SHUT_WR)
                 self.finished = True
@@ -81,48 +81,48 @@ class Half:
             elif not self.source.readable:
                 return False
             else:
-                left -= self._read(means)
+                left -= self._read(context)
         return True
 
-    def _read(self, means: Means) -> int:
+    def _read(self, context: RelayContext) -> int:
         """Read once, and write as much of it as possible; return the number of bytes read."""
         source = self.source
-        if self.pipe is None and self.moved >= _BULK_BYTES and means.splice is not None:
-            self.pipe = means.pipes.borrow()
+        if self.pipe is None and self.moved >= _BULK_BYTES and context.splice is not None:
+            self.pipe = context.pipes.borrow()
         try:
-            if self.pipe is not None and means.splice is not None:
+            if self.pipe is not None and context.splice is not None:
                 size = self.pipe.size
-                count = self.in_pipe = means.splice(source.number, self.pipe.write_end, size)
+                count = self.in_pipe = context.splice(source.number, self.pipe.write_end, size)
             else:
                 size = BUFFER_BYTES
-                count = source.sock.recv_into(means.buffer)
+                count = source.sock.recv_into(context.buffer)
         except (BlockingIOError, InterruptedError):
             source.readable = False
             return 0
         self.moved += count
-        means.totals.bytes += count
+        context.totals.bytes += count
         if not count:
             self.read_all = True
         elif self.pipe is None:
             sent = 0
             if self.sink.writable:
                 try:
-                    sent = self.sink.sock.send(means.buffer[:count])
+                    sent = self.sink.sock.send(context.buffer[:count])
                 except BlockingIOError:
                     self.sink.writable = False
             if sent < count:
-                self.held = bytes(means.buffer[sent:count])
+                self.held = bytes(context.buffer[sent:count])
             elif count < size and not source.ended:
                 # The socket was drained; further bytes, or the end, cause a new event.
                 source.readable = False
         return count
 
-    def _write(self, means: Means) -> bool:
+    def _write(self, context: RelayContext) -> bool:
         """Write the bytes held; return whether all were written."""
         sink = self.sink
         try:
-            if self.in_pipe and self.pipe is not None and means.splice is not None:
-                self.in_pipe -= means.splice(self.pipe.read_end, sink.number, self.in_pipe)
+            if self.in_pipe and self.pipe is not None and context.splice is not None:
+                self.in_pipe -= context.splice(self.pipe.read_end, sink.number, self.in_pipe)
             else:
                 self.held = self.held[sink.sock.send(self.held) :]
         except BlockingIOError:
@@ -130,8 +130,8 @@ class Half:
             return False
         return True
 
-    def release(self, means: Means) -> None:
+    def release(self, context: RelayContext) -> None:
         """Return the pipe to the pool, if there is one; its content is lost."""
         if self.pipe is not None:
-            means.pipes.give_back(self.pipe, self.in_pipe == 0)
+            context.pipes.give_back(self.pipe, self.in_pipe == 0)
             self.pipe = None
