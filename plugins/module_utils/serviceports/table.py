@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..cluster.claims import Claim, Conflict
 from ..cluster.model import NamespacedName, Service, ServicePort
@@ -14,10 +14,17 @@ from ..configuration.behaviour import KUBE_PROXY, Behaviour
 from ..configuration.sections.outside_host import OutsideHost
 from ..configuration.sections.service_policy import ServicePolicySettings
 from .endpoints import endpoint_counts, expand, mark_failing, slices_in_order
-from .info import ServicePortInfo, ServicePortName
+from .info import Endpoint, ServicePortInfo, ServicePortName
 from .policy import is_node_local
-from .selection import select
-from .service_ports import DEFAULT_POLICY, cluster_ip_of, port_policy, service_attributes
+from .selection import Selection, select
+from .service_ports import (
+    DEFAULT_POLICY,
+    PortPolicy,
+    ServiceAttributes,
+    cluster_ip_of,
+    port_policy,
+    service_attributes,
+)
 from .weights import EQUAL, differ, weights_of, with_rise
 
 INSIDE = OutsideHost()
@@ -74,55 +81,63 @@ def service_ports_of(
     by_port = expand(slices, context.family, node_name, weights)
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
     rising = state.rising(service_key)
+    has_weights = weights is not EQUAL or bool(rising)
     service_ports: List[ServicePortInfo] = []
     for port in service.ports:
-        external_ips, load_balancer_ips = attributes.external_ips, attributes.load_balancer_ips
-        node_port = port.node_port
-        if lost:
-            if Claim(attributes.cluster_ip, port.port, port.protocol) in lost:
-                continue
-            external_ips = _kept(external_ips, port, lost)
-            load_balancer_ips = _kept(load_balancer_ips, port, lost)
-            node_port = 0 if Claim(context.family, node_port, port.protocol) in lost else node_port
-        policy = port_policy(attributes, port)
+        claimed = _without_lost(attributes, port, context.family, lost) if lost else (attributes, port)
+        if claimed is None:
+            continue
         endpoints = by_port.get((port.name, port.protocol), ())
         if failing is not None and endpoints:
             endpoints = mark_failing(endpoints, failing)
         if rising:
             endpoints = with_rise(endpoints, rising)
+        policy = port_policy(attributes, port)
         chosen = select(endpoints, policy.uses_cluster_endpoints, policy.uses_local_endpoints, node_name, zone)
-        service_ports.append(
-            ServicePortInfo(
-                key=ServicePortName(service.namespace, service.name, port.name, port.protocol),
-                family=context.family,
-                cluster_ip=attributes.cluster_ip,
-                port=port.port,
-                node_port=node_port,
-                external_ips=external_ips,
-                load_balancer_ips=load_balancer_ips,
-                source_ranges=attributes.source_ranges,
-                affinity_seconds=service.affinity_seconds,
-                internal_local=attributes.internal_local,
-                external_local=attributes.external_local,
-                externally_accessible=policy.externally_accessible,
-                uses_cluster_endpoints=policy.uses_cluster_endpoints,
-                uses_local_endpoints=policy.uses_local_endpoints,
-                health_check_node_port=attributes.health_check_node_port,
-                endpoints=endpoints,
-                cluster=chosen.cluster,
-                local=chosen.local,
-                reachable=chosen.reachable,
-                has_any=chosen.has_any,
-                external_ip_sources=attributes.external_ip_sources,
-                node_port_sources=attributes.node_port_sources,
-                policy=attributes.policy,
-                weighted=(weights is not EQUAL or bool(rising)) and differ(chosen.reachable),
-                created=service.created,
-            )
-        )
+        weighted = has_weights and differ(chosen.reachable)
+        service_ports.append(_info(service, context.family, *claimed, policy, endpoints, chosen, weighted))
     if len(service_ports) > 1:
         service_ports.sort(key=lambda info: info.key)
     return tuple(service_ports)
+
+
+def _info(
+    service: Service,
+    family: str,
+    attributes: ServiceAttributes,
+    port: ServicePort,
+    policy: PortPolicy,
+    endpoints: Tuple[Endpoint, ...],
+    chosen: Selection,
+    weighted: bool,
+) -> ServicePortInfo:
+    return ServicePortInfo(
+        key=ServicePortName(service.namespace, service.name, port.name, port.protocol),
+        family=family,
+        cluster_ip=attributes.cluster_ip,
+        port=port.port,
+        node_port=port.node_port,
+        external_ips=attributes.external_ips,
+        load_balancer_ips=attributes.load_balancer_ips,
+        source_ranges=attributes.source_ranges,
+        affinity_seconds=service.affinity_seconds,
+        internal_local=attributes.internal_local,
+        external_local=attributes.external_local,
+        externally_accessible=policy.externally_accessible,
+        uses_cluster_endpoints=policy.uses_cluster_endpoints,
+        uses_local_endpoints=policy.uses_local_endpoints,
+        health_check_node_port=attributes.health_check_node_port,
+        endpoints=endpoints,
+        cluster=chosen.cluster,
+        local=chosen.local,
+        reachable=chosen.reachable,
+        has_any=chosen.has_any,
+        external_ip_sources=attributes.external_ip_sources,
+        node_port_sources=attributes.node_port_sources,
+        policy=attributes.policy,
+        weighted=weighted,
+        created=service.created,
+    )
 
 
 def _cluster_ip_only(service: Service) -> Service:
@@ -138,8 +153,24 @@ def _cluster_ip_only(service: Service) -> Service:
     )
 
 
-def _kept(addresses: Tuple[str, ...], port: ServicePort, lost: Mapping[Claim, Conflict]) -> Tuple[str, ...]:
-    return tuple([address for address in addresses if Claim(address, port.port, port.protocol) not in lost])
+def _without_lost(
+    attributes: ServiceAttributes, port: ServicePort, family: str, lost: Mapping[Claim, Conflict]
+) -> Optional[Tuple[ServiceAttributes, ServicePort]]:
+    """Return the attributes and the port without the addresses and the node port that other Services have claimed.
+
+    None if the cluster IP is one of them.
+    """
+    number, protocol = port.port, port.protocol
+    if Claim(attributes.cluster_ip, number, protocol) in lost:
+        return None
+
+    def kept(addresses: Tuple[str, ...]) -> Tuple[str, ...]:
+        return tuple([address for address in addresses if Claim(address, number, protocol) not in lost])
+
+    attributes = attributes._replace(
+        external_ips=kept(attributes.external_ips), load_balancer_ips=kept(attributes.load_balancer_ips)
+    )
+    return attributes, port._replace(node_port=0) if Claim(family, port.node_port, protocol) in lost else port
 
 
 def count_endpoints(

@@ -200,6 +200,36 @@ def _check_sysctls(reader: _Reader, values: Dict[str, str]) -> None:
             raise reader.fail(f"a mapping to numbers: {key}: {value!r}")
 
 
+def _decode_sets(reader: _Reader) -> Dict[str, ipvs.SetDefinition]:
+    rows = [reader.row(row, (str, str, str, int)) for row in reader.get("sets", list)]
+    return {name: ipvs.SetDefinition(*definition) for name, *definition in rows}
+
+
+def _decode_servers(reader: _Reader) -> Dict[ipvs.VirtualServerKey, ipvs.VirtualServer]:
+    servers = {}
+    for row in reader.get("virtual_servers", list):
+        values = reader.row(row, (str, str, int, str, int, int, int))
+        reader.address(values[1])
+        servers[ipvs.VirtualServerKey(*values[:3])] = ipvs.VirtualServer(*values[3:])
+    return servers
+
+
+def _decode_real_servers(reader: _Reader) -> Dict[ipvs.RealServerKey, ipvs.RealServer]:
+    servers = {}
+    for row in reader.get("real_servers", list):
+        values = reader.row(row, (str, str, int, str, int, int, str))
+        for address in (values[1], values[3]):
+            reader.address(address)
+        key = ipvs.RealServerKey(ipvs.VirtualServerKey(*values[:3]), values[3], values[4])
+        servers[key] = ipvs.RealServer(*values[5:])
+    return servers
+
+
+def _decode_values(reader: _Reader, name: str, kind: type) -> Dict[str, Any]:
+    """Return the mapping to text or numbers in a field."""
+    return {key: reader.row([value], (kind,))[0] for key, value in reader.get(name, dict).items()}
+
+
 def decode_state(document: Any) -> NodeState:
     """Return the state in JSON values. Raises HistoryError, naming the field."""
     reader = _Reader(document)
@@ -210,28 +240,14 @@ def decode_state(document: Any) -> NodeState:
     policy = None
     if "network_policy" in document:
         policy = _decode_nftables(reader, reader.get("network_policy", list))
-    sets = {}
-    for row in reader.get("sets", list):
-        name, *definition = reader.row(row, (str, str, str, int))
-        sets[name] = ipvs.SetDefinition(*definition)
+    sets = _decode_sets(reader)
     elements = {ipvs.SetElementKey(*reader.row(row, (str, str))): True for row in reader.get("set_elements", list)}
-    servers, real_servers = {}, {}
-    for row in reader.get("virtual_servers", list):
-        values = reader.row(row, (str, str, int, str, int, int, int))
-        reader.address(values[1])
-        servers[ipvs.VirtualServerKey(*values[:3])] = ipvs.VirtualServer(*values[3:])
-    for row in reader.get("real_servers", list):
-        values = reader.row(row, (str, str, int, str, int, int, str))
-        for address in (values[1], values[3]):
-            reader.address(address)
-        key = ipvs.RealServerKey(ipvs.VirtualServerKey(*values[:3]), values[3], values[4])
-        real_servers[key] = ipvs.RealServer(*values[5:])
+    servers, real_servers = _decode_servers(reader), _decode_real_servers(reader)
     addresses = {reader.address(reader.line(value)): True for value in reader.get("addresses", list)}
-    texts: Dict[str, Dict[str, Any]] = {}
-    for name, kind in (("devices", str), ("sysctls", str), ("timeouts", int)):
-        entries = reader.get(name, dict)
-        texts[name] = {key: reader.row([value], (kind,))[0] for key, value in entries.items()}
-    _check_sysctls(reader, texts["sysctls"])
+    devices, sysctls, timeouts = (
+        _decode_values(reader, name, kind) for name, kind in (("devices", str), ("sysctls", str), ("timeouts", int))
+    )
+    _check_sysctls(reader, sysctls)
     excluded = tuple(map(reader.line, reader.get("exclude_cidrs", list)))
     return NodeState(
         chains=chains,
@@ -242,10 +258,10 @@ def decode_state(document: Any) -> NodeState:
         set_elements=elements,
         virtual_servers=servers,
         real_servers=real_servers,
-        devices=texts["devices"],
+        devices=devices,
         addresses=addresses,
-        timeouts=texts["timeouts"],
-        sysctls=texts["sysctls"],
+        timeouts=timeouts,
+        sysctls=sysctls,
         exclude_cidrs=excluded,
         policies_only="policies_only" in document and reader.get("policies_only", bool),
     )

@@ -336,25 +336,11 @@ def restore(
     saved, rest = None, planned
     if not check and _differs(planned):
         with watch.stage("save"):
-            if state.policies_only:
-                before = observe_policies(handles)
-            else:
-                before = observe_state(handles, state.uses_ipvs, state.exclude_cidrs)
-            try:
-                saved = history.save(before, BEFORE_ROLLBACK, [record.number]).number
-            except HistoryError as error:
-                more.append(f"the current state is not saved, so this rollback cannot be undone: {error}")
+            saved = _save_current(state, record, history, handles, more)
         with watch.stage("apply"):
-            # Plan removals after everything has been restored, so that connections that began meanwhile are seen.
-            watch.add(apply_plan(planned, removals=False))
-            rest = plan(restore_stages(state, handles, check)[0])
-            watch.add(apply_plan(rest))
-            # The next convergence looks for stale connection tracking entries of UDP Services.
-            try:
-                if not state.policies_only:
-                    write_ledger(request.state_directory, Flows({}))
-            except KernelError as error:
-                more.append(str(error))
+            rest = _apply(state, handles, planned, watch)
+            if not state.policies_only:
+                _forget_flows(request.state_directory, more)
     changes = table_changes([*modules, *planned], request.describe)
     more += _kept_server_warnings(state, rest)
     return RollbackReport(
@@ -366,3 +352,42 @@ def restore(
         warnings=(*warnings, *more),
         durations=dict(watch.seconds),
     )
+
+
+def _save_current(
+    state: NodeState, record: StateRecord, history: History, handles: KernelHandles, warnings: List[str]
+) -> Optional[int]:
+    """Save the current state and return its number, or None with a warning added. Raises KernelError.
+
+    Only what ``state``, that of ``record``, has is saved: policies only, or everything.
+    """
+    if state.policies_only:
+        current = observe_policies(handles)
+    else:
+        current = observe_state(handles, state.uses_ipvs, state.exclude_cidrs)
+    try:
+        return history.save(current, BEFORE_ROLLBACK, [record.number]).number
+    except HistoryError as error:
+        warnings.append(f"the current state is not saved, so this rollback cannot be undone: {error}")
+        return None
+
+
+def _apply(
+    state: NodeState, handles: KernelHandles, planned: Sequence[PlannedChange], watch: Stopwatch
+) -> List[PlannedChange]:
+    """Apply the changes, and return the second plan, which has the removals. Raises KernelError.
+
+    Removals are planned after everything has been restored, so that connections that began meanwhile are seen.
+    """
+    watch.add(apply_plan(planned, removals=False))
+    rest = plan(restore_stages(state, handles, check=False)[0])
+    watch.add(apply_plan(rest))
+    return rest
+
+
+def _forget_flows(state_directory: str, warnings: List[str]) -> None:
+    """Have the next convergence look for stale connection tracking entries of UDP Services."""
+    try:
+        write_ledger(state_directory, Flows({}))
+    except KernelError as error:
+        warnings.append(str(error))
