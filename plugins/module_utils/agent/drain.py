@@ -9,9 +9,10 @@ The agent reads the file of root's command at its start and when the command req
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 from ..convergence.drain.record import DrainError, DrainRecord, read_record
+from ..convergence.runtime.agent_status import DrainStatus
 from ..timestamps import timestamp
 from .api.events import NORMAL, Post
 from .surface.log import Log
@@ -95,7 +96,7 @@ class Drain:
             self._post(None, NORMAL, "DrainEnded", _ACTION, f"the drain has ended: {reason}")
             self.changed()
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> DrainStatus:
         """Return the drain as plain JSON values; times are in seconds since the epoch, 0 without a drain."""
         record, deadline = (self._record, self._deadline) if self.active else (None, None)
         return {

@@ -16,6 +16,7 @@ from ..forwarding.limits import Limits, within_files
 from ..forwarding.loop import LONGEST_WAIT_SECONDS
 from ..forwarding.opened import Client, Used
 from ..forwarding.resource import ListenersResource
+from ..forwarding.status import ForwardingStatus
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from ..resources import Change, Resource
 from .supervision import Supervisor, Task, brief_traceback
@@ -118,7 +119,7 @@ class Forwarding(ListenerAccess):
         """Add, change and remove listeners; the first call starts the thread. Raises KernelError."""
         self._started().apply(change)
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> ForwardingStatus:
         """Return the state of the forwarder as plain JSON values; empty if there has been no listener."""
         return self._forwarder.status() if self._forwarder is not None else {}
 

@@ -11,8 +11,9 @@ and an object that would grow too much keeps its previous version. What is progr
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict, NamedTuple, Optional, Set
+from typing import Callable, Dict, NamedTuple, Optional, Set
 
+from ..convergence.runtime.agent_status import MemoryStatus
 from ..kernel.memory_group import MemoryGroup, memory_group
 from .api.events import WARNING, Post
 from .source.room import NoRoom, Room
@@ -205,7 +206,7 @@ class MemoryBudget(Room):
             refused=len(self._refused),
         )
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> MemoryStatus:
         """Return the use as plain JSON values."""
         use = self.use()
         return {

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from ..convergence.runtime.agent_client import NoAgent, ask_agent
+from ..convergence.runtime.agent_status import AgentStatus, MemoryStatus, PolicyStatus, ask_status
 from ..errors import ProxyError
 from .connection_lines import PASSING, connection_lines
 from .drain.lines import drain_line
@@ -21,17 +22,17 @@ _NAMES = 10
 def show_status(arguments: argparse.Namespace) -> CommandResult:
     """Show the agent's status, or without one how the node differs from the cluster (``status``)."""
     try:
-        document = ask_agent(arguments.control, {"command": "status"})
+        document = ask_status(arguments.control)
     except NoAgent as error:
         from .commands import status_without_agent
 
         return status_without_agent(arguments, str(error))
-    lines = _lines_of(_status_lines, document)
+    lines = _lines_of(lambda: _status_lines(document))
     good = document["healthy"] and not document["lastError"] and not document.get("networkPolicy", {}).get("error")
-    return CommandResult(OK if good else NOT_RUNNING, lines, document)
+    return CommandResult(OK if good else NOT_RUNNING, lines, dict(document))
 
 
-def _status_lines(document: Dict[str, Any]) -> List[str]:
+def _status_lines(document: AgentStatus) -> List[str]:
     healthy = "healthy" if document["healthy"] else "not healthy"
     lost = document.get("apiServerLostSeconds", {})
     if lost and all(lost.values()):
@@ -67,7 +68,7 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
         lines.append(f"forwarding: {text}, {forwarding['sockets']} of {forwarding['listeners']} listeners open")
         lines += [f"            cannot listen: {line}" for line in forwarding["unbound"]]
     lines += _policy_lines(document.get("networkPolicy") or {})
-    lines += _memory_lines(document.get("memory") or {})
+    lines += _memory_lines(document.get("memory"))
     lines.append(f"syncs:      {document['syncs']}, external changes repaired: {document['driftRepaired']}")
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")
@@ -82,8 +83,8 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
     return lines
 
 
-def _memory_lines(memory: Dict[str, Any]) -> List[str]:
-    if not memory.get("limit"):
+def _memory_lines(memory: Optional[MemoryStatus]) -> List[str]:
+    if not memory or not memory.get("limit"):
         return []
     percent = round(memory["cluster"] * 100 / memory["capacity"]) if memory["capacity"] else 100
     text = f"{memory['used'] >> 20} of {memory['limit'] >> 20} MiB, which carry the cluster to {percent} %"
@@ -95,7 +96,7 @@ def _memory_lines(memory: Dict[str, Any]) -> List[str]:
     return lines
 
 
-def _policy_lines(policy: Dict[str, Any]) -> List[str]:
+def _policy_lines(policy: PolicyStatus) -> List[str]:
     if not policy:
         return []
     state = "in force" if policy["inForce"] else "not up to date"
@@ -104,18 +105,20 @@ def _policy_lines(policy: Dict[str, Any]) -> List[str]:
     lines = [f"policies:   {state}: {counts}{repaired}"]
     if policy["error"]:
         lines.append(f"            {policy['error']}")
-    for key, text in (("unselectedPods", "pods that no policy selects"), ("unusedPolicies", "policies without a pod")):
-        names = policy.get(key, [])
+    for names, text in (
+        (policy.get("unselectedPods", []), "pods that no policy selects"),
+        (policy.get("unusedPolicies", []), "policies without a pod"),
+    ):
         if names:
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             lines.append(f"            {text}: {', '.join(names[:_NAMES])}{more}")
     return [*lines, *(f"            {line}" for line in policy["warnings"])]
 
 
-def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, Any]) -> List[str]:
+def _lines_of(show: Callable[[], List[str]]) -> List[str]:
     """Return the lines for an agent's answer. Raises ProxyError if the answer is not valid."""
     try:
-        return show(document)
+        return show()
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
 
@@ -134,7 +137,7 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
         from .commands import explain_node
 
         document = explain_node(arguments, arguments.target, client)
-    lines = _lines_of(_explanation_lines, document)
+    lines = _lines_of(lambda: _explanation_lines(document))
     return CommandResult(OK if document["found"] else DIFFERENT, lines, document)
 
 
@@ -149,7 +152,7 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
         from .commands import explain_connection
 
         document = explain_connection(arguments)
-    lines = _lines_of(lambda found: connection_lines(found, arguments.why_not), document)
+    lines = _lines_of(lambda: connection_lines(document, arguments.why_not))
     if arguments.live is not None:
         from .live_lines import follow_flows, traced_lines
 

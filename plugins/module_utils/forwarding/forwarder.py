@@ -17,7 +17,6 @@ import select
 import sys
 import time
 from typing import (
-    Any,
     Callable,
     Collection,
     Dict,
@@ -42,6 +41,7 @@ from .opened import Client, Opened, Used, opened_by, used_by_owner
 from .relay import BUFFER_BYTES, RelayContext
 from .sources import Sources
 from .splice import Pipes, find_splice
+from .status import ForwardingStatus
 
 Item = TypeVar("Item")
 Server = Union[tcp.TcpServer, udp.UdpServer]
@@ -176,7 +176,7 @@ class Forwarder:
 
         return self._loop.call(look_up)
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> ForwardingStatus:
         """Return the state as plain JSON values."""
         totals, unbound = self.totals, self.unbound()
         return {

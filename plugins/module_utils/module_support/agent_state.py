@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Optional
 
-from ..convergence.runtime.agent_client import ask_agent
+from ..convergence.runtime.agent_status import AgentStatus, DrainStatus, FamilyStatus, ask_status
 from ..convergence.runtime.state_directory import control_socket
 from ..errors import ProxyError
 from ..timestamps import timestamp
@@ -27,12 +27,12 @@ def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
     if not installed and not os.path.exists(control_socket(state_directory)):
         return {}
     try:
-        return state_of(ask_agent(control_socket(state_directory), {"command": "status"}))
+        return state_of(ask_status(control_socket(state_directory)))
     except ProxyError as error:
         return {"running": False, "error": str(error)}
 
 
-def state_of(answer: Mapping[str, Any]) -> Dict[str, Any]:
+def state_of(answer: AgentStatus) -> Dict[str, Any]:
     """Return the state in an agent's answer."""
     last = answer.get("lastSync") or 0
     return {
@@ -51,9 +51,9 @@ def state_of(answer: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def served_state(answer: Mapping[str, Any]) -> Dict[str, Any]:
+def served_state(answer: AgentStatus) -> Dict[str, Any]:
     """Return what an agent serves: its mode, numbers, the entries that it has programmed, and invalid objects."""
-    families: Dict[str, Dict[str, Any]] = answer.get("families") or {}
+    families: Dict[str, FamilyStatus] = answer.get("families") or {}
     refused: List[str] = answer.get("refused") or []
     numbers = list(families.values())
     return {
@@ -87,7 +87,7 @@ def _refusal(line: str) -> Dict[str, str]:
     return {key: value or "" for key, value in {**found.groupdict(), "field": ""}.items()}
 
 
-def _drained_until(drain: Any) -> str:
+def _drained_until(drain: Optional[DrainStatus]) -> str:
     """Return when the drain in an agent's answer ends; empty without one, and for an agent that knows none."""
     if not isinstance(drain, dict) or not drain.get("drained"):
         return ""
@@ -95,6 +95,6 @@ def _drained_until(drain: Any) -> str:
     return timestamp(until) if isinstance(until, (int, float)) and 0 <= until < _LATEST else "unknown"
 
 
-def _policy_error(answer: Mapping[str, Any]) -> str:
+def _policy_error(answer: AgentStatus) -> str:
     error = (answer.get("networkPolicy") or {}).get("error")
     return f"network policies: {error}" if error else ""

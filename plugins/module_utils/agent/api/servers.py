@@ -12,11 +12,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ...cluster.access.servers import KUBECONFIG, KUBERNETES, Candidate, configured_servers, named_servers
 from ...cluster.model import EndpointSlice
 from ...cluster.state import ClusterState
+from ...convergence.runtime.agent_status import ServerStatus
 from ..surface.log import Log
 
 #: Seconds for which a server that has failed is not chosen if there is another one.
@@ -115,7 +116,7 @@ class ApiServers:
         say("using another API server", server=new, failed=old, reason=reason)
         return True
 
-    def status(self) -> List[Dict[str, Any]]:
+    def status(self) -> List[ServerStatus]:
         """Return the servers with their origin, whether each is in use, and its last failure ("" if it works)."""
         with self._lock:
             candidates = self._candidates()

@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
 from ...addresses import family_of
 from ...cluster.model import Failing, NamespacedName
 from ...configuration.sections.health_checks import HealthChecks
+from ...convergence.runtime.agent_status import CheckStatus
 from ...errors import KernelError
 from ...serviceports.table import service_ports_of
 from ..api.events import NORMAL, WARNING, Post, service_reference
@@ -167,9 +168,9 @@ class Checks:
                         local=ended.sockets,
                     )
 
-    def status(self) -> List[Dict[str, Any]]:
+    def status(self) -> List[CheckStatus]:
         """Return the results of all checks as plain JSON values."""
-        found = []
+        found: List[CheckStatus] = []
         for target, verdict in sorted(self._prober.verdicts().items()):
             found.append(
                 {

@@ -16,6 +16,7 @@ from ...convergence.explanation.explain import ExplainedFamily, explain, explain
 from ...convergence.explanation.flows import Kernel
 from ...convergence.explanation.target import parse_target
 from ...convergence.handles import KernelHandles
+from ...convergence.runtime.agent_status import AgentStatus, FamilyStatus
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
 from ...errors import ProxyError
@@ -57,10 +58,10 @@ class AgentState(NamedTuple):
     memory: MemoryBudget
 
 
-def status_document(state: AgentState) -> Dict[str, Any]:
-    """Return the state of a running agent as plain JSON values."""
+def status_document(state: AgentState) -> AgentStatus:
+    """Return the state of a running agent."""
     proxiers, view = state.sync.proxiers, state.view
-    families = {}
+    families: Dict[str, FamilyStatus] = {}
     for family in proxiers.families if proxiers is not None else ():
         totals = family.summaries.totals
         families[family.family] = {
@@ -157,7 +158,7 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """
     command = question.get("command")
     if command == "status":
-        return status_document(state)
+        return dict(status_document(state))
     if command == "explain":
         return _explanation(state, question)
     if command == LISTENERS:

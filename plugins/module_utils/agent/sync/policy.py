@@ -36,6 +36,7 @@ from ...convergence.policy import (
     raw_addresses,
 )
 from ...convergence.removal import policy_removal_stages
+from ...convergence.runtime.agent_status import PolicyStatus
 from ...errors import KernelError, ProxyError
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
@@ -130,7 +131,7 @@ class PolicySync:
             self._health.forget(HEALTH)
             self.pods = {}
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> PolicyStatus:
         """Return the state as plain JSON values; empty if policies are not enforced.
 
         ``inForce``: the table is that of the policies that are known. ``warnings``: policies and pods with a problem.
@@ -151,7 +152,7 @@ class PolicySync:
             "warnings": policy_warnings(policy) if policy is not None else [],
         }
 
-    def coverage(self) -> Dict[str, List[str]]:
+    def coverage(self) -> PolicyStatus:
         """Return the pods of this node that no policy selects, and the policies that select no pod at all, by name."""
         if self._policy is None:
             return {}

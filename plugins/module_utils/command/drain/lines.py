@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Mapping
 
 from ...timestamps import timestamp
 
 
-def drain_line(answer: Dict[str, Any]) -> str:
+def drain_line(answer: Mapping[str, Any]) -> str:
     """Return an agent's drain in one line. Raises LookupError, TypeError or ValueError if the answer is not valid."""
     if not answer["drained"]:
         return f"not drained; ignored: {answer['problem']}" if answer["problem"] else "not drained"

@@ -1,0 +1,125 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The status of a running agent, as JSON values: the agent's answer to the question ``status``.
+
+An agent of another version may lack fields, or may have others.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, TypedDict, cast
+
+from ...forwarding.status import ForwardingStatus
+from .agent_client import ask_agent
+
+#: An API server: ``from``: where it is named. ``lastError``: empty if it works.
+ServerStatus = TypedDict("ServerStatus", {"server": str, "from": str, "inUse": bool, "lastError": str})
+
+
+class FamilyStatus(TypedDict):
+    """The numbers of one family. ``entries``: by table. ``iptables``: the variant, empty without iptables."""
+
+    services: int
+    ports: int
+    endpoints: int
+    draining: int
+    entries: Dict[str, int]
+    iptables: str
+
+
+class CheckStatus(TypedDict):
+    """The results of the checks of one endpoint. ``failures``: in a row."""
+
+    service: str
+    endpoint: str
+    passing: bool
+    checks: int
+    failures: int
+    lastError: str
+
+
+class DrainStatus(TypedDict):
+    """The drain of the node; times are in seconds since the epoch, 0 without a drain."""
+
+    drained: bool
+    since: float
+    until: float
+    remainingSeconds: float
+    problem: str
+
+
+class MemoryStatus(TypedDict):
+    """The use of the agent's memory limit, in bytes. ``heldBack``: objects that keep their previous version."""
+
+    limit: int
+    used: int
+    cluster: int
+    capacity: Optional[int]
+    heldBack: int
+    refusedLists: List[str]
+
+
+class PolicyStatus(TypedDict, total=False):
+    """The state of network policies; empty if they are not enforced.
+
+    ``inForce``: the table is that of the policies that are known. ``warnings``: policies and pods with a problem.
+    ``unselectedPods``: pods of this node that no policy selects. ``unusedPolicies``: those that select no pod.
+    """
+
+    inForce: bool
+    error: str
+    policies: int
+    pods: int
+    elements: int
+    refusedPolicies: int
+    lastSync: float
+    failures: int
+    repaired: int
+    warnings: List[str]
+    unselectedPods: List[str]
+    unusedPolicies: List[str]
+
+
+class AgentStatus(TypedDict):
+    """The status. Times are in seconds since the epoch; by kind of object what the watch of the API server does."""
+
+    agent: str
+    version: str
+    engine: str
+    node: str
+    mode: str
+    modeReason: str
+    behaviour: str
+    ipvsGlue: str
+    healthy: bool
+    since: float
+    uptimeSeconds: float
+    apiServer: Dict[str, str]
+    apiServerLostSeconds: Dict[str, float]
+    apiServers: List[ServerStatus]
+    startedFromCache: bool
+    staticServices: Dict[str, str]
+    checks: List[CheckStatus]
+    unchecked: List[str]
+    clusterKnown: bool
+    lastSync: float
+    lastError: str
+    syncs: int
+    driftRepaired: int
+    refused: List[str]
+    ignored: List[str]
+    conflicts: List[str]
+    families: Dict[str, FamilyStatus]
+    forwarding: ForwardingStatus
+    drain: DrainStatus
+    memory: MemoryStatus
+    networkPolicy: PolicyStatus
+
+
+def ask_status(path: str) -> AgentStatus:
+    """Return the status of the agent that listens at ``path``, whose fields are not checked.
+
+    Raises NoAgent if no agent is running, ProxyError.
+    """
+    return cast(AgentStatus, ask_agent(path, {"command": "status"}))
