@@ -11,7 +11,7 @@ another is a callable that it gets here.
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, Optional, Tuple, Union
 
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
@@ -22,16 +22,20 @@ from ..mode_names import MODES
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
+from .checks.prober import VerdictChange
 from .drain import Drain
 from .forwarding import Forwarding
 from .memory import MemoryBudget
 from .options import AgentOptions, command_line_flags
 from .settings import configure_log, load_settings
 from .source.cluster_source import ClusterSource
+from .source.first_services import FirstObjects
 from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
+from .source.known import Batch
 from .source.static_source import StaticSource
 from .supervision import Supervisor
+from .surface.control import ControlRequest
 from .surface.health import ProxyHealth
 from .surface.http.connections import limits_of, raise_open_files
 from .surface.log import LimitedLog, Log
@@ -48,6 +52,9 @@ from .sync.policy import PolicySync
 from .timers import Timers
 from .traffic import Traffic
 from .views import Views
+
+#: What other threads deliver to the loop.
+Delivered = Union[Batch, FirstObjects, VerdictChange, ControlRequest]
 
 
 class Parts:
@@ -71,7 +78,7 @@ class Parts:
         self.drain = Drain(options.drain_file, self.timers, log, self.post)
         self.health.drained = lambda: self.drain.active
         self.metrics.drained.set_function(lambda: float(self.drain.active))
-        self.inbox = Inbox()
+        self.inbox: Inbox[Delivered] = Inbox()
         files = raise_open_files()
         self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, files)
         self.handles = KernelHandles(progress, self.forwarding)

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Iterator, Union
 
 from ..cluster.policy_model import ACCEPT, DENY
 from .matching.ports import PortSet, TierOutcome
 from .numbers import Numbers, value_digest
 from .rows import EVERYTHING_ID, PORTS, TIER_OTHERS, TIER_PORTS, PolicyRows, Row
+
+Grant = Union[PortSet, TierOutcome]
 
 
 class GrantValues:
@@ -18,9 +20,9 @@ class GrantValues:
 
     def __init__(self, rows: PolicyRows) -> None:
         self._rows = rows
-        self._numbers: Numbers[Any] = Numbers(value_digest, high=True)
+        self._numbers: Numbers[Grant] = Numbers(value_digest, high=True)
 
-    def acquire(self, value: Any) -> int:
+    def acquire(self, value: Grant) -> int:
         """Return the number of a port set or outcome, and count one more use."""
         if isinstance(value, PortSet) and value.everything:
             return EVERYTHING_ID
@@ -39,12 +41,12 @@ class GrantValues:
             for row in _rows_of(number, value):
                 self._rows.remove(row)
 
-    def value(self, number: int) -> Any:
+    def value(self, number: int) -> Grant:
         """Return the port set or outcome of a number in use."""
         return PortSet((), True) if number == EVERYTHING_ID else self._numbers.values[number]
 
 
-def _rows_of(number: int, value: Any) -> Iterator[Row]:
+def _rows_of(number: int, value: Grant) -> Iterator[Row]:
     if isinstance(value, TierOutcome):
         for action, ranges in ((ACCEPT, value.accepted), (DENY, value.denied)):
             yield from ((TIER_PORTS, action, number, *part) for part in ranges)

@@ -10,14 +10,16 @@ import math
 import os
 import queue
 import select
-from typing import Any, Iterator, Sequence
+from typing import Generic, Iterator, Sequence, TypeVar
+
+Item = TypeVar("Item")
 
 
-class Inbox:
+class Inbox(Generic[Item]):
     """A queue that can be waited for together with descriptors. Only the loop calls :meth:`wait` and :meth:`items`."""
 
     def __init__(self) -> None:
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._read, self._write = os.pipe()
         for descriptor in (self._read, self._write):
             os.set_blocking(descriptor, False)
@@ -28,7 +30,7 @@ class Inbox:
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"\0")
 
-    def deliver(self, item: Any) -> None:
+    def deliver(self, item: Item) -> None:
         """Add an item for the loop to process."""
         self._items.put(item)
         self.wake()
@@ -44,7 +46,7 @@ class Inbox:
             while len(os.read(self._read, 4096)) == 4096:
                 pass
 
-    def items(self) -> Iterator[Any]:
+    def items(self) -> Iterator[Item]:
         """Yield the delivered items in order."""
         while True:
             try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import FAMILIES
 from ...errors import HistoryError, KernelError, ProxyError
@@ -23,7 +23,6 @@ from ...kernel.nftables.raw.reading import RawSet
 from ...kernel.nftables.raw.resource import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
 from ...kernel.rtnetlink.links import AddressesResource, DummyDeviceResource
 from ...kernel.sysctls import SysctlsResource, read_value, unchangeable
-from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.empty_tables import EmptyTablesResource
 from ...kernel.xtables.variant import NFT
 from ...mode_names import IPVS
@@ -252,9 +251,9 @@ def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str])
     chains: List[Stage] = []
     resources = chains_resources(state.chains)
     for resource in resources:
-        chains.append(Stage(resource, cast(Any, resource.desired), postponed=late))
+        chains.append(Stage(resource, resource.desired, postponed=late))
         if resource.variant.name == NFT:
-            emptied = EmptyTablesResource(cast(ChainsResource, resource))
+            emptied = EmptyTablesResource(resource)
             # After its chains, wherever these are.
             chains.append(Stage(emptied, {}, postponed=lambda _change: to_ipvs))
     known = {(resource.variant.family, resource.variant.name) for resource in resources}

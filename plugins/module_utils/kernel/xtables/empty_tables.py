@@ -9,7 +9,7 @@ cannot be deleted at all while their module is loaded. Source: linux/netfilter/n
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Protocol, Tuple
 
 from ...errors import KernelError
 from ...resources import Change, Kind, Resource
@@ -20,7 +20,7 @@ from ..netlink.socket import NetlinkSocket
 from ..nftables.attributes import NFTA_CHAIN_NAME, NFTA_TABLE_NAME
 from ..nftables.listing import ACCEPT, nft_chains, nft_tables
 from ..nftables.messages import BATCH_BEGIN, BATCH_END, DELETE_CHAIN, DELETE_TABLE, family_header
-from .chains import ChainsResource
+from .chains import Emptied
 
 #: NLM_F_NONREC: refuse to delete an object that still holds others.
 _NOT_RECURSIVE = 0x100
@@ -31,6 +31,14 @@ class EmptyTableKey(NamedTuple):
 
     table: str
     chain: str = ""
+
+
+class EmptyingChains(Protocol):
+    """A resource of chains. After observing, ``emptied`` has what is empty once they are removed."""
+
+    family: str
+    qualifier: str
+    emptied: Emptied
 
 
 class EmptyTablesResource(Resource[EmptyTableKey, bool]):
@@ -44,7 +52,7 @@ class EmptyTablesResource(Resource[EmptyTableKey, bool]):
     # Applied right after the chains: once these are removed, nothing shows that the table held chains of ours.
     atomic = True
 
-    def __init__(self, chains: ChainsResource) -> None:
+    def __init__(self, chains: EmptyingChains) -> None:
         self._chains = chains
         self.family, self.qualifier = chains.family, chains.qualifier
 

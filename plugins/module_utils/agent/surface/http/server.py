@@ -235,11 +235,13 @@ class HttpServer:
     def _accept(self) -> None:
         for number, _mask in self._poll_ports.poll(0, _EVENTS_AT_ONCE):
             port = self._ports.get(number)
-            for _turn in range(_ACCEPT_AT_ONCE if port is not None else 0):
+            if port is None:
+                continue
+            for _turn in range(_ACCEPT_AT_ONCE):
                 if self._connections.full or not self._accept_one(port):
                     break
 
-    def _accept_one(self, port: Any) -> bool:
+    def _accept_one(self, port: OpenPort) -> bool:
         """Accept one connection; return whether there may be another one."""
         try:
             sock, address = port.sock.accept()
