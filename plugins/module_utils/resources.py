@@ -114,8 +114,8 @@ def difference(
 ) -> Change[Key, Value]:
     """Return the change that turns ``observed`` into ``desired``.
 
-    With ``keys``, only these are compared: the agent's incremental sync costs O(change) and not O(cluster). Added and
-    replaced keys keep the order of ``desired``, removed ones that of ``observed``.
+    With ``keys``, only these are compared; after a conflict, this plans again only the objects that a transaction
+    touched. Added and replaced keys keep the order of ``desired``, removed keys the order of ``observed``.
     """
     change: Change[Key, Value] = Change()
     if keys is not None:

@@ -42,8 +42,8 @@ options:
   ipvs_glue:
     description:
       - What filters and masquerades beside IPVS. V(nftables) needs the modules of neither ipset nor iptables.
-      - V(auto) is what the node is served with now, else V(nftables) if the node has all that it needs, else
-        V(iptables). With O(unload=true) it selects the modules of both.
+      - V(auto) keeps the one in use, otherwise selects V(nftables) if supported, otherwise V(iptables). With
+        O(unload=true) it selects the modules of both.
       - Only with O(mode=ipvs).
     type: str
     choices: [auto, iptables, nftables]

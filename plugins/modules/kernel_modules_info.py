@@ -83,8 +83,7 @@ modules:
     ip_vs: {present: true, loaded: true, installed: true, users: 2, parameters: {conn_tab_bits: "12"}}
 ipvs_glue:
   description:
-    - V(nftables) or V(iptables). It is what the node is served with now, else V(nftables) if the node has all that it
-      needs, else V(iptables).
+    - The one in use, otherwise V(nftables) if supported, otherwise V(iptables).
   returned: O(ipvs_glue=true)
   type: str
   sample: nftables
@@ -92,7 +91,7 @@ ipvs_glue_reason:
   description: Why.
   returned: O(ipvs_glue=true)
   type: str
-  sample: "glue nftables: this node has all that it needs"
+  sample: "glue nftables: this node meets its requirements"
 kernel_release:
   description: Release of the running kernel.
   returned: success

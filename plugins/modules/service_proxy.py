@@ -87,7 +87,7 @@ notes:
   - Removing the node's last Service does not remove the chains; O(state=absent) does.
 requirements:
   - Python 3.9 or later on the node
-  - iptables and iptables-restore, except in mode V(nftables)
+  - iptables and iptables-restore, only in mode V(iptables), and in mode V(ipvs) with the glue V(iptables)
   - the Python package PyYAML, only to read a kubeconfig in YAML
   - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
 attributes:

@@ -208,7 +208,7 @@ explanations:
   sample:
     - key: net.ipv4.vs.conn_reuse_mode
       value: ""
-      why: "left alone: since kernel 5.9 (here 6.1) the default reschedules a reused port without loss"
+      why: "not changed: since kernel 5.9 (here 6.1) the default reschedules a reused port without loss"
 persistent_file:
   description: The file for the next boot. Empty with O(persistent=false).
   returned: success

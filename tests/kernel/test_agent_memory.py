@@ -76,7 +76,7 @@ def test_a_cluster_that_grows_too_large_is_not_followed_and_what_is_served_stays
     served = node.kernel_text("")
     node.start(wait=False)
     wait_for(lambda: memory(node).get("refusedLists"), PATIENCE, 0.1)
-    wait_for(lambda: node.log.count("carries; what is programmed stays") >= 1, PATIENCE)
+    wait_for(lambda: node.log.count("programmed rules are kept but not updated") >= 1, PATIENCE)
     assert node.kernel_text("") == served
     assert "MemoryLimit" in posted(node) and "too large to be listed" in shown(node)
     assert node.stop() == 0 and group.kills() == 0

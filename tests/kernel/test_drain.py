@@ -104,7 +104,7 @@ def test_a_file_that_root_did_not_write_is_no_drain(lab):
     os.mkfifo(node.file)
     # A FIFO without a writer blocks a program that opens it.
     node.start()
-    assert node.health()[0] == 200 and "the file of the drain is ignored" in node.agent.log
+    assert node.health()[0] == 200 and "the drain file is ignored" in node.agent.log
 
     def of_nobody() -> None:
         node.file.write_text(good)

@@ -222,7 +222,7 @@ def test_differences_are_shown(node: AgentNode, network: Network) -> None:
     found = without_agent(node, FOUR["P"], f"{DNS}:{DNS_PORT}/udp", "-o", "json")
     (flow,) = json.loads(found.stdout)["flows"]
     gone = place(FOUR["R"], DNS_PORT)
-    assert found.returncode == 3 and lines_with(flow, f"leads to {gone}, which is no endpoint of the Service")
+    assert found.returncode == 3 and lines_with(flow, f"leads to {gone}, which is not an endpoint of the Service")
     assert lines_with(flow, "not desired: ", FOUR["R"])
     modelled = without_agent(node, FOUR["P"], f"{DNS}:{DNS_PORT}/udp", "--no-kernel")
     assert modelled.returncode == 0 and f"reaches {FOUR['L']}:{DNS_PORT}: it is the only one" in modelled.stdout

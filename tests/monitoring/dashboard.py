@@ -197,7 +197,8 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Longest kernel call",
-                "The longest single call since the start of the agent, on the ten nodes with the longest.",
+                "The longest time spent on one kernel table in a sync since the start of the agent, on the ten nodes"
+                " with the longest.",
                 ((f"topk(10, {selected('kubenode_proxy_longest_kernel_call_seconds')})", "{{instance}}"),),
                 unit="s",
             ),

@@ -70,7 +70,7 @@ class Agent:
     # ---- from other threads and signal handlers
 
     def stop(self) -> None:
-        """End the loop soon; the kernel keeps what was programmed."""
+        """Ask the loop to end. Programmed rules stay in the kernel."""
         self._stop = True
         self._inbox.wake()
 
@@ -124,7 +124,7 @@ class Agent:
         return 0
 
     def _is_serving(self) -> bool:
-        """Return whether the kernel serves Services from before this start, or enforces policies if that is all."""
+        """Return whether an earlier process left Services programmed (with networkPolicy.only: policies)."""
         only = self.parts.settings.configuration.node_proxy.network_policy.only
         try:
             return holds_policies() if only else holds_dataplane()
@@ -142,7 +142,7 @@ class Agent:
         try:
             self._begin()
         except ProxyError as error:
-            self.log.warning("the first Services must wait for the cluster", error=error)
+            self.log.warning("cannot serve essential Services yet; waiting for the cluster", error=error)
             self.views.serve_cluster()
 
     def _serve_first(self, found: FirstObjects) -> None:

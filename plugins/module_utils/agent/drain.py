@@ -68,7 +68,7 @@ class Drain:
         except DrainError as error:
             self._problem = str(error)
             if self._problem != problem:
-                self._log.warning("the file of the drain is ignored", error=error)
+                self._log.warning("the drain file is ignored", error=error)
         seconds = record.remaining(self._now()) if record is not None else 0.0
         if record is None or not seconds:
             if record is not None and before is None:

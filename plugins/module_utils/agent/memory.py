@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent within its memory limit: a warning before it is reached, and no more objects than it carries.
+"""Keep the agent below its memory limit: warn early, and refuse objects that do not fit.
 
 The kernel kills an agent that exceeds the limit of its control group; the next one would list the same cluster and be
 killed again. So the size of the cluster is known before its memory is needed: a list that is too large is given up,
-and an object that would grow too much keeps its previous version. What is programmed stays.
+and an object that would grow too much keeps its previous version. Programmed rules stay in the kernel.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .timers import Timers
 LOOK_SECONDS = 10.0
 #: Name of the entry in /healthz while the cluster is not followed completely.
 HEALTH = "Memory"
-#: Of the limit: a warning from this share on, until it is below the other one; and what the cluster may need.
+#: Fractions of the limit: warn at WARN, re-arm below CALM, refuse above MOST.
 WARN, CALM, MOST = 0.8, 0.7, 0.95
 #: The memory of an agent without Services: Python, its libraries and threads.
 BASE_BYTES = 50 << 20
-#: Once less than this share of the capacity is used, objects that were held back are listed again.
+#: Objects that were held back are listed again once the cluster is below this fraction of the capacity.
 RELIST_BELOW = 0.9
 _ACTION = "Follow"
 
@@ -36,8 +36,8 @@ _ACTION = "Follow"
 class MemoryUse(NamedTuple):
     """``limit`` and ``used`` are bytes of the control group, 0 if nothing limits it.
 
-    ``cluster``: bytes of the cluster's objects, as JSON with only what the agent reads; ``capacity``: how many the
-    limit carries. ``held_back``: objects whose latest version is not applied. ``refused``: kinds whose list was given
+    ``cluster``: bytes of the cluster's objects, as JSON with only what the agent reads; ``capacity``: how many fit into
+    the limit. ``held_back``: objects whose latest version is not applied. ``refused``: kinds whose list was given
     up.
     """
 
@@ -92,18 +92,18 @@ class MemoryBudget(Room):
 
     @property
     def capacity(self) -> Optional[int]:
-        """How many bytes of objects the limit carries; None without a limit."""
+        """The number of bytes of objects that fit into the limit; None without a limit."""
         if self._group is None:
             return None
         return max(0, int((self._group.limit * MOST - BASE_BYTES) / self._factor()))
 
     def carries(self, more: int) -> bool:
-        """Return whether the limit carries so many bytes beside what is known and what lists in progress add to it."""
+        """Return whether ``more`` bytes fit beside known objects and lists in progress."""
         with self._lock:
             return self._carries(more)
 
     def admit(self, kind: str, growth: int) -> None:
-        """Let a list of this kind be held that adds so many bytes to what is known so far. Raises NoRoom."""
+        """Reserve room for a list that adds ``growth`` bytes. Raises NoRoom."""
         with self._lock:
             self._arriving.pop(kind, None)
             if self._carries(growth):
@@ -111,8 +111,8 @@ class MemoryBudget(Room):
                 return
         self._refused.add(kind)
         raise NoRoom(
-            f"list of {kind}s: the cluster needs more memory than the agent's limit of {self._mebibytes} carries; "
-            "what is programmed stays and is not updated: raise agent_memory_max"
+            f"list of {kind}s: the cluster does not fit into the agent's memory limit of {self._mebibytes}; "
+            "programmed rules are kept but not updated: raise agent_memory_max"
         )
 
     def _carries(self, more: int) -> bool:
@@ -124,13 +124,13 @@ class MemoryBudget(Room):
         self._refused.discard(kind)
 
     def applied(self, kind: str, growth: int) -> None:
-        """Record that so many of the bytes that a list adds are known now."""
+        """Move ``growth`` bytes from the reservation to the known objects."""
         with self._lock:
             if kind in self._arriving:
                 self._arriving[kind] -= growth
 
     def release(self, kind: str) -> None:
-        """Record that nothing of a list of this kind is held any more beside what is known."""
+        """Release what is left of the reservation for this kind."""
         with self._lock:
             self._arriving.pop(kind, None)
 
@@ -185,14 +185,14 @@ class MemoryBudget(Room):
         if exceeded and not self.exceeded:
             self._health.updated(HEALTH)
             self._health.queued(HEALTH)
-            note = f"the cluster needs more memory than the limit of {self._mebibytes} carries: raise agent_memory_max"
+            note = f"the cluster does not fit into the memory limit of {self._mebibytes}: raise agent_memory_max"
             if not self._refused:
                 # The refusal of a list has its own line.
                 self._log.warning(f"{note}; objects that grow keep their previous version", objects=self._held_back())
-            self._post(None, WARNING, "MemoryLimit", _ACTION, f"{note}; what is programmed stays")
+            self._post(None, WARNING, "MemoryLimit", _ACTION, f"{note}; programmed rules are kept")
         elif not exceeded and self.exceeded:
             self._health.forget(HEALTH)
-            self._log.info("the memory limit carries the cluster again")
+            self._log.info("the cluster fits into the memory limit again")
         self.exceeded = exceeded
 
     def use(self) -> MemoryUse:

@@ -87,7 +87,7 @@ def _memory_lines(memory: Optional[MemoryStatus]) -> List[str]:
     if not memory or not memory.get("limit"):
         return []
     percent = round(memory["cluster"] * 100 / memory["capacity"]) if memory["capacity"] else 100
-    text = f"{memory['used'] >> 20} of {memory['limit'] >> 20} MiB, which carry the cluster to {percent} %"
+    text = f"{memory['used'] >> 20} of {memory['limit'] >> 20} MiB, cluster uses {percent} % of its budget"
     lines = [f"memory:     {text}"]
     if memory["refusedLists"]:
         lines.append(f"            too large to be listed: {', '.join(memory['refusedLists'])}")

@@ -4,8 +4,9 @@
 """The node command ``kubenode-proxy``: its arguments and its exit codes.
 
 Exit codes: 0 success; 1 failure, with one line on standard error; 2 invalid command line; 3 the node differs from the
-desired state (``diff``, ``converge --check``, ``rollback --check``) or no Service was found (``explain``); 4 no agent
-is running (``drain``, ``top``), or it is not healthy (``status``); 5 connections were left at the deadline (``drain``).
+desired state (``diff``, ``converge --check``, ``cleanup --check``, ``rollback --check``), or no Service was found, or
+a connection is denied, refused or dropped, or what the kernel holds for it differs (``explain``); 4 no agent is running
+(``drain``, ``top``), or it is not healthy (``status``); 5 connections were left at the deadline (``drain``).
 
 Each command imports its modules when it runs, because importing the agent or the kernel interfaces takes longer than
 most commands do.
@@ -165,9 +166,9 @@ COMMANDS = {
     "run": Command("run the agent: keep this node in sync with the cluster until stopped", options.add_run, _run),
     "converge": Command("converge this node to the cluster once", options.add_converge, _converge),
     "diff": Command("show how this node differs from the cluster", options.add_diff, _diff),
-    "status": Command("show the status of the agent, or without one that of the node", options.add_status, _status),
+    "status": Command("show the agent's status, or the node's if no agent runs", options.add_status, _status),
     "explain": Command(
-        "explain how this node serves a Service, or one connection: where it leads and whether it may",
+        "explain how this node serves a Service, or where one connection goes and whether it is allowed",
         explain_options.add,
         _explain,
         explain_options.check,

@@ -19,7 +19,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_node(parser)
     add("--cache", default=DEFAULT_CACHE, metavar="FILE", help="cache file of the cluster state")
-    add("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket for status and explain")
+    add("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket for the node command")
     add_token(parser)
     add_file(parser)
     add("--log-format", default="", choices=["", "text", "json"], metavar="FORMAT", help="text or json")

@@ -110,7 +110,7 @@ class _Convergence:
         self.warnings += [*chosen.warnings, *view.warnings, *check_cluster(request, view)]
         if mode.serves:
             self.warnings += conflict_warnings(request.cluster.conflicts)
-        with self.watch.stage("routes"):
+        with self.watch.stage("service_ports"):
             families = family_services(request.cluster, configuration, view)
         for item in families:
             self.warnings += unserved(mode.rendering, item.service_ports.values())

@@ -136,7 +136,7 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
         if value is not None:
             wanted[key] = value
         if key in chosen:
-            why = "left alone, as requested in values" if value is None else "as given in values"
+            why = "not changed, as requested in values" if value is None else "as given in values"
             chosen[key] = sysctl_profile.Setting(value, why)
     resource = sysctls.SysctlsResource(wanted)
     running = resource.observe()

@@ -89,7 +89,7 @@ def _version_text(version: Tuple[int, int, int]) -> str:
 def _connection_reuse(version: Tuple[int, int, int]) -> Setting:
     text = _version_text(version)
     if version < (4, 1, 0):
-        why = f"left alone: kernel {text} does not have it; before 4.1 a reused client port keeps its old real server"
+        why = f"not changed: kernel {text} does not have it; before 4.1 a reused client port keeps its old real server"
         return Setting(None, why)
     if version < (5, 9, 0):
         return Setting(
@@ -97,7 +97,7 @@ def _connection_reuse(version: Tuple[int, int, int]) -> Setting:
             f"kernel {text} is older than 5.9: with 1 a client that reuses a port loses its first packet and waits a"
             " second; with 0 it keeps its real server, which expire_nodest_conn corrects once that is removed",
         )
-    why = f"left alone: since kernel 5.9 (here {text}) the default reschedules a reused port without loss"
+    why = f"not changed: since kernel 5.9 (here {text}) the default reschedules a reused port without loss"
     return Setting(None, why)
 
 
@@ -106,10 +106,10 @@ def _estimation(settings: ProfileSettings) -> Optional[Setting]:
     if settings.kernel_version < (5, 16, 0):
         if settings.estimation is None:
             return None
-        return Setting(None, f"left alone: kernel {text} cannot switch its rate estimators (5.16 and later can)")
+        return Setting(None, f"not changed: kernel {text} cannot switch its rate estimators (5.16 and later can)")
     timer = "run in kernel threads" if settings.kernel_version >= (6, 2, 0) else "run in a timer that delays packets"
     if settings.estimation is None:
-        why = f"left alone: on kernel {text} rate estimators {timer}; 0 saves that where rates are not read"
+        why = f"not changed: on kernel {text} rate estimators {timer}; 0 saves that where rates are not read"
         return Setting(None, why)
     return Setting(int(settings.estimation), f"as requested: on kernel {text} rate estimators {timer}")
 

@@ -258,7 +258,7 @@ def test_a_copy_without_room_is_not_used(cache):
     bench.source._room = SimpleNamespace(carries=lambda more: False)
     bench.source.start("n1", serving=False)
     assert not bench.source.use_cache() and names(bench.source.view, "Service") == []
-    assert "memory limit does not carry it" in bench.text.getvalue()
+    assert "it does not fit into the memory limit" in bench.text.getvalue()
 
 
 def test_another_node_is_read_at_once_and_followed_instead():

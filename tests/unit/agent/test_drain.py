@@ -163,7 +163,7 @@ def test_a_damaged_file_is_ignored_and_reported_once(agent, content, reason):
     agent.drain.read()
     agent.drain.read()
     assert not agent.drain.active and reason in agent.drain.status()["problem"]
-    assert agent.log.count("the file of the drain is ignored") == 1
+    assert agent.log.count("the drain file is ignored") == 1
 
 
 def test_a_file_that_becomes_untrusted_ends_the_drain(agent):

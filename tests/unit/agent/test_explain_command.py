@@ -154,7 +154,7 @@ def test_explains_hints_terminating_endpoints_and_refusals():
     ending = json.loads(json.dumps(ENDPOINTS))
     del ending["endpoints"][:3]
     (item,) = explained("10.96.0.7:80", "iptables", SERVICE, ending)["found"]
-    assert item["endpoints"][0]["reason"] == "terminating, still serving; taken because no endpoint is ready"
+    assert item["endpoints"][0]["reason"] == "terminating, still serving; used because no endpoint is ready"
     (item,) = explained("203.0.113.7:80", "iptables", SERVICE, ending)["found"]
     assert item["outcome"].startswith("dropped")
     (item,) = explained("10.96.0.7:80", "iptables", SERVICE)["found"]

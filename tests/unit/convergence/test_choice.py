@@ -116,14 +116,14 @@ IPTABLES, NFTABLES = ipvs_with("iptables"), ipvs_with("nftables")
 @pytest.mark.parametrize(
     ("wanted", "serving", "lacking", "glue", "reason"),
     [
-        ("auto", None, (), "nftables", "glue nftables: this node has all that it needs"),
-        ("auto", None, ("iptables",), "nftables", "glue nftables: this node has all that it needs"),
+        ("auto", None, (), "nftables", "glue nftables: this node meets its requirements"),
+        ("auto", None, ("iptables",), "nftables", "glue nftables: this node meets its requirements"),
         (
             "auto",
             None,
             ("nftables",),
             "iptables",
-            "glue iptables: this node has all that it needs; glue nftables is not possible: no nftables here",
+            "glue iptables: this node meets its requirements; glue nftables is not possible: no nftables here",
         ),
         (
             "auto",
@@ -132,8 +132,8 @@ IPTABLES, NFTABLES = ipvs_with("iptables"), ipvs_with("nftables")
             "iptables",
             "glue nftables is not possible: no nftables here; glue iptables is not possible: no iptables here",
         ),
-        ("auto", NFTABLES, (), "nftables", "glue nftables: this node is served with it"),
-        ("auto", IPTABLES, ("iptables",), "iptables", "glue iptables: this node is served with it"),
+        ("auto", NFTABLES, (), "nftables", "glue nftables: already in use on this node"),
+        ("auto", IPTABLES, ("iptables",), "iptables", "glue iptables: already in use on this node"),
         ("nftables", IPTABLES, ("nftables",), "nftables", "glue nftables: set in the configuration"),
         ("iptables", NFTABLES, (), "iptables", "glue iptables: set in the configuration"),
     ],

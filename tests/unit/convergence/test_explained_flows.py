@@ -294,7 +294,7 @@ def test_entries_that_are_missing_or_not_desired_differ() -> None:
     ("endpoint", "state", "differs", "noted"),
     [
         (LOCAL, "established", "", "further packets of 198.51.100.7:5555 go to"),
-        ("10.244.9.9:8080", "established", "which is no endpoint of the Service", ""),
+        ("10.244.9.9:8080", "established", "which is not an endpoint of the Service", ""),
         ("10.244.9.9:8080", "time-wait, assured", "", ""),
         ("10.244.2.6:8080", "established", "", "which gets no new connections"),
         ("10.96.0.7:80", "unreplied", "the address of the Service itself", ""),

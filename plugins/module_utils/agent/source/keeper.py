@@ -53,7 +53,7 @@ class CacheKeeper:
             texts = cached_texts(self._path)
             if room.carries(sum(map(len, texts))):
                 return packed_texts(texts)
-            self._log.warning("the cluster state kept on disk is not used: the memory limit does not carry it")
+            self._log.warning("the cluster state kept on disk is not used: it does not fit into the memory limit")
         except (SnapshotError, ValueError) as error:
             self._log.info("no cluster state to start from", reason=error)
         return {}

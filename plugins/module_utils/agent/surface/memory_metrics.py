@@ -20,9 +20,9 @@ _GAUGES = {
     "limit": ("memory_limit_bytes", "Memory limit of the agent's control group"),
     "used": ("memory_used_bytes", "Memory in use in that group that the kernel cannot reclaim"),
     "cluster": ("cluster_bytes", "Size of the cluster's objects as the agent keeps them"),
-    "capacity": ("cluster_capacity_bytes", "Size of the cluster's objects that the memory limit carries"),
-    "held_back": ("objects_held_back", "Objects whose latest version the memory limit does not carry"),
-    "refused": ("lists_refused", "Collections whose list the memory limit does not carry"),
+    "capacity": ("cluster_capacity_bytes", "Size of the cluster's objects that fits into the memory limit"),
+    "held_back": ("objects_held_back", "Objects whose latest version was not applied because of the memory limit"),
+    "refused": ("lists_refused", "Collections whose list does not fit into the memory limit"),
 }
 
 

@@ -308,14 +308,15 @@ class Metrics:
             self.drift_repaired.labels(table.kind, table.family)
 
     def _own(self) -> None:
-        self.build_info = self._gauge("kubenode_proxy_build_info", "1 for the version that runs", ("version", "engine"))
+        text = "Always 1, labelled with the running version"
+        self.build_info = self._gauge("kubenode_proxy_build_info", text, ("version", "engine"))
         self.http_connections = self._gauge("kubenode_proxy_http_connections", "Connections that are open")
         closed = "kubenode_proxy_http_connections_closed_total"
         text = "Connections closed before they got an answer"
         self.registry.register(CountedElsewhere(closed, text, "reason", self._closed_connections))
         self.drift_repaired = self._counter(
             "kubenode_proxy_drift_repaired_total",
-            "Entries found altered or missing in the kernel and repaired",
+            "Entries found modified or missing in the kernel and repaired",
             ("kind", "ip_family"),
         )
         self.objects_refused = self._gauge(
@@ -347,7 +348,8 @@ class Metrics:
             "kubenode_proxy_losses_total", "Times that most Services of the node lost their endpoints together"
         )
         self.longest_kernel_call = self._gauge(
-            "kubenode_proxy_longest_kernel_call_seconds", "The longest single call into the kernel since the start"
+            "kubenode_proxy_longest_kernel_call_seconds",
+            "The longest time spent on one kernel table in a sync since the start",
         )
         self.cache_age = self._gauge(
             "kubenode_proxy_cluster_cache_age_seconds", "Age of the cluster state kept on disk"

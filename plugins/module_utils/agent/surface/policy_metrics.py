@@ -31,7 +31,7 @@ _GAUGES = (
 )
 _COUNTERS = (
     ("failures", "sync_failures", "Attempts to change the table that failed"),
-    ("repaired", "repaired", "Entries of the table found altered or missing and repaired"),
+    ("repaired", "repaired", "Entries of the table found modified or missing and repaired"),
 )
 
 
@@ -60,7 +60,7 @@ class PolicyMetrics:
 
     def _denied(self) -> Any:
         labels = ["direction", "namespace", "pod"]
-        text = "Packets of pods of this node that policies denied; a pod begins with 0"
+        text = "Packets of pods of this node that policies denied; starts at 0 for each new pod"
         found = prometheus_client.core.CounterMetricFamily(f"{_PREFIX}denied_packets_total", text, labels=labels)
         for (side, key), packets in sorted(self._by_pod().items()):
             found.add_metric([_DIRECTIONS[side], key.namespace, key.name], packets)

@@ -131,7 +131,7 @@ def _served_text(state: AgentState) -> str:
     if syncer.last_error:
         return f"last sync failed: {syncer.last_error}"
     if state.memory.exceeded:
-        return "the memory limit does not carry the cluster: what is programmed stays"
+        return "memory limit exceeded: programmed rules are kept, updates are suspended"
     policy_error = state.policy.status().get("error")
     if policy_error:
         return f"network policies: {policy_error}"
@@ -141,7 +141,7 @@ def _served_text(state: AgentState) -> str:
     endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
     origin = "state of the API server"
     if state.view is not state.source.view:
-        origin = "only what is needed first, waiting for the API server"
+        origin = "essential Services only; waiting for the API server"
     elif state.source.from_cache and not state.source.listed:
         origin = "state kept on disk, API server unreachable"
     return f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints ({origin})"

@@ -68,7 +68,7 @@ def _ask(arguments: argparse.Namespace, **question: Any) -> Answer:
         raise
     except ProxyError as error:
         if "unknown command" in str(error):
-            raise ProxyError("the agent that runs is of an earlier version, without drains: restart it") from error
+            raise ProxyError("the running agent is too old to support drains: restart it") from error
         raise
     if not isinstance(answer.get("drained"), bool):
         raise ProxyError("the agent's answer about its drain is not valid")

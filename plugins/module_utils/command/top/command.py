@@ -84,5 +84,5 @@ def _read(arguments: argparse.Namespace, before: Optional[Dict[str, Any]] = None
         raise Refused(NOT_RUNNING, f"only a running agent knows the traffic of Services ({error})") from error
     except ProxyError as error:
         if "unknown command" in str(error):
-            raise ProxyError("the agent that runs is of an earlier version, without traffic: restart it") from error
+            raise ProxyError("the running agent is too old to report traffic: restart it") from error
         raise

@@ -21,8 +21,8 @@ FIELDS: Tuple[Field, ...] = (
         "`auto`",
         "ipvs",
         HONOURED,
-        "what masquerades and filters connections beside IPVS: `iptables` with ipsets, `nftables`, or `auto`:"
-        " what serves the node today, else nftables if the node has all that it needs, else iptables; see"
+        "what masquerades and filters connections beside IPVS: `iptables` with ipsets, `nftables`, or `auto`, which"
+        " keeps the one in use, otherwise selects nftables if supported, otherwise iptables; see"
         " [modes.md](modes.md#ipvs-without-iptables)",
     ),
 )

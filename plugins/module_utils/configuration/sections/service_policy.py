@@ -36,7 +36,7 @@ FIELDS: Tuple[Field, ...] = (
         "`true`",
         "all",
         HONOURED,
-        "whether the annotations of [Service policy](service-policy.md) count",
+        "whether the annotations of [Service policy](service-policy.md) apply",
     ),
     Field(
         "servicePolicy.namespaces",
@@ -44,7 +44,7 @@ FIELDS: Tuple[Field, ...] = (
         "all",
         "all",
         HONOURED,
-        "only annotations in these namespaces count",
+        "only annotations in these namespaces apply",
     ),
     Field(
         "servicePolicy.aliases",
@@ -52,7 +52,7 @@ FIELDS: Tuple[Field, ...] = (
         "`false`",
         "all",
         HONOURED,
-        "annotations of kube-router and Cilium that mean the same count, too",
+        "equivalent annotations of kube-router and Cilium apply, too",
     ),
     Field(
         "servicePolicy.nodeWeights",
@@ -60,7 +60,7 @@ FIELDS: Tuple[Field, ...] = (
         "`false`",
         "all",
         HONOURED,
-        "the annotation `kubenode.proxy/weight` of Nodes counts; the agent then watches all Nodes",
+        "the annotation `kubenode.proxy/weight` of Nodes applies; the agent then watches all Nodes",
     ),
     Field(
         "servicePolicy.nodePortSources",

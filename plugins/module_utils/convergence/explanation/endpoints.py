@@ -30,7 +30,7 @@ def reason_of(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str)
         return f"{state}; served because too few endpoints pass" if chosen else state
     if chosen:
         if not endpoint.ready:
-            return f"{state}; taken because no endpoint is ready"
+            return f"{state}; used because no endpoint is ready"
         if local_only:
             return f"{state}, on this node"
         if topology != NO_TOPOLOGY:
@@ -41,7 +41,7 @@ def reason_of(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str)
     if local_only and not endpoint.is_local:
         return f"{state}, but not on this node and the traffic policy is Local"
     if not endpoint.ready:
-        return f"{state}; only taken when no endpoint is ready"
+        return f"{state}; used only if no endpoint is ready"
     if topology != NO_TOPOLOGY:
         hints = endpoint.node_hints if topology == SAME_NODE else endpoint.zone_hints
         return f"{state}, but hinted for {', '.join(hints)}"

@@ -218,7 +218,7 @@ def _judge(found: Dict[str, Any], decision: Decision) -> None:
         if entry.endpoint == entry.destination:
             found["differences"].append(f"{what} leads to the address of the Service itself, not to an endpoint")
         elif entry.endpoint not in known:
-            found["differences"].append(f"{what} leads to {entry.endpoint}, which is no endpoint of the Service")
+            found["differences"].append(f"{what} leads to {entry.endpoint}, which is not an endpoint of the Service")
         elif entry.endpoint not in chosen:
             found["notes"].append(f"{what} leads to {entry.endpoint}, which gets no new connections")
         if entry.source == address_and_port(found["source"], found["sourcePort"]):

@@ -70,17 +70,17 @@ def _with_glue(mode: Mode, request: Request) -> ChosenMode:
 
 
 def automatic_glue(schedulers: Sequence[str], ignored: Sequence[str] = ()) -> ChosenMode:
-    """Return ipvs mode with the glue that ``auto`` is on this node, and why; changes nothing.
+    """Return ipvs mode with the glue that ``auto`` selects on this node, and why; changes nothing.
 
-    It is the glue that serves the node now, so that nothing changes by itself, else nftables if the node has all that
-    it needs, else iptables. Where the chain FORWARD of iptables drops by default, iptables is preferred: only a rule in
-    that chain accepts Service traffic there. ``schedulers``: those in use. ``ignored``: names of findings to ignore.
-    Raises PreflightError without the rights to determine it, KernelError.
+    It is the glue in use, so that nothing changes by itself, otherwise nftables if the node meets its requirements,
+    otherwise iptables. Where the chain FORWARD of iptables drops by default, iptables is preferred: only a rule in that
+    chain accepts Service traffic there. ``schedulers``: those in use. ``ignored``: names of findings to ignore. Raises
+    PreflightError without the rights to determine it, KernelError.
     """
     judge(rights_findings(capabilities()), ignored)
     serving = _serving_glue()
     if serving is not None:
-        return ChosenMode(serving, f"glue {serving.glue}: this node is served with it")
+        return ChosenMode(serving, f"glue {serving.glue}: already in use on this node")
     families = supported_families()
     possible: List[Mode] = []
     reasons: List[str] = []
@@ -94,7 +94,7 @@ def automatic_glue(schedulers: Sequence[str], ignored: Sequence[str] = ()) -> Ch
             possible.append(preferred)
             reasons.append(f"glue {preferred.glue} is not preferred: {'; '.join(item.what for item in overruled)}")
         else:
-            chosen = f"glue {preferred.glue}: this node has all that it needs"
+            chosen = f"glue {preferred.glue}: this node meets its requirements"
             return ChosenMode(preferred, "; ".join([chosen, *reasons]))
     return ChosenMode([*possible, ipvs_with(GLUES[-1])][0], "; ".join(reasons))
 
@@ -195,7 +195,7 @@ def _automatic(request: Request) -> ChosenMode:
             supported_families()
         )
         if not obstacles:
-            chosen = f"auto: this node has all that {mode.name} mode needs"
+            chosen = f"auto: this node meets the requirements of {mode.name} mode"
             return ChosenMode(mode, "; ".join([chosen, *([glue] if glue else []), *reasons]))
         reasons.append(f"{mode.name} mode is not possible: {'; '.join(obstacles)}")
     why = "; ".join(reasons)
