@@ -75,7 +75,7 @@ def canonical_address(text: str) -> Optional[str]:
     """Return the canonical text of an address, or None if ``text`` is not one (see :func:`packed`)."""
     if ":" not in text:
         try:
-            # It accepts dotted quads without leading zeros only, which are canonical: no need to write them again.
+            # inet_pton rejects leading zeros, so accepted text is already canonical.
             socket.inet_pton(socket.AF_INET, text)
             return text
         except (OSError, ValueError):

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Python's collector of reference cycles while the agent loads the cluster.
 
-The collector visits objects as often as new ones are created. Almost everything that a start creates is kept and has no
-cycles, so that visiting it took half of the processor time of a start.
+Collections are triggered by allocations. Almost everything that a start creates is kept and has no cycles, so visiting
+it took half of the processor time of a start.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 """The parts of an agent, and how they are connected.
 
 ``source`` follows the API server, ``sync`` keeps the node in sync with what the source delivered and repairs changes by
-other programs, ``surface`` serves health, metrics and questions. Parts do not know each other's work; what one needs of
-another is a callable that it gets here.
+other programs, ``surface`` serves health, metrics and questions. Parts do not know each other's work; each receives
+callables for what it needs from others.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Parts:
         )
 
     def _memory_factor(self) -> float:
-        """Return that of the mode in effect, or before it is chosen, the configured or the most frugal one."""
+        """Return the memory factor of the mode in effect; before that, the configured mode's, or the smallest."""
         proxiers = self.sync.proxiers
         if proxiers is not None:
             return proxiers.mode.memory_factor

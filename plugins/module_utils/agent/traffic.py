@@ -104,7 +104,7 @@ class Traffic:
         self._timer = timers.add("read the traffic of Services", self._measure)
 
     def configure(self, settings: TrafficSettings) -> None:
-        """Begin or end to provide metrics."""
+        """Start or stop providing metrics."""
         self._settings = settings
         if settings.metrics_ports:
             self._timer.start(0.0)
@@ -177,9 +177,9 @@ class Traffic:
     def document(self, namespace: str = "", endpoints: bool = True, known: Optional[float] = None) -> Dict[str, Any]:
         """Return the totals as plain JSON values. Raises ProxyError.
 
-        ``namespace``: only its Services, unless it is empty. ``endpoints``: those of each ServicePort as well.
-        ``known``: the time of the reading that the caller has; the result has nothing but that time if it is the last
-        reading. That one must do for a while if readings take long.
+        ``namespace``: return only its Services, unless it is empty. ``endpoints``: include the endpoints of each
+        ServicePort. ``known``: the time of the reading that the caller has; if that is the last reading, the result has
+        nothing but that time. Slow readings are reused for some time.
 
         In the result, ``at``: when the kernel was read; ``since``: when it was read first. What the kernel had counted
         before that is included.

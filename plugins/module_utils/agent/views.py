@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The view that the node is kept in sync with: the cluster's, or until that is known, one of what is needed first."""
+"""The view that the node is kept in sync with: the cluster's, and until that is known, one of essential Services."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .sync.node import NodeSync
 class Views:
     """The cluster's view with static Services, and on a node that serves nothing, a preliminary view.
 
-    That one has static Services, which may be the way to the API servers, and the first Services of the cluster. It is
-    complete in neither, so it is a view of its own: whatever needs the cluster reads the source's view, and finds that
-    unknown.
+    The preliminary view has static Services, which may lead to the API servers, and the essential Services of the
+    cluster. It is incomplete, so it is separate: code that needs the whole cluster uses the source's view, which is not
+    known yet.
     """
 
     def __init__(self, source: ClusterSource, static: StaticSource, sync: NodeSync) -> None:
@@ -63,7 +63,7 @@ class Views:
         self._sync.follow(self._source.view)
 
     def cluster_known(self, now: float) -> bool:
-        """Return whether the cluster is known, by ``now`` from the copy on disk if the API server does not answer."""
+        """Return whether the cluster is known; after the patience, load the copy on disk."""
         if self._source.listed:
             return True
         due = self._source.patience_ends()

@@ -22,7 +22,7 @@ _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a
 _SHOWN_CHARACTERS = 60
 _DURATION = re.compile(r"([0-9]{1,6})(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
-# Python 3.12 alone keeps an interned string until it ends, so that each change of an object would cost memory.
+# Python 3.12 never frees interned strings, so changed values would leak.
 _INTERNED_ARE_FREED = sys.version_info[:2] != (3, 12)
 # In modules, Ansible replaces the function by one that accepts its classes of strings and takes three times as long.
 _intern: Callable[[str], str] = getattr(sys.intern, "unpatched_implementation", sys.intern)

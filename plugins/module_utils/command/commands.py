@@ -181,7 +181,7 @@ def show_diff(arguments: argparse.Namespace) -> CommandResult:
 
 
 def clean_up(arguments: argparse.Namespace) -> CommandResult:
-    """Remove everything that any mode programmed; on a node with policies only, only these (``cleanup``)."""
+    """Remove everything that any mode programmed; where only policies are enforced, only their table (``cleanup``)."""
     return _converged(arguments, arguments.check, describe=False, absent=True)
 
 

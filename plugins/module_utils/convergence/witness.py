@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hooks of a convergence for who wants to know on what its result depends; see :mod:`.unchanged.recorder`."""
+"""Hooks that record what a convergence's result depends on; see :mod:`.unchanged.recorder`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..kernel.facts import NodeFacts
 class Observed(NamedTuple):
     """What a convergence has found on the node and used.
 
-    ``counted``: all that it programs is in tables of nf_tables, whose changes the kernel counts, and is determined by
-    nothing of the node but the rest of this value and :mod:`.unchanged.surroundings`. ``complete``: the next run has
+    ``counted``: all that it programs is in tables of nf_tables, whose changes the kernel counts, and depends on no
+    other node state than the rest of this value and :mod:`.unchanged.surroundings`. ``complete``: the next run has
     nothing to repeat, and the same warnings. ``commits``: the generation of nf_tables after each of its transactions, 0
     where the kernel did not report it. ``sysctls``: values of the kernel parameters that it compared, None for one
     that it could not change. ``addresses``: as pairs (interface, address).

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clients have open and had: connections over TCP and sessions over UDP. To be read in the loop's thread."""
+"""Open connections (TCP) and sessions (UDP) of clients, and past totals. To be read in the loop's thread."""
 
 from __future__ import annotations
 

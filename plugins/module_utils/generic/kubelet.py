@@ -151,7 +151,7 @@ def point_to(
 
 
 def restore(*, check: bool, store: Store, record: str = RECORD) -> Optional[KubeconfigChange]:
-    """Restore the server that was in the file before, and remove record and backup; None if nothing was changed.
+    """Restore the previous server and remove record and backup; return None if nothing was changed.
 
     Only the server is restored, since other fields may have been renewed. A server that another program has written
     meanwhile is kept. Raises ProxyError.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Query the kernel for code that may be built in although no list says so. No query changes anything.
+"""Detect built-in kernel code that no module list names. No query changes anything.
 
 The kernel answers a query about code that it lacks by trying to load the module. So query only modules whose file is
 not installed, and only through a subsystem that is in the kernel already or cannot be loaded either.

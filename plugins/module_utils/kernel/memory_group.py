@@ -14,12 +14,12 @@ from typing import Dict, Iterator, NamedTuple, Optional
 
 _GROUPS = "/sys/fs/cgroup"
 _OWN = "/proc/self/cgroup"
-#: Version 1 has a limit always; without one, that of its page counter.
+#: Version 1 always reports a limit; this value means none.
 _NO_LIMIT = 1 << 60
 
 
 class _Names(NamedTuple):
-    """Where a version of control groups has what, below a group's directory."""
+    """File names of one cgroup version, below a group's directory."""
 
     limit: str
     usage: str

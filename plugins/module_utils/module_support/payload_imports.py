@@ -25,7 +25,7 @@ class PayloadImporter(zipimport.zipimporter):
 
 
 def use_in(archive: str) -> None:
-    """Import what has not been imported yet from an archive by :class:`PayloadImporter`; other archives as before."""
+    """Import the archive's remaining modules through PayloadImporter; other archives are not affected."""
 
     def importer(path: str) -> zipimport.zipimporter:
         found = zipimport.zipimporter(path)
@@ -40,7 +40,7 @@ def use_in(archive: str) -> None:
 
 
 def main() -> None:
-    """Do so in the archive from which this module was imported, if it was imported from an archive of sources."""
+    """Install it for the archive of this module, if that is an archive of sources."""
     loader = globals().get("__loader__")
     if isinstance(loader, zipimport.zipimporter) and not __file__.endswith(".pyc"):
         use_in(loader.archive)

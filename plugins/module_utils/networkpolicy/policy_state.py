@@ -211,8 +211,8 @@ class PolicyState:
     def _refresh_local(self, keys: Set[NamespacedName]) -> bool:
         """Determine the subjects of pods of this node again.
 
-        Return whether grants may follow later: not if an isolated pod would lack them that was there before, nor if
-        new rules can deny.
+        Return whether grants may follow later: not if a pod that was already isolated would lack them meanwhile, nor
+        if new rules can deny.
         """
         known = {key: self.local[key].subjects for key in keys if key in self.local}
         before = self._pairs(keys)

@@ -49,7 +49,7 @@ class Derivation:
         """Add the entries derived from the contributions in ``tables``, which are complete."""
 
     def update(self, merged: MergedTables, journal: Journal) -> None:
-        """Update the entries derived from the keys in the journal; tables that are no resource are removed from it."""
+        """Update the entries derived from the keys in the journal; auxiliary tables are removed from it."""
 
 
 #: With slow start, nodes that see an endpoint at different times would send a client to different endpoints meanwhile.

@@ -34,7 +34,7 @@ from .view import ClusterView
 #: already serve a newer state.
 API_PATIENCE_SECONDS = 1.0
 SERVING_PATIENCE_SECONDS = 10.0
-#: How long a server that answers some of the lists may take for the others, and the credentials to be ready at all.
+#: Patience with a server that answered only some lists, and with credentials that are not ready.
 PARTIAL_PATIENCE_SECONDS = 60.0
 ASKING_PATIENCE_SECONDS = 30.0
 #: How long the Services wait for a Node that this agent may not be allowed to read.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What has been delivered of one collection of the API server, and the changes that a list or an event is to it.
+"""Track delivered objects of a collection, and turn lists and events into changes.
 
 Objects are compared by content, not by resourceVersion. Versions belong to the history of one etcd: after a restore
 from a backup, or in a cluster that was created again, another object may have the name and the version of a known one.

@@ -4,7 +4,7 @@
 """Raw objects as compressed JSON, which needs a small fraction of the memory of decoded objects.
 
 A list of all EndpointSlices is held until it is complete. Decoded, it would take more memory than everything that is
-kept of it, in pieces between which the kept ones lie, so that the memory could not be returned afterwards.
+kept of it, and fragment the heap, so that it could not be returned to the system.
 
 What objects of one kind have in common is in a dictionary, so each one compresses to a tenth in some microseconds.
 """

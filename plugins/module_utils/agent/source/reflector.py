@@ -40,7 +40,7 @@ _RESUMABLE = frozenset((_UNAUTHORIZED, 403, 429, 500, 502, 503))
 _ABSENT_SECONDS = 300.0
 #: How often to try a list again for which there is no room: each attempt costs the server nearly as much as a list.
 _NO_ROOM_SECONDS = 300.0
-#: After so many bytes of a list to ask whether there is room for it.
+#: How many bytes of a list to read between checks for room.
 _ROOM_BYTES = 1 << 16
 _MOST_REPORTED = 100
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How much of the cluster may be held, in bytes of JSON with only what the agent reads."""
+"""Limit of the size of the cluster's objects, in bytes of JSON with only what the agent reads."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Room:
     """Room without a limit; see :class:`.memory.MemoryBudget`. Any thread may call the methods."""
 
     def carries(self, more: int) -> bool:
-        """Return whether so many bytes may be held beside what is known and what lists in progress add to it."""
+        """Return whether ``more`` bytes fit beside known objects and lists in progress."""
         return True
 
     def admit(self, kind: str, growth: int) -> None:
-        """Let a list of this kind be held that adds so many bytes to what is known so far. Raises NoRoom."""
+        """Reserve room for a list that adds ``growth`` bytes. Raises NoRoom."""
 
     def admitted(self, kind: str) -> None:
         """Record that a list of this kind is complete."""
 
     def applied(self, kind: str, growth: int) -> None:
-        """Record that so many of the bytes that a list adds are known now."""
+        """Move ``growth`` bytes from the reservation to the known objects."""
 
     def release(self, kind: str) -> None:
-        """Record that nothing of a list of this kind is held any more beside what is known."""
+        """Release what is left of the reservation for this kind."""
 
 
 UNLIMITED = Room()

@@ -40,7 +40,7 @@ _SERVICES_BETWEEN_PROGRESS = 500
 
 
 def _is_external(service: Service) -> bool:
-    """Return whether a Service can be reached at addresses of the node, or at addresses that may also be the node's."""
+    """Return whether a Service has node ports, external IPs or load balancer addresses."""
     return bool(service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports))
 
 

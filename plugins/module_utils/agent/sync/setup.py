@@ -87,7 +87,7 @@ class Leftovers(NamedTuple):
 
 
 def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
-    """Remove leftovers of other modes from the node, with handles like the agent's. Raises KernelError."""
+    """Remove leftovers of other modes from the node, using handles like ``agent``. Raises KernelError."""
     with KernelHandles(agent.progress, agent.listeners) as handles:
         leaving = plan(leaving_stages(proxiers.mode, handles))
         apply_plan(leaving)

@@ -20,7 +20,7 @@ from ...serviceports.policy import policy_of
 from ..source.view import ClusterView
 
 Place = Tuple[str, int]
-#: Later than the moment of a step, so that rounding does not fall short of it.
+#: Added to the delay so that rounding never wakes the loop before a step.
 _LATE_SECONDS = 0.01
 
 

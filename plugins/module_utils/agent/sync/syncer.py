@@ -64,8 +64,8 @@ def cold_batches(
 ) -> Iterator[List[NamespacedName]]:
     """Yield all Services in the order in which to program an empty node.
 
-    The first batch has those with which this was ``begun``: by default none, to program only the static part. Then come
-    the Services that everything else depends on, then the others in batches of ``size``.
+    The first batch contains ``begun`` (by default empty: static entries only). Then come the Services that everything
+    else depends on, then the others in batches of ``size``.
     """
     yield sorted(begun & set(services))
     known = set(services) - begun

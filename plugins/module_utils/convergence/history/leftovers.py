@@ -25,7 +25,7 @@ _MATCHED_SET = re.compile(r"--match-set (\S+)")
 
 
 def without_leftovers(state: NodeState) -> NodeState:
-    """Return the state as it would be had all connections through IPVS ended; a state of ipvs mode is returned as is.
+    """Return the state without entries kept only for open IPVS connections; a state of ipvs mode is returned as is.
 
     Virtual servers of other programs remain, and so do ipsets that saved chains refer to.
     """

@@ -46,7 +46,7 @@ class IpvsMode(Mode):
 
     measures_kinds = False
     counts_ports = False
-    # Between the others: no machine with IPVS could measure its control groups.
+    # Estimated between the others; not measured: no machine with IPVS could measure memory cgroups.
     memory_factor = 14.0
     deprecation = Deprecation(
         "IPVSDeprecation", "The ipvs proxier is now deprecated and may be removed in a future release."

@@ -97,7 +97,7 @@ def after_servers(addresses: Resource[str, bool]) -> Callable[[Change[Any, Any]]
     """Return for ``Stage.postponed`` whether a change of the table beside IPVS must come after virtual servers.
 
     With the table, connections to ``addresses`` on the dummy device reach IPVS, whichever mode served before. When ipvs
-    mode returns, some may still be there, because connections through them have not ended, but not all their servers.
+    mode returns, some addresses may still be on the device for open connections while their servers no longer exist.
     """
 
     def postponed(change: Change[Any, Any]) -> bool:

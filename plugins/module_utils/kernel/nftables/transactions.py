@@ -47,10 +47,10 @@ from .messages import Encoder, ListPart
 _Element = Tuple[ElementKey, Optional[Value], Optional[Value]]
 #: The most elements in one transaction (the elements of one frontend are kept together even beyond that).
 ELEMENTS_PER_TRANSACTION = 10_000
-#: With so many more new sets, creating each of them, or a rule, takes as long as one element more.
+#: The number of new sets that makes creating one set, or one rule, cost one more element.
 _SETS_PER_ELEMENT = 200
 _SETS_PER_ELEMENT_OF_RULES = 400
-#: What a removed set counts, in elements.
+#: Weight of a removed set, in elements.
 _REMOVED_SET = 20
 
 
@@ -217,7 +217,7 @@ def _costs(new_sets: int) -> _Costs:
 
 
 def weight_of(change: Change[Key, Value]) -> int:
-    """Return the number of elements that a change touches; sets, chains and rules count as so many elements."""
+    """Return the number of elements that a change touches; sets, chains and rules are weighted in elements."""
     weight = 0
     for key, old, new in _elements_of(change):
         weight += _length(old) + _length(new) if key.kind == "list" else 1

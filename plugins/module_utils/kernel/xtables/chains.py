@@ -229,14 +229,14 @@ def _emptied(saved: SavedTables, removed: ChainTable) -> Emptied:
 
 
 def _entries_of(key: ChainTableKey, value: ChainTableValue) -> int:
-    """Return how many entries of a legacy table a chain (its head, its rules, its end) or a jump is."""
+    """Return the number of legacy table entries that a chain (head, rules and end) or a jump occupies."""
     if isinstance(key, JumpKey):
         return value if isinstance(value, int) else 1
     return 2 + (len(value) if isinstance(value, tuple) else 0)
 
 
 def added_entries(change: Change[ChainTableKey, ChainTableValue]) -> Dict[str, int]:
-    """Return by how much a change increases the number of entries of each table that it concerns."""
+    """Return, per table, by how many entries a change grows it."""
     found: Dict[str, int] = {}
     for key, value in change.added.items():
         found[key.table] = found.get(key.table, 0) + _entries_of(key, value)

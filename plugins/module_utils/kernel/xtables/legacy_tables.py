@@ -38,10 +38,10 @@ _IN_CLOSE = 0x8 | 0x10
 _COST_FACTOR, _LONGEST_PAUSE = 1000.0, 120.0
 # The pause between two comparisons because of the lock, in multiples of the time that reading takes.
 _USE_FACTOR = 5.0
-# Our own changes must have paused for so many times as long as reading takes before the contents are read after them.
-# Where that is no noticeable time, they are read at once.
+# Quiet time after our changes before contents are read, in multiples of the read time. Where that is not noticeable,
+# they are read at once.
 _QUIET_FACTOR, _AT_ONCE_SECONDS = 20.0, 0.2
-# When everything is observed after our own changes.
+# Seconds after our own changes until everything is observed.
 _VERIFY_SECONDS = 120.0
 
 _libc = ctypes.CDLL(None, use_errno=True)

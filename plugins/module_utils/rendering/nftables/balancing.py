@@ -80,7 +80,7 @@ class Choice(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def at_random(count: int) -> Choice:
-    """Return a choice among so many endpoints; its size is the smallest power of two that is not less, 0 for none."""
+    """Return a choice among ``count`` endpoints; its size is the smallest power of two that is not less, 0 for none."""
     return Choice(1 << (count - 1).bit_length() if count else 0)
 
 

@@ -24,7 +24,7 @@ JHASH = "jhash"
 MOST_FRONTENDS = 16
 #: The most lists of slots in a table, one for each address and node port that is hashed (see :func:`lists_of`): room
 #: for 10,000 Services with nothing but a cluster IP, in 6 million elements. docs/service-policy.md has the kernel's
-#: memory and the seconds that these take. All nodes need the same limit, so it is no setting.
+#: memory and the seconds that these take. All nodes need the same limit, so it is not configurable.
 MOST_LISTS = 10_000
 #: Flags as kube-router names them; the second one is that for ports, of both schedulers.
 _NUMBERED = ("flag-1", "flag-2", "flag-3")

@@ -24,7 +24,7 @@ class Limits(NamedTuple):
     """Bounds of one server.
 
     ``connections``: the maximum number at a time; ``per_client``: of one client. ``seconds``: how long one connection
-    may last, from its being accepted to the end of the answer. ``ports``: the maximum number of listening sockets.
+    may last, from accept to the end of the response. ``ports``: the maximum number of listening sockets.
     """
 
     connections: int = 2048
