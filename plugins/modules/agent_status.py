@@ -13,7 +13,7 @@ description:
   - Returns what the agent reports at its control socket. Reads neither the kernel nor the cluster's state, so it takes
     a fraction of the time of M(kubenode.proxy.service_proxy_info). The agent itself compares the kernel with the
     cluster.
-  - An agent that does not answer is no failure of the module.
+  - An agent that does not answer does not fail the module.
   - The playbook kubenode.proxy.report uses it with C(proxy_report_live=true).
   - Requires the rights to connect to the control socket, which root and the account of the agent have.
 extends_documentation_fragment:

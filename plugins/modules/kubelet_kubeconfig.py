@@ -15,8 +15,8 @@ description:
   - Before that, every one of O(servers) must present a certificate that the authority of the kubeconfig has signed and
     that contains O(address), or the kubeconfig's C(tls-server-name). Then O(address) itself must present one of these
     certificates. Otherwise the module fails, names what each certificate lacks, and changes nothing.
-  - The file before is kept beside it, with C(.before-kubenode-proxy) appended to its name. With O(state=absent) the
-    server of that file is restored.
+  - A copy of the previous file is kept beside it, with C(.before-kubenode-proxy) appended to its name. With
+    O(state=absent) the server of that file is restored.
   - kubelet reads its kubeconfig at its start only. The module does not restart it.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
