@@ -15,7 +15,7 @@ from typing import NamedTuple
 def one_line(text: str) -> str:
     """Return ``text`` as one printable line: white space becomes single blanks, other control characters a ``?``.
 
-    Names of invalid objects come from outside; they must not carry escape sequences into a terminal or a log.
+    Names of invalid objects come from outside; escape sequences in them must not reach a terminal or a log.
     """
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 

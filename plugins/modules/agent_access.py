@@ -38,7 +38,7 @@ options:
   rotate:
     description:
       - Whether to delete and recreate the ServiceAccount and the Secret, which revokes every token issued so far. Nodes
-        lose their access until they get a new token; what is programmed on them remains.
+        lose their access until they get a new token; programmed rules on them remain.
       - Deleting only the Secret does not revoke its token permanently, because a recreated Secret has the same token.
     type: bool
     default: false

@@ -24,7 +24,7 @@ options:
   state:
     description:
       - V(present) writes O(address). A file that names it already is not verified again.
-      - V(absent) restores the server that was in the file before V(present), unless another program has changed it
+      - V(absent) restores the original server, unless another program has changed it
         since, and removes the copy. It needs no other option.
     type: str
     choices: [present, absent]
@@ -87,7 +87,7 @@ server:
   returned: success
   sample: https://10.103.97.2:6443
 backup_file:
-  description: The copy of the file before the first change. Empty if there is none.
+  description: The copy of the original file. Empty if there is none.
   type: str
   returned: success
   sample: /etc/kubernetes/kubelet.conf.before-kubenode-proxy

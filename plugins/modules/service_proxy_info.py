@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: service_proxy_info
-short_description: Report what is programmed on a node and its drift from the cluster state
+short_description: Report the programmed state of a node and its drift from the cluster state
 version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
@@ -72,7 +72,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Count what is programmed
+- name: Count the programmed entries
   kubenode.proxy.service_proxy_info:
   register: node
 

@@ -10,7 +10,7 @@ version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Before a change, M(kubenode.proxy.service_proxy) saves what is programmed on the node, in any mode and by any
+  - Before a change, M(kubenode.proxy.service_proxy) saves the programmed state of the node, in any mode and by any
     service proxy. This module restores it.
   - Only the difference is applied. Chains, sets, virtual servers and addresses that do not belong to a service proxy
     are never touched, and open connections are kept.

@@ -146,7 +146,7 @@ class Agent:
             self.views.serve_cluster()
 
     def _serve_first(self, found: FirstObjects) -> None:
-        """Serve the first Services of the cluster, and only then have all of it listed."""
+        """Serve the essential Services of the cluster, and only then list all of it."""
         self.views.add_first(found)
         self._serve_preliminary()
         self.source.follow_all()
@@ -177,7 +177,7 @@ class Agent:
         collect()
 
     def _follow_listeners(self) -> None:
-        """Set up again if static Services begin or cease to require userspace mode beside the node's mode."""
+        """Set up again if static Services start or stop requiring userspace mode beside the node's mode."""
         proxiers = self.sync.proxiers
         if proxiers is None or with_listeners(proxiers.mode, self.views.current.state) is proxiers.mode:
             return

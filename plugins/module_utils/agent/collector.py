@@ -29,7 +29,7 @@ def collect() -> None:
 
 
 def end_loading() -> None:
-    """Let the collector run as usual, without visiting what exists now; collect the cycles in it before."""
+    """Collect the existing cycles, exclude all existing objects from later collections, and let those run as usual."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -32,7 +32,7 @@ _REPORTED = 20
 
 
 def limits_of(configuration: KubeProxyConfiguration, files: int) -> Limits:
-    """Return the forwarder's limits. The timeouts are those that other modes set for connection tracking.
+    """Return the forwarder's limits. The timeouts are the ones that other modes set for connection tracking.
 
     ``files``: how many files the process may open.
     """

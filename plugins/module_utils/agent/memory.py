@@ -81,7 +81,7 @@ class MemoryBudget(Room):
         self._group = find_group()
         self._used = 0
         self._refused: Set[str] = set()
-        #: By kind, the bytes that a list in progress adds. The limit must carry all lists that are read at a time.
+        #: By kind, the bytes that a list in progress adds. All lists that are read at a time must fit together.
         self._arriving: Dict[str, int] = {}
         self._lock = threading.Lock()
         #: Whether the cluster is not followed completely.

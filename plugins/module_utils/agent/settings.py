@@ -18,7 +18,7 @@ from .surface.log import Log
 
 
 class Settings(NamedTuple):
-    """A configuration before a mode is chosen, and the name that the node has with it."""
+    """A configuration before a mode is chosen, and the node's name according to it."""
 
     configuration: KubeProxyConfiguration
     node_name: str
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
 
     @property
     def follows_every_node(self) -> bool:
-        """Whether all Node objects are needed, not only that of this node."""
+        """Whether all Node objects are needed, not only the one of this node."""
         return self.configuration.node_proxy.service_policy.node_weights
 
     @property

@@ -29,7 +29,7 @@ class Timer:
             self.due = self._clock() + seconds
 
     def restart(self, seconds: float) -> None:
-        """Run the action after this time, whatever was planned before."""
+        """Run the action after this time; replaces an earlier start."""
         self.due = self._clock() + seconds
 
     def cancel(self) -> None:

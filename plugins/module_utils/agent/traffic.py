@@ -53,7 +53,7 @@ class Busiest:
         self._chosen: Set[ServicePortName] = set()
 
     def choose(self, connections: Dict[ServicePortName, int], seconds: float, most: int) -> Set[ServicePortName]:
-        """Return at most so many; ``connections``: totals. ``seconds``: since the last call."""
+        """Return at most ``most``; ``connections``: totals. ``seconds``: since the last call."""
         kept = 0.5 ** (seconds / HALF_LIFE_SECONDS)
         scores = {}
         for port, total in connections.items():
@@ -144,7 +144,7 @@ class Traffic:
             del self._families[name]
 
     def _seconds(self) -> float:
-        """Return how long the last reading took, with the document that was made of it."""
+        """Return how long the last reading took, including the document made from it."""
         return 0.0 if self._began is None or self._ended is None else self._ended - self._began
 
     def _measure(self) -> None:

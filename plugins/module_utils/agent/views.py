@@ -72,7 +72,7 @@ class Views:
         return self._source.use_cache()
 
     def look_for_static(self, directory: str = "") -> None:
-        """Follow changes of the manifests of static Services, or another directory of them."""
+        """Follow changes of the manifests of static Services; ``directory``: a new place for them."""
         if directory:
             self._static.follow(directory)
         if not self._static.look():

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Assignment of an address and port that several Services claim to one of them.
+"""Decide which Service gets an address and port that several Services claim.
 
 In kube-proxy the result is arbitrary, so anyone who may write spec.externalIPs can hijack the cluster IP of another
 tenant (CVE-2020-8554). Here a cluster IP wins over a load balancer address, and that over an external IP; then the
@@ -108,12 +108,12 @@ class Claims:
         self._conflicts: Optional[Tuple[Conflict, ...]] = ()
 
     def lost_by(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
-        """Return the claims of a Service that another one wins; empty for nearly all Services."""
+        """Return the claims that a Service loses to another one; empty for nearly all Services."""
         return self._lost.get(service, _NOTHING)
 
     @property
     def conflicts(self) -> Tuple[Conflict, ...]:
-        """All claims that one Service makes and another one wins, in order of claim and winner.
+        """All claims that one Service loses to another one, sorted by claim and winner.
 
         The same object until one of them changes.
         """

@@ -79,7 +79,7 @@ class PodPeer(NamedTuple):
 
 
 class BlockPeer(NamedTuple):
-    """A range of addresses, less some parts of it."""
+    """A range of addresses without its excepted parts."""
 
     network: Network
     excepted: Tuple[Network, ...] = ()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods, Namespaces and network policies, with a record of which of them changed."""
+"""Pods, Namespaces and network policies, and which of them have changed."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class WrittenSnapshot(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """How the text of a List is laid out: what precedes its items, how an item ends before another one, how they end.
+    """The layout of a List's text: what precedes its items, what separates them, and what follows them.
 
     ``between`` ends with a comma and a line feed; what precedes these belongs to the item.
     """

@@ -273,7 +273,7 @@ class ClusterState:
         return self._hidden_slices if owner in self._static.services else self._slices
 
     def _weigh_node(self, name: str, weight: int) -> FrozenSet[NamespacedName]:
-        """Record the weight of a Node; if it is another one, return the Services with endpoints there."""
+        """Record the weight of a Node; if it differs, return the Services with endpoints on that Node."""
         if self.node_weights.get(name, 1) == weight:
             return _NOTHING
         if weight == 1:

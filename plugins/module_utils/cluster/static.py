@@ -129,7 +129,7 @@ def _with_namespace(raw: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _mismatch(item: EndpointSlice, owner: Optional[Service]) -> Optional[Problem]:
-    """Return the field because of which a slice gives its Service no endpoint, and the reason; None if it does."""
+    """Return the field that keeps a slice from giving its Service endpoints, and the reason; None if it gives some."""
     if owner is None:
         return "metadata.labels", f"there is no static Service {item.service_key}"
     wanted = {(port.name, port.protocol) for port in owner.ports}

@@ -232,7 +232,7 @@ def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None
 
 
 def _check_order(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Raise UsageError for an option of a command that stands before the command."""
+    """Raise UsageError for an option that precedes its command."""
     first = words[0].partition("=")[0] if words else ""
     if first.startswith("-") and first not in parser._option_string_actions:
         raise UsageError(f"{first}: options follow the command, as in kubenode-proxy COMMAND {first} ...")

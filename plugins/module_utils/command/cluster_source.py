@@ -41,7 +41,7 @@ class Sources(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether there may be another server than that of the kubeconfig."""
+        """Whether servers other than the kubeconfig's may be used."""
         return bool(self.settings.alternatives) or (self.settings.discover and os.path.exists(self.cache))
 
 

@@ -365,7 +365,7 @@ def _in_source(source: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_zero(value: Any) -> bool:
-    """Return whether a value is what kubeadm writes for an unset field: Go's zero value, at any depth."""
+    """Return whether a value is Go's zero value (at any depth), which kubeadm writes for an unset field."""
     if isinstance(value, Mapping):
         return all(map(_is_zero, value.values()))
     return not value or value == "0"

@@ -125,7 +125,7 @@ class Logging(NamedTuple):
 
 
 class KubeProxyConfiguration(NamedTuple):
-    """A complete configuration. ``KubeProxyConfiguration()`` equals that of an empty file.
+    """A complete configuration. ``KubeProxyConfiguration()`` equals the configuration in an empty file.
 
     ``mode`` and ``detect_local_mode`` are never empty. ``node_port_addresses`` holds CIDRs and perhaps the word
     ``primary``; see ``effective_node_port_addresses``. ``cluster_cidrs`` are the elements of clusterCIDR.

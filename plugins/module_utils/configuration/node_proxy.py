@@ -43,7 +43,7 @@ KIND = "NodeProxyConfiguration"
 
 
 class NodeProxyConfiguration(NamedTuple):
-    """All sections. ``NodeProxyConfiguration()`` equals that of a file without this document."""
+    """All sections. ``NodeProxyConfiguration()`` is what a file without this document configures."""
 
     behaviour: BehaviourSettings = BehaviourSettings()
     service_policy: ServicePolicySettings = ServicePolicySettings()

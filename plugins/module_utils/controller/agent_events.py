@@ -102,7 +102,7 @@ def _node(raw: Dict[str, Any], regarding: Dict[str, Any]) -> str:
     """Return the name of the node whose agent has posted the Event.
 
     It is that of the Node which the Event regards or to which it is related; otherwise the host name of the agent;
-    empty if that is no valid name of a Node.
+    empty if that is not a valid name of a Node.
     """
     for reference in (regarding, _mapping(raw.get("related"))):
         if reference.get("kind") == "Node":
@@ -151,7 +151,7 @@ class EventFollower:
             client.interrupt()
 
     def events(self) -> Iterator[Dict[str, Any]]:
-        """Yield Events until :meth:`stop`, whatever failures of the server or the connection occur.
+        """Yield Events until :meth:`stop`, despite failures of the server or the connection.
 
         Raises ConfigurationError or ApiError if the first connection cannot be configured.
         """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The data of a node about one flow beside its tables: open connections, and the affinity of the client."""
+"""The data of a node about one flow outside its tables: open connections, and the client's affinity."""
 
 from __future__ import annotations
 

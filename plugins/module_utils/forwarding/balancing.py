@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 
 class FailedEndpoints:
-    """Endpoints to which a connection has failed within ``seconds``; they are used only if no other is left."""
+    """Endpoints to which a connection failed within ``seconds``; used only if no others are left."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds = seconds

@@ -85,7 +85,7 @@ class Relay:
         return True
 
     def _read(self, context: RelayContext) -> int:
-        """Read once, and write as much of it as possible; return the number of bytes read."""
+        """Read once and write as much as possible; return the number of bytes read."""
         source = self.source
         if self.pipe is None and self.moved >= _BULK_BYTES and context.splice is not None:
             self.pipe = context.pipes.borrow()

@@ -80,7 +80,7 @@ def ignore_new_connections(sock: socket.socket) -> None:
 
 
 def save_hops(sock: socket.socket) -> None:
-    """Have the kernel keep the hop limits of what a socket receives, if it can."""
+    """Ask the kernel to record the hop limits of what a socket receives, if it can."""
     if sock.type & socket.SOCK_STREAM:
         option = (socket.IPPROTO_TCP, _TCP_SAVE_SYN)
     elif sock.family == socket.AF_INET6:

@@ -333,7 +333,7 @@ class TcpServer:
             self._everyone.remove(connection.client, connection)
 
     def ignore_new_clients(self) -> None:
-        """Let no other client connect; one that tries repeats its SYN after a second and is then refused."""
+        """Stop accepting clients; a client that tries repeats its SYN after a second and is then refused."""
         ignore_new_connections(self._socket)
 
     def close_listener(self) -> None:

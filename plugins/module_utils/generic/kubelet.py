@@ -34,7 +34,7 @@ Store = Callable[[str, bytes], None]
 
 
 class Record(NamedTuple):
-    """A change: the file, the server before, the server written, and the copy of the file before."""
+    """A change: the file, the previous server, the server written, and the copy of the previous file."""
 
     path: str
     before: str
@@ -141,7 +141,7 @@ def point_to(
             _remove(known.backup)
         warnings += moved.warnings
         known = None
-    # After a change of the address the original is the one that is recorded, not the address before.
+    # After a change of the address, the recorded server is still the original one, not the previous address.
     before = known.before if known is not None and current == known.written else current
     backup = path + _BACKUP
     if not check:

@@ -77,7 +77,7 @@ def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
 
 
 def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
-    """Have a change rolled back after so many seconds unless it is confirmed; return its name. Raises HistoryError.
+    """Have a change rolled back after ``seconds`` unless it is confirmed; return its name. Raises HistoryError.
 
     Only one change can wait at a time: rolling back an earlier one would rely on rule numbers that a later one changed.
     """
@@ -162,7 +162,7 @@ def withdraw(change: str, directory: str = DIRECTORY) -> bool:
 
 
 def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> bool:
-    """Keep a change; with an empty name the one that waits, if there is one. Return whether it was waiting.
+    """Keep a change; with an empty name, the pending one, if any. Return whether it was pending.
 
     Raises HistoryError if the named change failed or was rolled back, or is not known because the node was rebooted.
     """

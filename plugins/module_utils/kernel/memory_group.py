@@ -31,7 +31,7 @@ _V2 = _Names("memory.max", "memory.current", "{}")
 
 
 class MemoryGroup(NamedTuple):
-    """The control group with the smallest limit among that of this process and those around it.
+    """The control group with the smallest limit among this process's group and its ancestors.
 
     ``limit``: in bytes.
     """
@@ -69,7 +69,7 @@ def memory_group(groups: str = _GROUPS, own: str = _OWN) -> Optional[MemoryGroup
 
 
 def _paths(text: str) -> Dict[str, str]:
-    """Return the path of the process's group by controller; that of version 2 has an empty name."""
+    """Return the path of the process's group by controller; the key of version 2 is empty."""
     paths = {}
     for line in text.splitlines():
         _number, controllers, path = line.split(":", 2)
@@ -79,7 +79,7 @@ def _paths(text: str) -> Dict[str, str]:
 
 
 def _upwards(top: str, path: str) -> Iterator[str]:
-    """Yield the directories of a group and of those around it. A container sees its own group as the topmost one."""
+    """Yield the directories of a group and its ancestors. A container sees its own group as the topmost one."""
     directory = os.path.normpath(f"{top}/{path}")
     while directory.startswith(f"{top}/"):
         yield directory

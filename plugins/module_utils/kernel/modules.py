@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel modules: those that are present (loaded or built in), and loading others.
+"""Kernel modules: find the present ones (loaded or built in), and load others.
 
 Functions that read files take ``root``, the directory under which ``/proc``, ``/sys`` and ``/lib/modules`` are found.
 """
@@ -111,7 +111,7 @@ def _built_in_by_configuration(names: Iterable[str], release: str, root: str) ->
 
 
 def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[str]:
-    """Return those of ``names`` whose code is in the running kernel: loaded or built in.
+    """Return the ``names`` whose code is in the running kernel: loaded or built in.
 
     Sources are /proc/modules, the list of built-in modules of the release, /sys/module, files that some modules
     provide, and, where that list is not installed, the kernel's own configuration. The running kernel itself is queried
@@ -247,7 +247,7 @@ class ModulesResource(Resource[str, str]):
         return dict.fromkeys(shown, LOADED)
 
     def unavailable(self, names: Iterable[str]) -> Dict[str, str]:
-        """Return those of ``names`` that are neither present nor installed for the running kernel, with a remedy.
+        """Return the ``names`` that are neither present nor installed for the running kernel, with a remedy.
 
         This only reads, for preflight and check mode.
         """

@@ -27,7 +27,7 @@ _EXTENSIONS = (0, 43, 60)
 
 
 class LoggedPacket(NamedTuple):
-    """The beginning of a packet. ``prefix``: that of the rule. ``port``: the destination port, 0 if there is none."""
+    """The beginning of a packet. ``prefix``: of the rule that logged it. ``port``: the destination port, 0 if none."""
 
     prefix: str
     source: bytes

@@ -28,7 +28,7 @@ class Completed(NamedTuple):
     process: int = 0
 
 
-#: While a program runs, progress is reported at this interval: the wait itself is bounded, so it is no sign of a hang.
+#: While a program runs, progress is reported at this interval: the wait is bounded, so a long one is not a hang.
 PULSE_SECONDS = 1.0
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The result of the last complete run of ``service_proxy``, where this one would have the same.
+"""The result of the last complete run of ``service_proxy``, if this run would have the same.
 
 Imports nothing of the engine that a complete run needs: most runs change nothing, and each compiles what it imports.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def question(module: AnsibleModule) -> Optional[Question]:
-    """Return what to ask about a run, or to record of it; None if it neither ends early nor leaves a record.
+    """Return the input of a run to compare or record; None if the run neither ends early nor leaves a record.
 
     A cluster state from an API server is read in any case. A preview changes nothing, and a change that must be
     confirmed begins with a complete run.

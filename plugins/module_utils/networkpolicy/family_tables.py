@@ -53,7 +53,7 @@ class FamilyTables:
     # ---- blocks
 
     def use_blocks(self, blocks: List[Block], count: int) -> None:
-        """Change the use count of blocks; those of the other family are skipped."""
+        """Change the use count of blocks; blocks of the other family are skipped."""
         for block in blocks:
             if block.family == self.family:
                 before = self._block_uses.get(block, 0)

@@ -30,7 +30,7 @@ class Judge:
         return any((POLICED, side, address) in self._rows for side in ("in", "out"))
 
     def allows(self, source: Address, destination: Address, protocol: int, port: int) -> bool:
-        """Return whether a connection may be opened. ``protocol``: its number; ``port``: 0 where it has none."""
+        """Return whether a connection may be opened. ``protocol``: its number; ``port``: 0 without ports."""
         return self._side_allows("out", source, destination, protocol, port) and self._side_allows(
             "in", destination, source, protocol, port
         )

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The policies of one node within a budget: as many as the table may hold, the others refused by name.
+"""The policies of one node within a budget: those that fit into the table; the others are refused by name.
 
 :mod:`.policy_state` evaluates them. Refused policies allow nothing, and their pods stay isolated.
 """
@@ -105,7 +105,7 @@ class NodePolicy:
         return self._state.pending
 
     def proceed(self) -> None:
-        """Do a part of what :meth:`update` left: grants to peers that only pods that came since then select."""
+        """Apply a portion of the grants that :meth:`update` postponed: to peers that only new pods select."""
         try:
             self._state.proceed()
         except TooManyRows:

@@ -59,8 +59,8 @@ class PolicyState:
 
     ``node_name``: the node whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``pod_ranges``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`. ``most_rows``: see
-    :class:`.PolicyRows`. ``portion``: if pods of this node come or go, an update classifies at most so many other pods
-    again, and leaves more of them to :meth:`proceed`.
+    :class:`.PolicyRows`. ``portion``: if pods of this node come or go, an update classifies at most this many other
+    pods again, and leaves more of them to :meth:`proceed`.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class RuleCompiler:
             self.too_large.pop((key, direction), None)
 
     def keep_only(self, policies: Iterable[Policy]) -> None:
-        """Drop the rules of all other policies: those of the previous objects of changed ones."""
+        """Drop the rules of all other policies, including previous versions of changed ones."""
         current = set(map(id, policies))
         for key in [key for key in self._compiled if key[0] not in current]:
             del self._compiled[key]

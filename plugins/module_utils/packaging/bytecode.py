@@ -45,7 +45,7 @@ def _seal(source: bytes, path: str, body: bytes) -> bytes:
 
 
 def with_bytecode(source: bytes, path: str) -> bytes:
-    """Return a zip application with the bytecode of this Python beside each of its modules.
+    """Return a zip application that also has this Python's bytecode of each module.
 
     ``path``: where it will be installed, for tracebacks. Raises zipfile.BadZipFile.
     """

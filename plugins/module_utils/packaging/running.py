@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packing of the running engine, or the part of it in an Ansible module's payload, into one executable file.
+"""Pack the running engine, or its part in an Ansible module's payload, into one executable file.
 
 A module's files are removed when its task ends, so a program that runs later needs its own copy.
 """

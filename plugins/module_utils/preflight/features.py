@@ -196,7 +196,7 @@ def sysctl_findings(wanted: Mapping[str, sysctls.Wanted], to_be_loaded: Iterable
 
 
 def iptables_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
-    """Return warnings for iptables before 1.6.2, with which MASQUERADE does not use random ports.
+    """Return warnings for iptables before 1.6.2, whose MASQUERADE does not use random ports.
 
     Its iptables-restore cannot wait for the xtables lock either, so the engine takes the lock itself.
     """

@@ -48,7 +48,7 @@ def processes(root: str = "") -> List[Process]:
 
 
 def programs(process: Process) -> List[str]:
-    """Return the names that may identify a process: its own, its program's, and that of a script it runs."""
+    """Return the names that may identify a process: its own, its program's, and the name of a script it runs."""
     program = os.path.basename(process.arguments[0])
     names = [process.name, program]
     if program.startswith("python") and len(process.arguments) > 1:

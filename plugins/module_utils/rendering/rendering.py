@@ -33,7 +33,7 @@ class Totals(NamedTuple):
 class Options(NamedTuple):
     """Decisions that depend on all Services together.
 
-    ``endpoint_comments``: rules for a single endpoint carry a comment (iptables mode).
+    ``endpoint_comments``: rules for a single endpoint have a comment (iptables mode).
     """
 
     endpoint_comments: bool = True
@@ -99,7 +99,7 @@ class Rendering(Generic[Context]):
         return settings._replace(node_addresses=(), node_port_addresses=tuple(sorted(set(chosen))))
 
     def context(self, settings: DataplaneSettings, options: Options) -> Context:
-        """Return the values that rendering needs besides a ServicePort, computed once.
+        """Return the values that rendering needs in addition to a ServicePort, computed once.
 
         Raises ConfigurationError for settings that cannot be rendered.
         """
@@ -112,8 +112,8 @@ class Rendering(Generic[Context]):
     def entries(self, service_port: ServicePortInfo, context: Context) -> List[Entry]:
         """Return the entries that one ServicePort contributes and owns.
 
-        Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports; of values that
-        differ, that of the first owner in the order of ServicePort names is used. Raises ConfigurationError.
+        Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports; if their
+        values differ, the one of the first owner in the order of ServicePort names is used. Raises ConfigurationError.
         """
         raise KeyError(self.name)
 
@@ -164,7 +164,7 @@ class Rendering(Generic[Context]):
     def endpoint_of(
         self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], client: Client, settings: DataplaneSettings
     ) -> Optional[Endpoint]:
-        """Return the one of the endpoints that a client reaches; None if its address and port do not determine it."""
+        """Return the endpoint that a client reaches; None if the client's address and port do not determine it."""
         return None
 
     def endpoints_for(
@@ -221,7 +221,7 @@ class Rendering(Generic[Context]):
         return Derivation()
 
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
-        """Return an entry in native syntax: that of iptables, ipset, ipvsadm, ip or nft."""
+        """Return an entry in the native syntax of iptables, ipset, ipvsadm, ip or nft."""
         raise KeyError(self.name)
 
     def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:

@@ -29,7 +29,7 @@ class DataplaneSettings(NamedTuple):
     """Settings and node facts for one family.
 
     ``node_ip``: this node's address of the family. ``masquerade_mark``: the mark as a number (bit 14: 0x4000).
-    ``local_traffic``: None when there is no detector for the family.
+    ``local_traffic``: None without a detector for the family.
     ``node_port_cidrs``: empty when node ports answer on all addresses; otherwise the CIDRs of the family.
     ``node_port_addresses``: local addresses of the node that lie in node_port_cidrs, or, when those are empty, all of
     them (loopback included, in the order of the interfaces; see ``node_addresses``).

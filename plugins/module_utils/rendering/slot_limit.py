@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The limit of stable hashing on a node: of the Services that request it, the oldest are admitted, as many as fit.
+"""The limit of stable hashing on a node: the oldest Services that request it are admitted until the limit is reached.
 
 The slots of a ServicePort need hundreds of elements of a map for each of its addresses, so the number of such lists in
 the tables of a family is limited (``Rendering.most_lists``). Services above the limit choose at random, as without the

@@ -40,7 +40,7 @@ class ServicePortName(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """One endpoint of a ServicePort. ``is_local``: it runs on this node. Hints are those of the EndpointSlice.
+    """One endpoint of a ServicePort. ``is_local``: it runs on this node. Hints come from the EndpointSlice.
 
     ``failed``: why its health check from this node fails; it is then neither ready nor serving, unless too few
     endpoints of the ServicePort pass. ``weight``: relative to that of other endpoints; with 0 it gets no new

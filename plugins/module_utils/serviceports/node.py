@@ -37,7 +37,7 @@ def node_name(override: str, hostname: str) -> str:
 
 
 def node_addresses(node: Optional[Node], bind_address: str = "") -> NodeAddresses:
-    """Return the node's addresses: those of a Node (None if it is not known), overridden by bindAddress.
+    """Return the node's addresses: a Node's (None if it is not known), overridden by bindAddress.
 
     The first of all InternalIPs, then ExternalIPs, is the primary one; the first of the other family is the secondary
     one. A ``bind_address`` other than ``0.0.0.0`` and ``::`` replaces the address of its family and makes that family

@@ -180,7 +180,7 @@ def count_endpoints(
     outside: OutsideHost = INSIDE,
     policy: ServicePolicySettings = DEFAULT_POLICY,
 ) -> int:
-    """Return how many endpoints, whatever their conditions, the ports of a Service have together.
+    """Return the number of endpoints of all ports of a Service, whatever their conditions.
 
     It is the sum over the result of :func:`service_ports_of`, at a fraction of the cost.
     """
@@ -198,5 +198,5 @@ def count_endpoints(
 
 
 def all_service_ports(state: ClusterState, context: NodeContext) -> Dict[ServicePortName, ServicePortInfo]:
-    """Return the ServicePorts of all Services, by key and sorted by it."""
+    """Return the ServicePorts of all Services, sorted by key."""
     return {info.key: info for key in sorted(state.services) for info in service_ports_of(state, key, context)}

@@ -20,13 +20,13 @@ from .policy import has_policy
 
 #: The weight of an EndpointSlice without Cilium's annotation, for Cilium.
 CILIUM_DEFAULT = 100
-#: At most so many slots, or SLOTS_PER_ENDPOINT for each endpoint if that is more.
+#: The maximum number of slots, unless SLOTS_PER_ENDPOINT for each endpoint is more.
 MOST_SLOTS = 256
 SLOTS_PER_ENDPOINT = 4
 
 
 class Weights(NamedTuple):
-    """The weights of one Service's EndpointSlices, by name, and those of Nodes; 1 if missing."""
+    """The weights of one Service's EndpointSlices, by name, and of Nodes; 1 if missing."""
 
     of_slices: Mapping[str, int]
     of_nodes: Mapping[str, int]

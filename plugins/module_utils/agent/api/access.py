@@ -62,7 +62,7 @@ class ApiAccess:
         supervisor.start("api-server-check", self._check.run, self._check.interrupt)
 
     def stop(self) -> None:
-        """Have the threads end soon, that of the Events after those that are queued."""
+        """Ask the threads to end; the Event thread ends after the queued Events."""
         self._token.stop()
         self._check.stop()
         self.events.close()

@@ -142,7 +142,7 @@ class EventPoster:
         self._client.interrupt()
 
     def close(self) -> None:
-        """Have the thread end after the queued events, without waiting for it."""
+        """Ask the thread to end after the queued events, without waiting for it."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The API servers that the agent may use, and the choice of another one when the one in use fails.
+"""The API servers that the agent may use, and the switch to another one when the current one fails.
 
 All clients of the agent use the same server. The next one is chosen at random, so that the agents of a cluster spread
 over the remaining servers, and each client waits for a random time before it connects.
@@ -99,7 +99,7 @@ class ApiServers:
                 self._failures.pop(candidate, None)
 
     def failed(self, candidate: Candidate, reason: str) -> bool:
-        """Use another server if the failed one is in use; return whether another one is in use now."""
+        """Switch to another server if the failed one is in use; return whether a different server is in use now."""
         with self._lock:
             self._failures[candidate] = (self._clock(), reason)
             others = [item for item in self._candidates() if item != candidate]
@@ -148,7 +148,7 @@ class ApiServers:
         return list(found.values())
 
     def _next(self, others: Sequence[Candidate]) -> Candidate:
-        """Choose one that has not failed recently, or else the one whose failure is the oldest."""
+        """Choose a server that has not failed recently, otherwise the one whose failure is the oldest."""
         recent = self._clock() - _AVOID_SECONDS
         good = [item for item in others if self._failures.get(item, (recent, ""))[0] <= recent]
         return self._choose(good) if good else min(others, key=lambda item: self._failures[item][0])

@@ -37,7 +37,7 @@ _PLURALS = {"set or map": "sets and maps", "element of": "elements of", "ipset e
 
 
 def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
-    """Return the word for an entry, in the singular, and its name. ``kind``: that of its resource."""
+    """Return the word for an entry, in the singular, and its name. ``kind``: the kind of its resource."""
     if isinstance(key, ChainKey):
         return f"{key.table} chain", key.chain
     if isinstance(key, JumpKey):

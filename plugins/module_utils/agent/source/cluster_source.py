@@ -145,7 +145,7 @@ class ClusterSource:
             self._release(SERVICES)
 
     def keep_first(self, found: FirstObjects) -> None:
-        """Keep the first Services, which replace those of the copy on disk if that must be used after all."""
+        """Keep the essential Services, which replace those of the copy on disk if it must be used after all."""
         if self._held:
             self._found = found
 
@@ -176,7 +176,7 @@ class ClusterSource:
         )
 
     def follow_others(self, resources: Sequence[ResourceType]) -> None:
-        """Follow these collections, and no others, besides those that Services need."""
+        """Follow only these collections in addition to those that Services need."""
         for reflector in list(self.reflectors):
             if reflector.resource.kind not in _KINDS and reflector.resource not in resources:
                 reflector.stop()
@@ -256,7 +256,7 @@ class ClusterSource:
         return any(each.error and each.resource.kind in _VITAL_KINDS for each in self.reflectors)
 
     def list_held_back(self) -> None:
-        """List the collections again of which objects were held back, because there is room for them."""
+        """List again the collections with objects that were held back, because there is room for them."""
         for reflector in self.reflectors:
             kind = reflector.resource.kind
             keys = [key for key in self.view.held_back if key.kind == kind]
@@ -266,7 +266,7 @@ class ClusterSource:
     def use_cache(self) -> bool:
         """Fill the view from the copy on disk for collections that the API server has not listed.
 
-        Return False, and do nothing, if the copy turns out to be of no use.
+        Return False, and do nothing, if the copy turns out to be useless.
         """
         self._has_copy = False
         cached = self.keeper.read(self._room)

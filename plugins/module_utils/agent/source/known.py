@@ -99,7 +99,7 @@ class Known:
         return Batch(self._kind, changed, gone, True)
 
     def forget(self, keys: Iterable[ObjectKey]) -> None:
-        """Have objects delivered again by the next list, whatever their content; may be called from any thread."""
+        """Mark objects for delivery by the next list, whatever their content; may be called from any thread."""
         for key in keys:
             if key in self._digests:
                 self._digests[key] = None

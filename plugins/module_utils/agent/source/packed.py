@@ -99,7 +99,7 @@ def pack_text(text: bytes, parsed: Optional[ParsedObject] = None) -> Item:
 
 
 class Packed(Sequence[Dict[str, Any]]):
-    """A sequence of objects, each of which is decoded whenever it is read. ``size``: bytes of JSON of all."""
+    """A sequence of objects, each decoded whenever it is read. ``size``: bytes of JSON of all objects."""
 
     def __init__(self) -> None:
         self.items: List[Item] = []

@@ -38,7 +38,7 @@ _NOT_FOUND, _GATEWAY_TIMEOUT, _UNAUTHORIZED = 404, 504, 401
 _RESUMABLE = frozenset((_UNAUTHORIZED, 403, 429, 500, 502, 503))
 #: How often to request an optional collection that the server does not have; the server may be upgraded.
 _ABSENT_SECONDS = 300.0
-#: How often to try a list again for which there is no room: each attempt costs the server nearly as much as a list.
+#: How often to retry a list that did not fit: each attempt costs the server nearly as much as a complete list.
 _NO_ROOM_SECONDS = 300.0
 #: How many bytes of a list to read between checks for room.
 _ROOM_BYTES = 1 << 16
@@ -133,7 +133,7 @@ class Reflector:
             client.interrupt()
 
     def run(self, task: Task) -> None:
-        """List and watch until stopped, whatever failures of the server or the connection occur."""
+        """List and watch until stopped, despite failures of the server or the connection."""
         pause, self._first_pause = self._first_pause, 0.0
         if pause:
             self._rest(task, pause)

@@ -9,7 +9,7 @@ from ...errors import ApiError
 
 
 class NoRoom(ApiError):
-    """A list of the API server is larger than what may be held."""
+    """A list of the API server does not fit."""
 
 
 class Room:

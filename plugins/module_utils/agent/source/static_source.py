@@ -23,7 +23,7 @@ class StaticSource:
         self._read()
 
     def follow(self, path: str) -> None:
-        """Read another directory with the next look, if the path is another one."""
+        """Set the directory to read with the next look."""
         if path != self._directory.path:
             self._directory = StaticDirectory(path)
 

@@ -34,7 +34,7 @@ class ClusterView:
     what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
     ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the
     changes of endpoints that are not programmed yet were triggered. ``size``: bytes of all objects as JSON, reduced.
-    ``held_back``: objects whose latest version ``room`` does not carry; the version before it remains in effect.
+    ``held_back``: objects whose latest version has no room; their previous version remains in effect.
     """
 
     def __init__(self, room: Room = UNLIMITED) -> None:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keeping the agent's ports open, and reporting those that cannot be opened."""
+"""Keep the agent's ports open, and report those that cannot be opened."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
 
     ``question``: ``command`` is status, explain, listeners, traffic or drain; explain has a ``destination`` and
     possibly the address of a ``client``, or the ends ``from`` and ``to`` of a connection; ``kernel`` False: do not read
-    the kernel. drain may ask to ``read`` the file of the drain, and for what is needed to count external
+    the kernel. drain may ask to ``read`` the drain file, and for what is needed to count external
     ``connections``; traffic may have a ``namespace``, want ``endpoints``, and give the time of the reading that is
     ``known`` already.
     """

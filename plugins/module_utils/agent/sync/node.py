@@ -166,7 +166,7 @@ class NodeSync:
         self.schedule.request()
 
     def stop_watching(self) -> None:
-        """Close the drift watch. The next sync opens another one for the proxiers at that time."""
+        """Close the drift watch. The next sync opens a new one for the proxiers at that time."""
         if self.drift is not None:
             self.drift.close()
             self.drift = None
@@ -304,7 +304,7 @@ class NodeSync:
         self.schedule.request()
 
     def _apply_held(self) -> None:
-        # The schedule may be another one by then: a new configuration replaces it.
+        # The schedule may have been replaced meanwhile, by a new configuration.
         self.schedule.request()
 
     def _check_everything(self) -> None:

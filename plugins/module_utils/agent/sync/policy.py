@@ -189,7 +189,7 @@ class PolicySync:
 
     @property
     def _known(self) -> bool:
-        """Whether the cluster is known completely: a part of it would deny or allow wrongly."""
+        """Whether the cluster is known completely: partial knowledge would deny or allow wrongly."""
         needed = {resource.kind for resource in policy_resources(self._settings)}
         if self._settings.unknown_pods == DENY and not self._settings.pod_cidrs:
             needed.add(NODES.kind)

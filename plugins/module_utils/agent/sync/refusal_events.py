@@ -24,7 +24,7 @@ class RefusalEvents:
         self._known: FrozenSet[Refusal] = frozenset()
 
     def update(self, refusals: Tuple[Refusal, ...]) -> None:
-        """Report what is new in ``refusals``, all that are in effect."""
+        """Report the new ones of ``refusals``, which are all that are in effect."""
         now = frozenset(refusals)
         if now == self._known:
             return

@@ -85,6 +85,6 @@ class SlowStart:
 
 
 def _eighths(known: _Known, now: float) -> Dict[Place, int]:
-    """Return the eighths of its share that each place has reached, without those that have all of it."""
+    """Return how many eighths of its share each place has reached; places with the whole share are omitted."""
     reached = {place: max(1, int((now - since) * EIGHTHS / known.seconds)) for place, since in known.since.items()}
     return {place: count for place, count in reached.items() if count < EIGHTHS}

@@ -81,7 +81,7 @@ class Syncer:
     """Brings the families of a node in sync with the cluster view.
 
     ``suspects``: families whose tables another program may have changed, with the reason; they are observed.
-    ``begun``: the Services of the view before, which are all that an otherwise empty kernel has. ``last_error`` is
+    ``begun``: the Services of the previous view, the only ones in an otherwise empty kernel. ``last_error`` is
     empty after a sync that succeeded. ``post`` sends an Event.
     """
 

@@ -46,7 +46,7 @@ class Waited(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is left and none has begun for long enough."""
+        """Whether no connection is left, and no new one has appeared for long enough."""
         return not self.used and not self.arriving
 
 
@@ -96,7 +96,7 @@ def _start(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _write(arguments: argparse.Namespace) -> Tuple[DrainRecord, Optional[DrainRecord]]:
-    """Write the file; return the drain and the one that it replaces. Raises DrainError."""
+    """Write the file; return the new drain and the one it replaces. Raises DrainError."""
     now = time.time()
     saved: Optional[DrainRecord] = None
     try:
@@ -127,7 +127,7 @@ def _activate(arguments: argparse.Namespace, saved: Optional[DrainRecord]) -> No
 
 
 def _wait(arguments: argparse.Namespace) -> Waited:
-    """Wait until no connection is left and none has begun for a while, or until the deadline. Raises ProxyError."""
+    """Wait until no connection is left and none has appeared for a while, or until the deadline. Raises ProxyError."""
     began = latest = time.monotonic()
     serving: Optional[Serving] = None
     known: Optional[Set[Tuple[str, bytes, bytes]]] = None
@@ -243,7 +243,7 @@ def _drain_document(answer: Answer) -> Dict[str, Any]:
 
 
 def _status_without_agent(arguments: argparse.Namespace, error: str) -> CommandResult:
-    """Return the drain with which the next agent will start."""
+    """Return the drain that the next agent will start with."""
     record, problem = None, ""
     try:
         record = read_record(arguments.drain_file)

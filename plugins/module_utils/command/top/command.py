@@ -22,7 +22,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def show_traffic(arguments: argparse.Namespace) -> CommandResult:
-    """Show what was counted until now (``top``)."""
+    """Show the totals counted so far (``top``)."""
 
     def show(document: Dict[str, Any]) -> CommandResult:
         found = busiest(document, arguments.limit)
@@ -71,7 +71,7 @@ def _valid(use: Callable[[Dict[str, Any]], Result], document: Dict[str, Any]) ->
 
 
 def _read(arguments: argparse.Namespace, before: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-    """Return the agent's answer, which has nothing but a time if that is the time of the reading before."""
+    """Return the agent's answer, which contains only a time if there is no newer reading."""
     question = {
         "command": "traffic",
         "namespace": arguments.namespace,

@@ -65,7 +65,7 @@ def _with_rates(row: Dict[str, Any], before: Optional[Dict[str, Any]], seconds: 
 
 
 def busiest(document: Dict[str, Any], limit: int) -> Dict[str, Any]:
-    """Return a reading with its rows sorted, those with the most connections first, and not more than ``limit``.
+    """Return a reading with at most ``limit`` rows, those with the most connections first.
 
     With rates, those with the most new connections per second are first. ``limit`` 0: all of them.
     """

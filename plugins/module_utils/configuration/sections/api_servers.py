@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``apiServers``: the API servers that the agent uses beside that of its kubeconfig."""
+"""``apiServers``: the API servers that the agent uses in addition to its kubeconfig's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``outsideHost``: a host that is no node of the cluster and uses its Services, and which of them it serves."""
+"""``outsideHost``: a host that is not a node of the cluster and uses its Services, and which of them it serves."""
 
 from __future__ import annotations
 

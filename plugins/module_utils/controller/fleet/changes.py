@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What has changed since an earlier report, of which only the JSON document is left."""
+"""What has changed since an earlier report, given its JSON document."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The section of the page with what has changed since the report before."""
+"""The section of the page with what has changed since the previous report."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def duration(seconds: float) -> str:
 
 
 def running_engine(node: Node) -> str:
-    """Return the version of the engine that the node's agent runs, else of the one that is installed."""
+    """Return the engine version of the node's running agent, otherwise the installed version."""
     return (node.agent.version if node.agent is not None else "") or node.engine
 
 
@@ -225,7 +225,7 @@ def _drift_items(nodes: Sequence[Node]) -> List[Item]:
 
 
 def _items(kind: str, nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> List[Item]:
-    """Return one item for each reason, those of most nodes first."""
+    """Return one item for each reason, the reasons of the most nodes first."""
     groups: Dict[Tuple[str, str], Dict[str, None]] = {}
     for node, own in zip(nodes, reasons):
         for reason in own:

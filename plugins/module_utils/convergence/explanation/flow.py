@@ -204,7 +204,7 @@ def _candidates(
     external: bool,
 ) -> List[Candidate]:
     topology = topology_of(port, context.node)
-    # Where policy Local lets the inside of the node reach all endpoints, it is no reason for any of them.
+    # Where the inside of the node reaches all endpoints despite policy Local, the policy is never the reason.
     local_only = (port.external_local if external else port.internal_local) and tuple(chosen) != port.cluster
     shares = rendering.shares_of(port, chosen, context.settings) if chosen else ()
     total = sum(shares)

@@ -88,7 +88,7 @@ class RollbackReport(NamedTuple):
     """The result of a rollback.
 
     ``record``: the restored state. ``changed``: something differed (and was changed, unless checking).
-    ``saved``: the number under which the state before was saved, None if nothing was changed. ``stopped``: units that
+    ``saved``: the number under which the previous state was saved, None if nothing was changed. ``stopped``: units that
     were, or would be, stopped. ``durations``: seconds per stage and table.
     """
 

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The most recent saved states of a node, in a directory that only root can read and change.
 
-It is not below the agent's state directory: systemd changes the owner of that one recursively to the agent's user.
+It is not below the agent's state directory: systemd changes the owner of that directory recursively to the agent's
+user.
 """
 
 from __future__ import annotations

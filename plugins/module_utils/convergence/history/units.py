@@ -44,7 +44,7 @@ def is_active(unit: str) -> bool:
 
 
 def running_units() -> List[str]:
-    """Return those of our running units that would undo a rollback; none without systemd."""
+    """Return our running units that would undo a rollback; none without systemd."""
     if why_not_systemd():
         return []
     return [unit for unit in CONVERGING_UNITS if is_active(unit)]

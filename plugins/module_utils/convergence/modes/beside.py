@@ -133,7 +133,7 @@ _BESIDE: Dict[Mode, Mode] = {
 
 
 def with_listeners(mode: Mode) -> Mode:
-    """Return the mode with listeners beside it; itself if it needs none."""
+    """Return the mode with listeners beside it, or the mode itself if it needs none."""
     main = without_listeners(mode)
     return _BESIDE.get(main, main)
 

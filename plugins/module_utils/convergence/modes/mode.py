@@ -35,7 +35,7 @@ class Subsystems(NamedTuple):
 
     ``chains``: iptables; ``ipvs``: virtual servers; ``ipsets``; ``nftables``: the table of nftables mode;
     ``ipvs_table``: the table of nf_tables beside IPVS. ``listeners``: sockets of the agent, which are not part of the
-    kernel. ``device``: the device that carries service addresses, or empty.
+    kernel. ``device``: the device that has the service addresses, or empty.
     """
 
     chains: bool = False

@@ -66,7 +66,7 @@ GLUES: Tuple[str, ...] = tuple(_GLUES)
 
 
 def mode_object(name: str) -> Mode:
-    """Return the mode of that name, one of MODES_IN_EFFECT; ipvs mode is the one with the glue iptables."""
+    """Return the mode of that name, one of MODES_IN_EFFECT; for ipvs mode, the one with the glue iptables."""
     return _MODES[name]()
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Probes and their results, and the probes of what every cluster needs: its API server and its DNS."""
+"""Probes and their results, and the probes of the API server and DNS, which every cluster needs."""
 
 from __future__ import annotations
 

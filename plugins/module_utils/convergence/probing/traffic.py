@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Probes of the cluster IPs of chosen Services from this node: which of them it reaches.
+"""Probe the cluster IPs of chosen Services from this node, and report which it reaches.
 
 Only ports whose protocol gives an answer are probed: TCP by a connection (with a TLS handshake if the port is named
 ``https``, since in userspace mode the node itself accepts the connection) and UDP port 53 by a DNS query.

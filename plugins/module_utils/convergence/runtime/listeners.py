@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The listeners of userspace mode for a check: those of the running agent, read through its control socket."""
+"""The listeners of userspace mode for a check: read from the running agent through its control socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stages of each mode: its resources with their desired tables, and the removal of what a mode left."""
+"""The stages of each mode: its resources with their desired tables, and the removal of leftovers of other modes."""

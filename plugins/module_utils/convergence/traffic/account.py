@@ -31,7 +31,7 @@ class CountedElement(NamedTuple):
 
 
 def connections_only(count: int) -> Numbers:
-    """Return the counters of a sample that counts nothing but connections."""
+    """Return the counters of a sample that counts only connections."""
     return (count, *UNCOUNTED[1:])
 
 
@@ -131,7 +131,7 @@ class TrafficAccount:
         return objects | {name for name in known if isinstance(name, CountedElement) and name.set in sets}
 
     def _lost(self, known: Tuple[_Place, Numbers], now: float) -> None:
-        """Note that a sample has ended, and what it had counted since its last reading is missing."""
+        """Note that a sample has ended; what it counted after its last reading is lost."""
         place, counters = known
         if place in self._totals and counters != UNCOUNTED:
             self._totals[place].reset_at = now

@@ -20,7 +20,7 @@ LONGEST_SECONDS = 86_400.0
 
 
 class Question(NamedTuple):
-    """A run that is about to begin: its options, and those of its files whose paths the options name.
+    """A run that is about to start: its options, and the files whose paths the options name.
 
     ``directory``: the state directory. ``lock_timeout``: seconds to wait for another convergence.
     """

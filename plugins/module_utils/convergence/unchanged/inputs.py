@@ -28,7 +28,7 @@ Signature = Tuple[int, ...]
 
 
 class Unusable(Exception):
-    """The input cannot be compared with that of another run."""
+    """The input cannot be compared with the input of another run."""
 
 
 class Files(NamedTuple):

@@ -53,7 +53,7 @@ class NotComparable(Exception):
 
 
 def boot_seconds() -> float:
-    """Return the seconds since the boot, those of suspension included."""
+    """Return the seconds since boot, including time suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -244,7 +244,7 @@ def refused_element(error: MessageError, batch: ElementBatch) -> Optional[str]:
 
 
 def listed_name(view: memoryview, start: int, end: int) -> str:
-    """Return the name of the set that a list message describes; empty if it has none."""
+    """Return the name of the set in a list message; empty if it has no name."""
     found = parse_attributes(view, start + 4, end)
     return attribute_text(found[_SETNAME]) if _SETNAME in found else ""
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Encode messages as the bytes of sends. In each send, only the last message requests an acknowledgement.
 
-The first message of each send carries the port number of its socket (``origin``), so that netlink monitors can
+The first message of each send contains the port number of its socket (``origin``), so that netlink monitors can
 distinguish this process's requests from others.
 """
 

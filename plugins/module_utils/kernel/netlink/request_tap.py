@@ -5,7 +5,7 @@
 
 Neither subsystem sends notifications of changes, but a device of the kind ``nlmon`` copies every netlink message of its
 network namespace to a packet socket. A filter in the kernel passes only requests that change IPVS or ipsets and are not
-from our own sockets (those carry their port number, see ``netlink``). Sources: drivers/net/nlmon.c, packet(7),
+from our own sockets (those contain their port number, see ``netlink``). Sources: drivers/net/nlmon.c, packet(7),
 linux/filter.h, linux/ip_vs.h, linux/netfilter/ipset/ip_set.h.
 """
 

@@ -110,7 +110,7 @@ class NetlinkSocket:
             raise KernelError(f"netlink socket (protocol {protocol}): {error.strerror}") from error
         self.progress: Progress = unheeded
         self._sequence = 0
-        # The first message of each send carries it, so that netlink monitors can distinguish our requests from others.
+        # The first message of each send contains it, so that netlink monitors can distinguish our requests from others.
         self._origin = self.port
         self._buffer = bytearray(_DATAGRAM_BYTES)
         self._view = memoryview(self._buffer)
@@ -149,7 +149,7 @@ class NetlinkSocket:
         self.close()
 
     def _next_sequence(self, count: int) -> int:
-        """Return the first of ``count`` new sequence numbers; none is zero, which notifications carry."""
+        """Return the first of ``count`` new sequence numbers; none is zero, the number of notifications."""
         first = self._sequence + 1
         if first + count > 0x7FFFFFFF:
             first = 1

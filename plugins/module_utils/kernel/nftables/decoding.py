@@ -64,7 +64,7 @@ _DATA_HEADERS = struct.Struct("=4H")
 _HEADER = struct.Struct("=2H")
 _INCOMPLETE_ATTEMPTS = 20
 _RESIZE_SECONDS = 0.05
-#: A set with so few elements fits into one datagram of a dump, which the kernel reads atomically.
+#: A set of at most this many elements fits into one datagram of a dump, which the kernel reads atomically.
 _FEW_ELEMENTS = 300
 
 _NAT_RANGES = ((NFTA_NAT_REG_ADDR_MIN, NFTA_NAT_REG_ADDR_MAX), (NFTA_NAT_REG_PROTO_MIN, NFTA_NAT_REG_PROTO_MAX))
@@ -202,7 +202,7 @@ def _element_layout(nest: bytes) -> Optional[Tuple[str, bool]]:
         layout += f"{_DATA_HEADERS.size}s{data_size - 4}s"
         rest -= _DATA_HEADERS.size + data_size - 4
     if rest:
-        # The value of a counter is no part of the element's.
+        # The value of a counter is not part of the element's value.
         if rest < _HEADER.size:
             return None
         counter_size, counter_kind = _HEADER.unpack_from(nest, size - rest)

@@ -66,7 +66,7 @@ def _dump(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
 
 
 class _Expressions(Dict[bytes, Expression]):
-    """Encoded expressions, parsed on first use: thousands of rules have most of them in common."""
+    """Encoded expressions, parsed on first use: thousands of rules share most of them."""
 
     def __missing__(self, encoded: bytes) -> Expression:
         parsed = self[encoded] = parse_expression(memoryview(encoded))

@@ -153,12 +153,12 @@ class _Portions:
         self._most_elements = most_elements
 
     def weigh(self, elements: int) -> bool:
-        """Count what was just put into the batch as so many elements; return whether the batch is full."""
+        """Count what was just put into the batch, weighted in elements; return whether the batch is full."""
         self.batch.weight += elements
         return self.batch.weight >= self._most_elements
 
     def take(self) -> Transaction:
-        """Return the transaction of the batch, and begin another one."""
+        """Return the transaction of the batch, and start a new batch."""
         full, self.batch = self.batch, _Batch(self._encoder)
         return full.transaction()
 
@@ -212,7 +212,7 @@ class _Costs(NamedTuple):
 
 
 def _costs(new_sets: int) -> _Costs:
-    """Return the costs where so many sets are created."""
+    """Return the costs in a change that creates this many sets."""
     return _Costs(1 + new_sets // _SETS_PER_ELEMENT, 1 + new_sets // _SETS_PER_ELEMENT_OF_RULES)
 
 

@@ -148,7 +148,7 @@ class DummyDeviceResource(_DeviceResource):
 
 
 class AddressDeviceResource(_DeviceResource):
-    """The device that carries the service addresses of userspace mode: its name -> its kind.
+    """The device that has the service addresses of userspace mode: its name -> its kind.
 
     It is a dummy device, or a bridge without ports where the kernel has no dummy devices. A device of that name but
     another kind is never touched.

@@ -200,7 +200,7 @@ def shared_chains_to_keep(saved: SavedTables, family: str, ownership: Ownership)
 
 
 class Emptied(NamedTuple):
-    """Containers that hold nothing but entries to be removed.
+    """Containers that hold only entries to be removed.
 
     ``tables``: tables, with the number of chains to be removed. ``builtin``: built-in chains as (table, chain).
     """

@@ -57,7 +57,7 @@ def holders(path: Optional[str] = None) -> List[str]:
 
 
 def held_message(seconds: float, path: Optional[str] = None) -> str:
-    """Return one line that names the current holder of the lock after a wait of so many seconds."""
+    """Return one line that names the current holder of the lock after a wait of ``seconds``."""
     who = ", ".join(holders(path)) or "another process"
     unit = "second" if seconds == 1 else "seconds"
     return f"the xtables lock {path or lock_file()} is held by {who}; gave up after {seconds:g} {unit}"

@@ -149,7 +149,7 @@ def _stopped(done: Completed) -> bool:
 
 
 def _saved_one_by_one(variant: XtablesVariant, progress: Progress) -> str:
-    """Return the text of all tables, each from a run of its own, so that one that cannot be shown hides no other."""
+    """Return the text of all tables, each from a separate run: a table that cannot be shown must not hide others."""
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         existing = {table.name for table in nft_tables(sock, variant.family)}
     texts = []

@@ -105,7 +105,7 @@ def first_match(rules: Sequence[Tuple[str, PortSet]]) -> TierOutcome:
 def _divided(
     ranges: Sequence[Tuple[int, int]], wanted: Sequence[Tuple[int, int]]
 ) -> Tuple[List[Tuple[int, int]], List[Tuple[int, int]]]:
-    """Return the parts of ranges inside the wanted ones, and those outside; all of them are sorted."""
+    """Return the parts of ranges inside and outside the wanted ones; all are sorted."""
     inside: List[Tuple[int, int]] = []
     outside: List[Tuple[int, int]] = []
     for first, last in ranges:

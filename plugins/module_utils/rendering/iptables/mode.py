@@ -22,7 +22,7 @@ from .tables import CHAINS, FRAGMENTS, PRESENT, ChainKey, Fragment, JumpKey, Pla
 
 
 class IptablesContext(NamedTuple):
-    """Settings of the family. ``comments``: whether rules for a single endpoint carry a comment."""
+    """Settings of the family. ``comments``: whether rules for a single endpoint have a comment."""
 
     settings: DataplaneSettings
     comments: bool

@@ -29,7 +29,7 @@ ChainChange = Change[ChainTableKey, ChainTableValue]
 
 
 def callees_first(chains: Mapping[ChainTableKey, ChainTableValue]) -> List[ChainKey]:
-    """Return the chains of a table in an order in which each follows those of them that its rules jump to."""
+    """Return the chains of a table in an order in which each follows the chains that its rules jump to."""
     order: List[ChainKey] = []
     seen: Set[ChainKey] = set()
     for start in chains:

@@ -30,7 +30,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _matches(rule: str, place: Arrival) -> bool:
-    """Return whether a rule of a shared chain is about a destination, and not about all of them."""
+    """Return whether a rule of a shared chain matches one destination, not all."""
     plain = _COMMENT.sub("", rule)
     if (_first(_PROTOCOL, plain), _first(_PORT, plain)) != (place.protocol, str(place.port)):
         return False

@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
 
 
 def tables_in_order(tables: Iterable[str]) -> List[str]:
-    """Return the tables in the order of their transactions: those of a service proxy first, others by name."""
+    """Return the tables in the order of their transactions: a service proxy's first, others by name."""
     known = set(tables)
     return [*(table for table in _ORDER if table in known), *sorted(known.difference(_ORDER))]
 

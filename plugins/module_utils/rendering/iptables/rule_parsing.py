@@ -70,7 +70,7 @@ def tokens_of(rule: str) -> List[str]:
 
 
 def is_well_quoted(rule: str) -> bool:
-    """Return whether a rule consists of words and quoted strings only, without a quote that is left open."""
+    """Return whether a rule consists of words and quoted strings only, without an unclosed quote."""
     return not _TOKEN.sub("", rule).strip()
 
 

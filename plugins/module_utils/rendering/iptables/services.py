@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rules of one ServicePort in iptables mode: those of kube-proxy 1.36, written as iptables-save prints them."""
+"""The rules of one ServicePort in iptables mode: kube-proxy 1.36's, written as iptables-save prints them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class _ServicePortRules:
             self.add(EXTERNAL_SERVICES, f"{match} {self.refusal_target}")
 
     def masquerade_rules(self) -> List[str]:
-        """Return the rules that masquerade traffic to the cluster IP: all of it, or all but that of local pods."""
+        """Return the rules that masquerade traffic to the cluster IP: all, or all except traffic from local pods."""
         info = self.info
         match = self.port_match(info.port, f"{self.name} cluster IP")
         destination = f"-d {info.cluster_ip}{self.host} "
@@ -303,7 +303,7 @@ class _ServicePortRules:
 def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings, comments: bool) -> List[Entry]:
     """Return the contribution of one ServicePort: fragments of shared chains, and its own chains.
 
-    ``comments``: False in a large cluster, where rules for a single endpoint carry no comment. Raises
+    ``comments``: False in a large cluster, where rules for a single endpoint have no comment. Raises
     ConfigurationError for an invalid detector of local traffic.
     """
     rules = _ServicePortRules(info, settings, comments)

@@ -233,7 +233,7 @@ def policy_chains(
 
 
 def redirect_rules(family: str, server: VirtualServerKey, redirect: Redirect) -> Dict[ChainKey, Rules]:
-    """Return the rules for connections to one address and port: those of this node and its pods, and others."""
+    """Return the rules for connections to one address and port: from this node and its pods, and from others."""
     match = f"-d {server.address}{host_bits(family)} -p {server.protocol} -m {server.protocol} --dport {server.port}"
     masquerade = f"{match} -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ"
     target = f"{match} -j DNAT --to-destination {redirect.target}"

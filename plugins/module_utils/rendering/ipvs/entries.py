@@ -99,7 +99,7 @@ def ipvs_facts(settings: DataplaneSettings) -> IpvsFacts:
 
 
 class Contribution(ABC):
-    """Collects the entries of one ServicePort; the abstract methods are those of the glue."""
+    """Collects the entries of one ServicePort; the glue implements the abstract methods."""
 
     def __init__(self, info: ServicePortInfo, facts: IpvsFacts) -> None:
         self.info = info

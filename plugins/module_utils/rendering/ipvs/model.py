@@ -14,7 +14,7 @@ from ...addresses import IPV6, address_and_port, family_of
 from ...resources import Kind
 
 DEVICE = "kube-ipvs0"
-"""The dummy device that carries the service addresses."""
+"""The dummy device that has the service addresses."""
 
 PERSISTENT = 0x1
 HASHED = 0x2
@@ -128,7 +128,7 @@ class Redirect(NamedTuple):
 
 
 def server_of(key: Union[VirtualServerKey, RealServerKey]) -> VirtualServerKey:
-    """Return the virtual server itself, or that of a real server."""
+    """Return the virtual server itself, or the one of a real server."""
     return key.server if isinstance(key, RealServerKey) else key
 
 

@@ -86,7 +86,7 @@ class NftablesContribution(Contribution):
 
 
 class NftablesGlue(Glue):
-    """See the base class. The keys and values of its one table are those of ``rendering.nftables.objects``."""
+    """See the base class. The keys and values of its one table are defined in ``rendering.nftables.objects``."""
 
     name = "nftables"
     tables = (layout.RESOURCE,)

@@ -5,7 +5,7 @@
 
 A packet is evaluated after destination NAT and before source NAT, where its addresses are those of the pods: the class
 of the peer is looked up by its address; class and pod give a port set; and the port set contains the port or not.
-``meta priority`` carries the intermediate result from one lookup to the next: it is the only scratch register whose
+``meta priority`` holds the intermediate result between lookups: it is the only scratch register whose
 use the nft program can list. It is set to 0 before a packet leaves a chain.
 """
 

@@ -161,7 +161,7 @@ def of_family(family: str) -> Expressions:
 
 
 def network_order(word: int = 0) -> Expression:
-    """Turn a word from the order of the machine into that of the network."""
+    """Convert a word from host byte order to network byte order."""
     return Expression("byteorder", ((1, register(word)), (2, register(word)), (3, BYTEORDER_HTON), (4, 4), (5, 4)))
 
 

@@ -49,7 +49,7 @@ def _preferences(endpoint: str) -> Iterator[int]:
     draws = struct.unpack(f">{_DRAWS}H", hashlib.shake_128(endpoint.encode()).digest(2 * _DRAWS))
     for draw in draws:
         yield draw * SLOTS >> 16
-    # Only endpoints of a ServicePort with one or two of them request so many.
+    # Reached only if a ServicePort has one or two endpoints.
     yield from range(SLOTS)
 
 

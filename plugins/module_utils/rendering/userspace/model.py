@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The values of userspace mode's resource tables: listeners, and the device that carries the service addresses.
+"""The values of userspace mode's resource tables: listeners, and the device that has the service addresses.
 
 Addresses are canonical text, ports and seconds plain numbers, protocols lower case (tcp, udp).
 """
@@ -14,7 +14,7 @@ from ...addresses import address_and_port
 from ...resources import Kind
 
 DEVICE = "kube-userspace0"
-"""The dummy device that carries the service addresses. An interface name has at most 15 characters."""
+"""The dummy device that has the service addresses. An interface name has at most 15 characters."""
 
 DEVICES = Kind.DEVICES
 ADDRESSES = Kind.ADDRESSES

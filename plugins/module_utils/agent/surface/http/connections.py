@@ -69,7 +69,7 @@ def client_of(address: str) -> str:
 
 
 class Connection:
-    """One connection: reads a request's head, sends the answer, and lets the client read it before it closes.
+    """One connection: reads a request's head, sends the response, and lets the client read it before closing.
 
     ``idle``: nothing has been received yet. ``deadline``: when to close it in any case, by the server's clock.
     """
@@ -176,7 +176,7 @@ class _Crowd:
 
 
 class Connections:
-    """All open connections in the order in which they were accepted, which is that of their deadlines."""
+    """All open connections in the order in which they were accepted, which is the order of their deadlines."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

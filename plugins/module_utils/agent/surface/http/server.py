@@ -242,7 +242,7 @@ class HttpServer:
                     break
 
     def _accept_one(self, port: OpenPort) -> bool:
-        """Accept one connection; return whether there may be another one."""
+        """Accept one connection; return whether more may be waiting."""
         try:
             sock, address = port.sock.accept()
         except BlockingIOError:

@@ -147,7 +147,7 @@ _COUNTING_OBJECTS = {NFT_OBJECT_COUNTER: _COUNTING["counter"], NFT_OBJECT_QUOTA:
 
 
 class RawChain(NamedTuple):
-    """Attributes of a chain, and those of each of its rules in order."""
+    """Attributes of a chain, and of each of its rules in order."""
 
     definition: bytes
     rules: Tuple[bytes, ...] = ()
@@ -174,7 +174,7 @@ RawTable = Dict[RawKey, RawValue]
 
 
 def _without(raw: memoryview, numbers: Container[int]) -> bytes:
-    """Return attributes unchanged, without those of some numbers."""
+    """Return attributes unchanged, except that some numbers are omitted."""
     parts = each_attribute(raw, 0, len(raw))
     return b"".join(attribute(number, bytes(part)) for number, part in parts if number not in numbers)
 
@@ -185,7 +185,7 @@ def _kept(
     start: int = 0,
     rewrite: Optional[Mapping[int, Callable[[memoryview], bytes]]] = None,
 ) -> bytes:
-    """Return attributes of the numbers ``kept``; those of ``rewrite`` are replaced by its result."""
+    """Return the attributes numbered in ``kept``; ``rewrite`` maps a number to a function of its content."""
     parts = []
     for number, part in each_attribute(raw, start, len(raw)):
         if number in kept:

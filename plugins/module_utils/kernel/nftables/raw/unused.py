@@ -79,7 +79,7 @@ class UnusedResource(Resource[RawKey, RawValue]):
         self._raw = RawTableResource(family)
 
     def observe(self) -> RawTable:
-        """See the class. Raises KernelError, also while the table is still the one this project programmed."""
+        """See the class. Raises KernelError, also while the table is still this project's."""
         table = self._raw.observe()
         kept = used(table)
         if _FRONTENDS in kept and _FRONTENDS in table:

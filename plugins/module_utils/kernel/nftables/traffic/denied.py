@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How many packets of which pod network policies have denied: the counters of the table's elements."""
+"""Packets that network policies denied, by pod: the counters of the table's elements."""
 
 from __future__ import annotations
 
