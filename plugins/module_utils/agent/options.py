@@ -16,15 +16,7 @@ _NAMED_OTHERWISE = ("configuration", "ignore_findings")
 
 
 class AgentOptions(NamedTuple):
-    """The command line options of an agent. An empty string selects the value of the configuration.
-
-    ``cache``: the file for the cluster state, empty for none. ``token``: a file with a token for the API server, which
-    the agent renews if the file exists; empty for none. ``max_loss_percent``: a greater loss of Services with endpoints
-    is reported; ``hold_loss``: the maximum number of seconds for which it is not applied, 0 to apply it immediately.
-    ``drain_file``: the file by which root keeps the node drained.
-    ``control``: path of the unix socket for the node command, empty for none. ``verbose``: log debug messages
-    regardless of the configuration.
-    """
+    """The command line options of an agent. An empty string selects the value of the configuration."""
 
     configuration: str = ""
     kubeconfig: str = ""
@@ -32,13 +24,20 @@ class AgentOptions(NamedTuple):
     mode: str = ""
     fallback: str = ""
     state_directory: str = DEFAULT_STATE
+    #: The file for the cluster state, empty for none.
     cache: str = DEFAULT_CACHE
+    #: Path of the unix socket for the node command, empty for none.
     control: str = DEFAULT_CONTROL
+    #: A file with a token for the API server, which the agent renews if the file exists; empty for none.
     token: str = DEFAULT_TOKEN
+    #: The file by which root keeps the node drained.
     drain_file: str = DEFAULT_DRAIN
     ignore_findings: Tuple[str, ...] = ()
+    #: A greater loss, in percent of the Services with endpoints, is reported.
     max_loss_percent: float = DEFAULT_LOSS_PERCENT
+    #: The maximum number of seconds for which such a loss is not applied, 0 to apply it immediately.
     hold_loss: float = 0.0
+    #: Log debug messages regardless of the configuration.
     verbose: bool = False
     log_format: str = ""
 

@@ -29,21 +29,26 @@ _PORTS = {"https": 443, "http": 80}
 class ApiConnection(NamedTuple):
     """Options of a connection; None selects the kubeconfig's value or the default.
 
-    ``kubeconfig``: path of the file. ``context``: name in it. ``host``: URL of the server. ``api_key``: bearer token.
-    ``ca_cert``, ``client_cert``, ``client_key``: paths of PEM files. ``validate_certs``: verify the server's
-    certificate. ``server_name``: the name in the server's certificate, unless the kubeconfig has ``tls-server-name``;
-    by default the host of the URL. Without ``kubeconfig``, ``context`` and ``host``, the ServiceAccount of the pod is
-    used; outside a pod, the user's default kubeconfig.
+    Without ``kubeconfig``, ``context`` and ``host``, the ServiceAccount of the pod is used; outside a pod, the user's
+    default kubeconfig.
     """
 
+    #: Path of the file.
     kubeconfig: Optional[str] = None
+    #: Name of a context in the kubeconfig.
     context: Optional[str] = None
+    #: URL of the server.
     host: Optional[str] = None
+    #: Bearer token.
     api_key: Optional[str] = None
+    #: Paths of PEM files.
     ca_cert: Optional[str] = None
     client_cert: Optional[str] = None
     client_key: Optional[str] = None
+    #: Whether to verify the server's certificate.
     validate_certs: Optional[bool] = None
+    #: The name in the server's certificate, unless the kubeconfig has ``tls-server-name``; by default the host of the
+    #: URL.
     server_name: Optional[str] = None
 
 

@@ -33,25 +33,27 @@ class ServicePort(NamedTuple):
 
 
 class HealthCheck(NamedTuple):
-    """How the endpoints of a Service are checked from the node.
+    """How the endpoints of a Service are checked from the node. Times are in seconds."""
 
-    ``scheme``: tcp, http or https. ``port``: 0 for each endpoint's own port. ``statuses``: accepted ranges of HTTP
-    statuses. ``server_name``: for TLS and the Host header. ``ca``: file of the certificates by which that of the server
-    is verified; empty not to verify it. ``interval`` and ``timeout`` are seconds. ``fall``: failed checks in a row
-    after which an endpoint fails; ``rise``: passed checks after which it no longer does. ``fast_interval``: seconds to
-    the next check after one that counts towards ``fall`` or ``rise``, like haproxy's fastinter; 0 for ``interval``.
-    """
-
+    #: ``tcp``, ``http`` or ``https``.
     scheme: str = "tcp"
+    #: 0 for each endpoint's own port.
     port: int = 0
     path: str = "/"
+    #: Accepted ranges of HTTP statuses.
     statuses: Tuple[Tuple[int, int], ...] = ((200, 399),)
+    #: For TLS and the Host header.
     server_name: str = ""
+    #: File of the certificates that verify the server's; empty not to verify it.
     ca: str = ""
     interval: float = 1.0
     timeout: float = 1.0
+    #: Failed checks in a row after which an endpoint fails.
     fall: int = 2
+    #: Passed checks in a row after which it no longer fails.
     rise: int = 2
+    #: Time to the next check after one that counts towards ``fall`` or ``rise``, like haproxy's fastinter; 0 for
+    #: ``interval``.
     fast_interval: float = 0.0
 
 
@@ -67,24 +69,23 @@ class Failing(NamedTuple):
 
 
 class ServicePolicy(NamedTuple):
-    """What annotations of a Service request beyond its spec.
+    """What annotations of a Service request beyond its spec."""
 
-    ``allowed_sources``: CIDRs of both families whose sources may use external addresses and node ports, possibly none;
-    None without a restriction. ``scheduler``: the kernel's name of an IPVS scheduler, or ``random``; empty for the
-    node's. ``scheduler_flags``: as ipvsadm names them (``sh-port``, ``mh-fallback``), or ``flag-1`` to ``flag-3``.
-    ``persistence_v4`` and ``persistence_v6``: prefix lengths by which clients with affinity are grouped, 0 to
-    distinguish every client. ``slow_start``: seconds over which the share of an endpoint that has become ready rises; 0
-    for none. ``userspace``: the agent forwards the connections of the Service itself, whatever the node's mode is.
-    ``problems``: invalid values of annotations whose validity matters only where they apply.
-    """
-
+    #: CIDRs of both families whose sources may use external addresses and node ports, possibly none; None without a
+    #: restriction.
     allowed_sources: Optional[Tuple[str, ...]] = None
+    #: The kernel's name of an IPVS scheduler, or ``random``; empty for the node's.
     scheduler: str = ""
+    #: As ipvsadm names them (``sh-port``, ``mh-fallback``), or ``flag-1`` to ``flag-3``.
     scheduler_flags: Tuple[str, ...] = ()
+    #: Prefix lengths by which clients with affinity are grouped, by family; 0 to distinguish every client.
     persistence_v4: int = 0
     persistence_v6: int = 0
+    #: Seconds over which the share of an endpoint that has become ready rises; 0 for none.
     slow_start: float = 0.0
+    #: The agent forwards the connections of the Service itself, whatever the node's mode is.
     userspace: bool = False
+    #: Invalid values of annotations whose validity matters only where they apply.
     problems: Tuple[str, ...] = ()
 
 
@@ -92,40 +93,41 @@ NO_POLICY = ServicePolicy()
 
 
 class Service(NamedTuple):
-    """A Service that is not headless and not ExternalName.
-
-    ``cluster_ip_v4`` and ``cluster_ip_v6`` are empty if the Service has none of that family. ``external_ips``,
-    ``load_balancer_ips`` (of ipMode VIP) and ``source_ranges`` (CIDRs, blanks trimmed) hold both families.
-    ``affinity_seconds`` is 0 without ClientIP affinity. ``external_traffic_policy_local`` and
-    ``internal_traffic_policy_local`` are the fields of the spec, uninterpreted. ``has_external_ips``: whether
-    spec.externalIPs has any element, valid or not. ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole
-    seconds), empty if the object has none. ``static`` is the file that defines a static Service (see ``static``), empty
-    for a Service of the cluster. ``check`` is the health check that its annotations request, None without one.
-    ``policy`` is what annotations of this project request, ``aliases`` what those of other proxies request.
-    ``for_outside_hosts``: whether the label kubenode.proxy/outside-hosts is "true"; ``node_local``: the label
-    kubenode.proxy/node-local.
-    """
+    """A Service that is not headless and not ExternalName. Tuples of addresses and CIDRs hold both families."""
 
     namespace: str
     name: str
     type: str
+    #: The cluster IP of each family, empty if the Service has none of that family.
     cluster_ip_v4: str
     cluster_ip_v6: str
     ports: Tuple[ServicePort, ...]
     external_ips: Tuple[str, ...] = ()
+    #: Whether spec.externalIPs has any element, valid or not.
     has_external_ips: bool = False
+    #: Those of ipMode VIP.
     load_balancer_ips: Tuple[str, ...] = ()
+    #: CIDRs, with blanks trimmed.
     source_ranges: Tuple[str, ...] = ()
+    #: 0 without ClientIP affinity.
     affinity_seconds: int = 0
+    #: The traffic policies as in the spec, uninterpreted.
     external_traffic_policy_local: bool = False
     internal_traffic_policy_local: bool = False
     health_check_node_port: int = 0
+    #: metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty if the object has none.
     created: str = ""
+    #: The file that defines a static Service (see ``cluster.static``), empty for a Service of the cluster.
     static: str = ""
+    #: The health check that its annotations request.
     check: Optional[HealthCheck] = None
+    #: What annotations of this project request.
     policy: ServicePolicy = NO_POLICY
+    #: What annotations of other proxies request.
     aliases: ServicePolicy = NO_POLICY
+    #: Whether the label kubenode.proxy/outside-hosts is "true".
     for_outside_hosts: bool = False
+    #: Whether the label kubenode.proxy/node-local is "true".
     node_local: bool = False
 
     @property

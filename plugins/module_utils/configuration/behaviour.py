@@ -14,37 +14,35 @@ from typing import Dict, NamedTuple, Tuple
 
 
 class Behaviour(NamedTuple):
-    """The deviations of kube-proxy that are corrected.
+    """The deviations of kube-proxy that are corrected."""
 
-    ``name``: as in the configuration.
-
-    ``inside_reaches_all`` (ipvs): pods and the node reach the endpoints of all nodes through external addresses and
-    node ports with externalTrafficPolicy Local (KEP-1669), masqueraded only for the node. ``local_means_local`` (ipvs):
-    a traffic policy Local without local endpoints drops instead of using other nodes (API documentation; KEP-2086).
-    ``terminating_keep_flows`` (ipvs): UDP and SCTP flows stay at an endpoint that is terminating and still serves
-    (KEP-1669). ``virtual_addresses_are_closed`` (ipvs): the node's own ports, health check node ports included, do not
-    answer on service addresses. ``ranges_hold_for_node`` (ipvs): the source of a packet decides for connections of the
-    node, too. ``ranges_hold_for_node_ports``: loadBalancerSourceRanges restrict the node ports of the Service as well.
-    ``ranges_hold_for_families``: ranges of one family alone allow no source of the other family.
-    ``ranges_before_endpoints`` (iptables): a source that is not allowed is dropped, even without endpoints.
-    ``stale_flows_end``: connection tracking entries of UDP and SCTP flows are deleted whenever they lead to anything
-    but a serving endpoint, including those of Services that were created later, deleted, or lost their last endpoint.
-    ``hashing_falls_back`` (ipvs): while the endpoint that the scheduler mh or sh selects for a client gets no new
-    connections, because it drains or is in maintenance, the client gets another one. ``masquerade_below_node_ports``:
-    masquerading uses no source port that can be a node port.
-    """
-
+    #: As in the configuration.
     name: str
+    #: ipvs mode: pods and the node reach the endpoints of all nodes through external addresses and node ports with
+    #: externalTrafficPolicy Local (KEP-1669), masqueraded only for the node.
     inside_reaches_all: bool = False
+    #: ipvs mode: a traffic policy Local without local endpoints drops instead of using other nodes (API documentation;
+    #: KEP-2086).
     local_means_local: bool = False
+    #: ipvs mode: UDP and SCTP flows stay at an endpoint that is terminating and still serves (KEP-1669).
     terminating_keep_flows: bool = False
+    #: ipvs mode: the node's own ports, including health check node ports, do not answer on service addresses.
     virtual_addresses_are_closed: bool = False
+    #: ipvs mode: the source of a packet decides for connections of the node, too.
     ranges_hold_for_node: bool = False
+    #: loadBalancerSourceRanges restrict the node ports of the Service as well.
     ranges_hold_for_node_ports: bool = False
+    #: Ranges of one family alone allow no source of the other family.
     ranges_hold_for_families: bool = False
+    #: iptables mode: a source that is not allowed is dropped, even without endpoints.
     ranges_before_endpoints: bool = False
+    #: Connection tracking entries of UDP and SCTP flows are deleted whenever they lead to anything but a serving
+    #: endpoint, including those of Services that were created later, deleted, or lost their last endpoint.
     stale_flows_end: bool = False
+    #: ipvs mode: while the endpoint that the scheduler mh or sh selects for a client gets no new connections, because
+    #: it drains or is in maintenance, the client gets another one.
     hashing_falls_back: bool = False
+    #: Masquerading uses no source port that can be a node port.
     masquerade_below_node_ports: bool = False
 
 

@@ -19,48 +19,52 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """One convergence of this node.
+    """One convergence of this node."""
 
-    ``cluster``: the Services, EndpointSlices, Nodes and ServiceCIDRs. ``node_name``: empty for the rule of the
-    configuration (hostnameOverride, else the host's name). ``mode``: empty for the configuration's. ``state``: present,
-    absent, or released (kube-proxy has replaced us on the node). ``fallback``: ``iptables`` to use that mode, with a
-    warning, if ipvs is not possible. ``check``: change nothing at all. ``describe``: include the lines of every changed
-    table. ``state_directory``: contains the lock and the ledger; it should not survive a reboot. ``lock_timeout``:
-    seconds to wait for another convergence. ``ignore_findings``: names of preflight findings to ignore.
-    ``node_addresses``: addresses to assume for the node when rendering, which inspects no node.
-
-    ``history_directory``: where to save the node's state before a change; empty to save nothing. ``keep_states``:
-    number of saved states to keep. ``confirm_timeout``: seconds within which the change must be confirmed, otherwise
-    the node rolls back automatically; 0 for a change that needs no confirmation (see ``history``).
-
-    ``whole_cluster``: the cluster state is that of a complete cluster to which the node belongs; an incomplete one, or
-    one without the node's Node, is refused. ``outside_host``: the node is a host outside the cluster, without a Node.
-    ``max_loss_percent``: refuse a change that leaves more than this percentage of the Services that are currently
-    served without endpoints (100: never). ``unattended``: no person watches the run, so it refuses such a change once,
-    and applies it if the next complete cluster state is the same. ``agent``: the caller is the agent, which can forward
-    connections itself. ``traffic``: Services whose probes the report should contain.
-    """
-
+    #: The Services, EndpointSlices, Nodes and ServiceCIDRs.
     cluster: ClusterState
     configuration: KubeProxyConfiguration
+    #: Empty for the configuration's rule (hostnameOverride, otherwise the host's name).
     node_name: str = ""
+    #: Empty for the configuration's.
     mode: str = ""
+    #: ``present``, ``absent``, or ``released`` (kube-proxy has replaced us on the node).
     state: str = "present"
+    #: ``iptables`` to use that mode, with a warning, if ipvs is not possible; or empty.
     fallback: str = ""
+    #: Change nothing at all.
     check: bool = False
+    #: Include the lines of every changed table.
     describe: bool = False
+    #: The directory of the lock and the ledger, which should not survive a reboot.
     state_directory: str = DEFAULT_DIRECTORY
+    #: Seconds to wait for another convergence.
     lock_timeout: float = DEFAULT_LOCK_SECONDS
+    #: Names of preflight findings to ignore.
     ignore_findings: Tuple[str, ...] = ()
+    #: Addresses to assume for the node when rendering, which inspects no node.
     node_addresses: Tuple[str, ...] = ()
+    #: Where to save the node's state before a change; empty to save nothing.
     history_directory: str = ""
+    #: Number of saved states to keep.
     keep_states: int = DEFAULT_KEEP
+    #: Seconds within which the change must be confirmed, otherwise the node rolls back automatically; 0 for a change
+    #: that needs no confirmation (see ``history``).
     confirm_timeout: float = 0.0
+    #: The cluster state is complete, and the node belongs to the cluster; an incomplete state, or one without the
+    #: node's Node, is refused.
     whole_cluster: bool = True
+    #: The node is a host outside the cluster, without a Node.
     outside_host: bool = False
+    #: Refuse a change that leaves more than this percentage of the currently served Services without endpoints (100:
+    #: never).
     max_loss_percent: float = DEFAULT_LOSS_PERCENT
+    #: Nobody watches the run, so such a change is refused once, and applied if the next complete cluster state is the
+    #: same.
     unattended: bool = False
+    #: The caller is the agent, which can forward connections itself.
     agent: bool = False
+    #: Services whose probes the report should contain.
     traffic: Tuple[NamespacedName, ...] = ()
 
     @property
@@ -85,39 +89,45 @@ class TableChange(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The result of a convergence.
-
-    ``changed``: something differed (and was changed, unless checking). ``changes`` contains only tables that differ.
-    ``counts``: services, without_endpoints (of these), service_ports, endpoints, added, replaced, removed.
-    ``programmed``: entries per table after the convergence (in a check: the current ones). ``durations``: seconds per
-    stage and per table. ``mode_reason``: why ``mode`` was chosen. ``xtables_variant``: the iptables in use.
-    ``behaviour``: kube-proxy or corrected. ``ipvs_glue``: iptables or nftables in ipvs mode, else empty.
-    ``unselected_pods``: pods of this node that no NetworkPolicy selects; ``unused_policies``: NetworkPolicies that
-    select no pod; both empty where policies are not enforced. ``skipped``: invalid parts of objects. ``saved_state``:
-    the number of the state saved before the change, None if none was saved. ``confirm_until``: when the node rolls back
-    to it unless the change is confirmed (UTC, RFC 3339), empty if it needs no confirmation. ``probes``: probes of the
-    API server and DNS, to run before confirming. ``targets``: the probes of the Services that the request names.
-    """
+    """The result of a convergence."""
 
     mode: str
+    #: Why ``mode`` was chosen.
     mode_reason: str
     node_name: str
     families: Tuple[str, ...]
+    #: The iptables in use.
     xtables_variant: str
+    #: Something differed (and was changed, unless checking).
     changed: bool
+    #: The tables that differ.
     changes: Tuple[TableChange, ...]
+    #: ``services``, ``without_endpoints`` (of these), ``service_ports``, ``endpoints``, ``added``, ``replaced``,
+    #: ``removed``.
     counts: Dict[str, int]
+    #: Entries per table after the convergence (in a check: the current ones).
     programmed: Dict[str, int]
     refused: Tuple[Refusal, ...]
     warnings: Tuple[str, ...]
+    #: Seconds per stage and per table.
     durations: Dict[str, float]
     conntrack_deleted: int = 0
+    #: The number of the state saved before the change, None if none was saved.
     saved_state: Optional[int] = None
+    #: When the node rolls back to the saved state unless the change is confirmed (UTC, RFC 3339); empty if it needs no
+    #: confirmation.
     confirm_until: str = ""
+    #: Probes of the API server and DNS, to run before confirming.
     probes: Tuple[str, ...] = ()
+    #: Invalid parts of objects.
     skipped: Tuple[Refusal, ...] = ()
+    #: ``kube-proxy`` or ``corrected``.
     behaviour: str = ""
+    #: ``iptables`` or ``nftables`` in ipvs mode, otherwise empty.
     ipvs_glue: str = ""
+    #: Pods of this node that no NetworkPolicy selects; empty where policies are not enforced.
     unselected_pods: Tuple[str, ...] = ()
+    #: NetworkPolicies that select no pod; empty where policies are not enforced.
     unused_policies: Tuple[str, ...] = ()
+    #: The probes of the Services that the request names.
     targets: Tuple[Target, ...] = ()

@@ -12,28 +12,31 @@ MOST_PIPES = 256
 
 
 class Limits(NamedTuple):
-    """The limits; times are in seconds.
+    """The limits; times are in seconds."""
 
-    ``connections``: TCP connections at a time, each of which takes two open files. ``sessions``: UDP sessions at a
-    time, each with one file. ``listeners``: sockets that listen. ``connect_seconds``: for one attempt to connect to an
-    endpoint. ``attempts``: endpoints that are tried for one connection. ``idle_seconds``: how long a connection may be
-    silent; ``half_closed_seconds``: the same after one side has ended its half. ``udp_seconds``: how long a UDP session
-    that was never answered may be silent, ``udp_stream_seconds`` one that was. ``avoid_seconds``: how long an endpoint
-    to which a connection failed is used only if no other is left. ``drain_seconds``: how long open connections may
-    continue when the agent stops. ``affinity_clients``: clients that are remembered for each ServicePort.
-    """
-
+    #: TCP connections at a time, each of which takes two open files.
     connections: int = 16384
+    #: UDP sessions at a time, each with one file.
     sessions: int = 8192
+    #: Listening sockets.
     listeners: int = 65536
+    #: The time for one attempt to connect to an endpoint.
     connect_seconds: float = 1.0
+    #: The maximum number of endpoints to try for one connection.
     attempts: int = 5
+    #: How long a connection may be silent.
     idle_seconds: float = 86400.0
+    #: How long a connection may be silent after one side has closed its half.
     half_closed_seconds: float = 3600.0
+    #: How long a UDP session that was never answered may be silent.
     udp_seconds: float = 30.0
+    #: How long a UDP session that was answered may be silent.
     udp_stream_seconds: float = 120.0
+    #: How long an endpoint to which a connection failed is used only if no other is left.
     avoid_seconds: float = 5.0
+    #: How long open connections may continue when the agent stops.
     drain_seconds: float = 5.0
+    #: The number of clients that are remembered for each ServicePort.
     affinity_clients: int = 65536
 
 

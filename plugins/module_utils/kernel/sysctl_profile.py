@@ -53,25 +53,24 @@ class ConntrackProfile(NamedTuple):
 
 
 class ProfileSettings(NamedTuple):
-    """The inputs that decide the parameters of a node.
-
-    ``route_localnet``: node ports answer on 127.0.0.1 (iptables mode, IPv4). ``estimation``: False switches the IPVS
-    rate estimators off where the kernel supports that; None keeps their state. ``bridge_netfilter``: bridged traffic
-    passes iptables. ``maximum_reason``: how ``conntrack.maximum`` was computed. ``netdev_max_backlog``: the most
-    packets that may wait for a processor; None keeps the value. ``reserved_node_ports``: port ranges that the kernel
-    assigns to no program, such as ``30000-32767``; empty keeps the value.
-    """
+    """The inputs that decide the parameters of a node."""
 
     mode: str
     kernel_version: Tuple[int, int, int]
     strict_arp: bool = False
+    #: Node ports answer on 127.0.0.1 (iptables mode, IPv4).
     route_localnet: bool = False
+    #: False switches the IPVS rate estimators off where the kernel supports that; None keeps their state.
     estimation: Optional[bool] = None
+    #: Bridged traffic passes iptables.
     bridge_netfilter: bool = False
     ipv6: bool = False
     conntrack: ConntrackProfile = ConntrackProfile()
+    #: How ``conntrack.maximum`` was computed.
     maximum_reason: str = ""
+    #: The most packets that may wait for a processor; None keeps the value.
     netdev_max_backlog: Optional[int] = None
+    #: Port ranges that the kernel assigns to no program, such as ``30000-32767``; empty keeps the value.
     reserved_node_ports: str = ""
 
 

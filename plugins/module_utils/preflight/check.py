@@ -30,22 +30,22 @@ from .limits import SetContribution, set_limit_findings
 
 
 class ModeNeeds(NamedTuple):
-    """What a mode requires of the node.
+    """What a mode requires of the node."""
 
-    ``name``: of the mode; it selects the kernel modules. ``kernel``: the oldest supported release. ``extensions``: the
-    iptables matches and targets that its rules use; empty for a mode without iptables. ``ipvs``, ``ipsets``: whether it
-    uses them. ``glue``: that of ipvs mode, which selects the kernel modules too. ``capabilities``: of this process,
-    without which the mode cannot work. ``exclusive``: no other program may serve Services or change the firewall beside
-    it.
-    """
-
+    #: The mode's name, which selects the kernel modules.
     name: str
+    #: The oldest supported release.
     kernel: Tuple[int, int, int] = (0, 0, 0)
+    #: The iptables matches and targets that the mode's rules use; empty for a mode without iptables.
     extensions: Extensions = {}
+    #: Whether the mode uses IPVS, and ipsets.
     ipvs: bool = False
     ipsets: bool = False
+    #: The glue of ipvs mode, which selects kernel modules, too.
     glue: str = ""
+    #: Capabilities of this process without which the mode cannot work.
     capabilities: Tuple[str, ...] = ("CAP_NET_ADMIN", "CAP_NET_RAW")
+    #: No other program may serve Services or change the firewall beside it.
     exclusive: bool = True
 
 

@@ -57,33 +57,35 @@ NO_SLOW_START = "slow start is not used where a client's address determines its 
 
 
 class Rendering(Generic[Context]):
-    """The pure half of a mode.
+    """The pure half of a mode."""
 
-    ``name``: as in a KubeProxyConfiguration. ``tables``: the tables that resources hold, in order of dependence:
-    additions are applied in this order and removals in the reverse one. ``parts``: further tables that entries
-    contribute to, from which a derivation computes entries of the others.
-
-    ``options_need_totals``: :meth:`options` depends on the totals. ``entries_have_addresses``: entries of a ServicePort
-    that can be reached from outside depend on the addresses of the node. ``refused_with``: how clients without an
-    endpoint are refused, in words. ``replaces_source``: endpoints never see the client's address. ``forwards``: the
-    agent itself forwards connections. ``source_without_detector``: what happens to the source address of internal
-    traffic without a detectLocalMode, in words. ``scheduler``: how the mode chooses an endpoint, as annotations name
-    it. ``most_lists``: the most lists of slots for stable hashing in the tables of a family (see :mod:`.slot_limit`).
-    ``closes_cluster_ips``: ports of a cluster IP that no Service has are refused.
-    """
-
+    #: The mode's name, as in a KubeProxyConfiguration.
     name: str = ""
+    #: The tables that resources hold, in order of dependence: additions are applied in this order and removals in the
+    #: reverse one.
     tables: Tuple[str, ...] = ()
+    #: Further tables that entries contribute to, from which a derivation computes entries of the others.
     parts: Tuple[str, ...] = ()
+    #: :meth:`options` depends on the totals.
     options_need_totals: bool = False
+    #: Entries of a ServicePort that can be reached from outside depend on the addresses of the node.
     entries_have_addresses: bool = False
+    #: How clients without an endpoint are refused, in words.
     refused_with: str = "ICMP port unreachable"
+    #: Endpoints never see the client's address.
     replaces_source: bool = False
+    #: How the mode chooses an endpoint, as annotations name it.
     scheduler: str = "random"
+    #: The most lists of slots for stable hashing in the tables of a family (see :mod:`.slot_limit`).
     most_lists: int = 0
+    #: The agent itself forwards connections.
     forwards: bool = False
+    #: Ports of a cluster IP that no Service has are refused.
     closes_cluster_ips: bool = True
+    #: What happens to the source address of internal traffic without a detectLocalMode, in words.
     source_without_detector: str = "kept (without a detectLocalMode this node's pods are unknown)"
+
+    # ---- tables: from settings and ServicePorts to entries
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
         """Return the decisions that depend on all Services together."""
@@ -117,16 +119,32 @@ class Rendering(Generic[Context]):
         """
         raise KeyError(self.name)
 
+    def derivation(self, context: Context) -> Derivation:
+        """Return the derivation of entries from all contributions together, for one set of tables."""
+        return Derivation()
+
+    def desired_tables(self, service_ports: ServicePorts, settings: DataplaneSettings) -> Tables:
+        """Return the desired tables of a family by name, in the order of ``tables``.
+
+        Raises ConfigurationError for settings that cannot be rendered.
+        """
+        totals = Totals(sum(len(item.endpoints) for item in service_ports.values()))
+        context = self.context(settings, self.options(settings, totals))
+        tables: Tables = {name: {} for name in (*self.tables, *self.parts)}
+        _merge(tables, self.static_entries(context))
+        entries = self.entries
+        for name in sorted(service_ports):
+            _merge(tables, entries(service_ports[name], context))
+        self.derivation(context).whole(tables)
+        for part in self.parts:
+            del tables[part]
+        return tables
+
+    # ---- decisions: endpoints, policies and accepted traffic
+
     def serving(self, service_port: ServicePortInfo) -> Rendering[Any]:
         """Return the rendering that decides how a ServicePort is served, which for some is not this one."""
         return self
-
-    def endpoints(
-        self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
-    ) -> Sequence[Endpoint]:
-        """Return the endpoints that receive traffic to the cluster IP, or from outside to external addresses."""
-        only_local = service_port.external_local if external else service_port.internal_local
-        return service_port.local if only_local else service_port.cluster
 
     def refusal(self, service_port: ServicePortInfo) -> str:
         """Return why the mode cannot serve a ServicePort at all; empty if it can."""
@@ -157,9 +175,12 @@ class Rendering(Generic[Context]):
         """Return the lists of slots that a ServicePort requests; they follow from its Service alone."""
         return 0
 
-    def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
-        """Return which part of a client determines its endpoint, in words; empty if none does."""
-        return ""
+    def endpoints(
+        self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
+    ) -> Sequence[Endpoint]:
+        """Return the endpoints that receive traffic to the cluster IP, or from outside to external addresses."""
+        only_local = service_port.external_local if external else service_port.internal_local
+        return service_port.local if only_local else service_port.cluster
 
     def endpoint_of(
         self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], client: Client, settings: DataplaneSettings
@@ -181,6 +202,10 @@ class Rendering(Generic[Context]):
         """Return the shares of endpoints in new connections; none where they depend on something else."""
         return shares(endpoints) if service_port.weighted else (1,) * len(endpoints)
 
+    def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+        """Return which part of a client determines its endpoint, in words; empty if none does."""
+        return ""
+
     def manner(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """Return how the mode chooses one of several endpoints, in words."""
         by = self.chosen_by(service_port, settings)
@@ -198,6 +223,12 @@ class Rendering(Generic[Context]):
         """Return whether a source that is not allowed is dropped even if there is no endpoint."""
         return True
 
+    def drops_without_local(self, settings: DataplaneSettings) -> bool:
+        """Return whether policy Local drops connections if all endpoints are on other nodes."""
+        return True
+
+    # ---- explanation: entries of one destination
+
     def places(
         self, service_port: ServicePortInfo, place: Arrival, client: Client, settings: DataplaneSettings
     ) -> Sequence[Arrival]:
@@ -212,13 +243,11 @@ class Rendering(Generic[Context]):
         """Return table and key of the entries on which all Services depend; ``static``: those that have no owner."""
         return [(table, key) for table, key, _value in static if table in tables]
 
-    def drops_without_local(self, settings: DataplaneSettings) -> bool:
-        """Return whether policy Local drops connections if all endpoints are on other nodes."""
+    def serves(self, entry: Entry, address: str, port: int) -> bool:
+        """Return whether an entry of a ServicePort affects its traffic to an address and port."""
         return True
 
-    def derivation(self, context: Context) -> Derivation:
-        """Return the derivation of entries from all contributions together, for one set of tables."""
-        return Derivation()
+    # ---- texts in native syntax
 
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in the native syntax of iptables, ipset, ipvsadm, ip or nft."""
@@ -228,30 +257,9 @@ class Rendering(Generic[Context]):
         """Return an entry as in :meth:`lines`, or shorter if that would be hundreds of lines."""
         return self.lines(family, table, key, value)
 
-    def serves(self, entry: Entry, address: str, port: int) -> bool:
-        """Return whether an entry of a ServicePort affects its traffic to an address and port."""
-        return True
-
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """Return desired tables as input of the usual tools, by tool (``iptables-restore``, ``nft IPv4``, ...)."""
         raise KeyError(self.name)
-
-    def desired_tables(self, service_ports: ServicePorts, settings: DataplaneSettings) -> Tables:
-        """Return the desired tables of a family by name, in the order of ``tables``.
-
-        Raises ConfigurationError for settings that cannot be rendered.
-        """
-        totals = Totals(sum(len(item.endpoints) for item in service_ports.values()))
-        context = self.context(settings, self.options(settings, totals))
-        tables: Tables = {name: {} for name in (*self.tables, *self.parts)}
-        _merge(tables, self.static_entries(context))
-        entries = self.entries
-        for name in sorted(service_ports):
-            _merge(tables, entries(service_ports[name], context))
-        self.derivation(context).whole(tables)
-        for part in self.parts:
-            del tables[part]
-        return tables
 
 
 def _merge(tables: Tables, entries: List[Entry]) -> None:

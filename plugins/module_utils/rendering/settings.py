@@ -26,46 +26,47 @@ class LocalTraffic(NamedTuple):
 
 
 class DataplaneSettings(NamedTuple):
-    """Settings and node facts for one family.
-
-    ``node_ip``: this node's address of the family. ``masquerade_mark``: the mark as a number (bit 14: 0x4000).
-    ``local_traffic``: None without a detector for the family.
-    ``node_port_cidrs``: empty when node ports answer on all addresses; otherwise the CIDRs of the family.
-    ``node_port_addresses``: local addresses of the node that lie in node_port_cidrs, or, when those are empty, all of
-    them (loopback included, in the order of the interfaces; see ``node_addresses``).
-    ``node_addresses``: (interface, address) of all addresses of the family on the node.
-    ``localhost_node_ports``: IPv4 iptables mode only, already False where node_port_cidrs exclude loopback.
-    ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set, or will be with the other kernel parameters.
-    ``random_fully``: MASQUERADE knows --random-fully.
-    ``nfacct_counters``: names of the nfacct counters that exist.
-    ``scheduler``, ``exclude_cidrs``: ipvs mode. ``schedulers``: others that ServicePorts request and the kernel
-    has. ``service_cidrs``: nftables mode.
-    ``behaviour``: which of kube-proxy's defects are corrected. ``masquerade_ports``: first and last source port for
-    masquerading, (0, 0) if the kernel chooses.
-    ``count_connections``: nftables mode counts the connections of each frontend and endpoint. ``count_bytes``: it
-    counts the packets and bytes of each frontend.
-    ``large_cluster_endpoints``: above this number of endpoints iptables mode omits per-endpoint comments.
-    """
+    """Settings and node facts for one family."""
 
     family: str
     node_name: str = ""
+    #: This node's address of the family.
     node_ip: str = ""
+    #: The mark as a number (bit 14: 0x4000).
     masquerade_mark: int = 0x4000
     masquerade_all: bool = False
+    #: How local pod traffic is detected; None without a detector for the family.
     local_traffic: Optional[LocalTraffic] = None
+    #: The CIDRs of the family in which node ports answer; empty for all addresses.
     node_port_cidrs: Tuple[str, ...] = ()
+    #: Local addresses of the node that lie in node_port_cidrs, or, when those are empty, all of them (loopback
+    #: included, in the order of the interfaces; see ``node_addresses``).
     node_port_addresses: Tuple[str, ...] = ()
+    #: (interface, address) of all addresses of the family on the node.
     node_addresses: Tuple[Tuple[str, str], ...] = ()
+    #: IPv4 iptables mode only, already False where node_port_cidrs exclude loopback.
     localhost_node_ports: bool = True
+    #: nf_conntrack_tcp_be_liberal is set, or will be with the other kernel parameters.
     conntrack_liberal: bool = False
+    #: MASQUERADE knows --random-fully.
     random_fully: bool = True
+    #: Names of the nfacct counters that exist.
     nfacct_counters: Tuple[str, ...] = ()
+    #: The node's scheduler in ipvs mode.
     scheduler: str = "rr"
+    #: Other schedulers that ServicePorts request and the kernel has.
     schedulers: FrozenSet[str] = frozenset()
+    #: ipvs mode: virtual servers in these networks belong to other programs.
     exclude_cidrs: Tuple[str, ...] = ()
+    #: nftables mode: the networks of cluster IPs.
     service_cidrs: Tuple[str, ...] = ()
+    #: Above this number of endpoints iptables mode omits per-endpoint comments.
     large_cluster_endpoints: int = 1000
+    #: Which of kube-proxy's defects are corrected.
     behaviour: Behaviour = KUBE_PROXY
+    #: First and last source port for masquerading, (0, 0) if the kernel chooses.
     masquerade_ports: Tuple[int, int] = (0, 0)
+    #: nftables mode counts the connections of each frontend and endpoint.
     count_connections: bool = False
+    #: nftables mode counts the packets and bytes of each frontend.
     count_bytes: bool = False

@@ -67,18 +67,8 @@ class Endpoint(NamedTuple):
 
 
 class ServicePortInfo(NamedTuple):
-    """One ServicePort as this node should serve it, for one family.
-
-    Addresses are of the family. ``source_ranges``: allowed sources of load balancer addresses; ``external_ip_sources``
-    and ``node_port_sources``: those of external IPs and of the node port. ``affinity_seconds`` is 0 without ClientIP
-    affinity. ``internal_local``/``external_local``: the traffic policies in effect (external_local only where it
-    applies: LoadBalancer, NodePort, or ClusterIP with external IPs). ``health_check_node_port``: 0 when unused.
-    ``policy``: the requests of annotations; a mode follows those that it supports. ``created``: when the Service was
-    created, as in ``cluster.model.Service``.
-
-    Endpoints, each list sorted by the text ``ip:port``: ``endpoints`` holds all known ones, whatever their conditions;
-    ``cluster``, ``local`` and ``reachable`` the selected ones (``reachable`` is the union of all that may be used);
-    ``has_any``: at least one endpoint on any node is usable; ``weighted``: the weights of ``reachable`` differ.
+    """One ServicePort as this node should serve it, for one family. Lists of endpoints are sorted by the text
+    ``ip:port``.
     """
 
     key: ServicePortName
@@ -88,23 +78,36 @@ class ServicePortInfo(NamedTuple):
     node_port: int
     external_ips: Tuple[str, ...]
     load_balancer_ips: Tuple[str, ...]
+    #: Allowed sources of load balancer addresses.
     source_ranges: Sources
+    #: 0 without ClientIP affinity.
     affinity_seconds: int
+    #: The traffic policies in effect. External Local applies only to LoadBalancer, NodePort, and ClusterIP with
+    #: external IPs.
     internal_local: bool
     external_local: bool
     externally_accessible: bool
     uses_cluster_endpoints: bool
     uses_local_endpoints: bool
+    #: 0 when unused.
     health_check_node_port: int
+    #: All known endpoints, whatever their conditions.
     endpoints: Tuple[Endpoint, ...]
+    #: The endpoints selected under the traffic policy Cluster, and under Local.
     cluster: Tuple[Endpoint, ...]
     local: Tuple[Endpoint, ...]
+    #: The union of all endpoints that may be used.
     reachable: Tuple[Endpoint, ...]
+    #: At least one endpoint on any node is usable.
     has_any: bool
+    #: Allowed sources of external IPs, and of the node port.
     external_ip_sources: Sources = None
     node_port_sources: Sources = None
+    #: The requests of annotations; a mode follows those that it supports.
     policy: ServicePolicy = NO_POLICY
+    #: The weights of ``reachable`` differ.
     weighted: bool = False
+    #: When the Service was created, as in ``cluster.model.Service``.
     created: str = ""
 
     @property

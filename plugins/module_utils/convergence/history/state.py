@@ -52,29 +52,29 @@ class ChainsState(NamedTuple):
 
 
 class NodeState(NamedTuple):
-    """The observed entries by kind. Both families share one mapping if their keys are distinct.
-
-    ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw.reading), empty if it did not exist;
-    ``ipvs_tables``: the table beside IPVS in the same form.
-    ``network_policy``: the table of network policies in the same form; None if an older version saved the state.
-    ``devices``: the dummy device and its kind, if it existed. ``addresses``: those on it. ``timeouts``: of IPVS, in
-    seconds. ``exclude_cidrs``: networks of virtual servers of other programs, which are not in ``virtual_servers``.
-    ``policies_only``: another program served the Services, so that the state has nothing of them to restore.
-    """
+    """The observed entries by kind. Both families share one mapping if their keys are distinct."""
 
     chains: Tuple[ChainsState, ...] = ()
+    #: By family, the table ``kube-proxy`` (see kernel.nftables.raw.reading), empty if it did not exist.
     nftables: Mapping[str, RawTable] = {}
+    #: By family, the table beside IPVS in the same form.
     ipvs_tables: Mapping[str, RawTable] = {}
+    #: The table of network policies in the same form; None if an older version saved the state.
     network_policy: Optional[RawTable] = None
     sets: Mapping[str, ipvs.SetDefinition] = {}
     set_elements: Mapping[ipvs.SetElementKey, bool] = {}
     virtual_servers: Mapping[ipvs.VirtualServerKey, ipvs.VirtualServer] = {}
     real_servers: Mapping[ipvs.RealServerKey, ipvs.RealServer] = {}
+    #: The dummy device and its kind, if it existed.
     devices: Mapping[str, str] = {}
+    #: The addresses on the dummy device.
     addresses: Mapping[str, bool] = {}
+    #: Timeouts of IPVS, in seconds.
     timeouts: Mapping[str, int] = {}
     sysctls: Mapping[str, str] = {}
+    #: Networks of virtual servers of other programs, which are not in ``virtual_servers``.
     exclude_cidrs: Tuple[str, ...] = ()
+    #: Another program served the Services, so the state has nothing of them to restore.
     policies_only: bool = False
 
     def counts(self) -> Dict[str, int]:

@@ -31,19 +31,21 @@ if TYPE_CHECKING:
 
 
 class Subsystems(NamedTuple):
-    """The parts of the kernel in which a mode creates objects.
+    """The parts of the kernel in which a mode creates objects."""
 
-    ``chains``: iptables; ``ipvs``: virtual servers; ``ipsets``; ``nftables``: the table of nftables mode;
-    ``ipvs_table``: the table of nf_tables beside IPVS. ``listeners``: sockets of the agent, which are not part of the
-    kernel. ``device``: the device that has the service addresses, or empty.
-    """
-
+    #: Chains of iptables.
     chains: bool = False
+    #: Virtual servers.
     ipvs: bool = False
+    #: Sets of ipset.
     ipsets: bool = False
+    #: The table of nftables mode.
     nftables: bool = False
+    #: The table of nf_tables beside IPVS.
     ipvs_table: bool = False
+    #: Sockets of the agent, which are not part of the kernel.
     listeners: bool = False
+    #: The device that has the service addresses, or empty.
     device: str = ""
 
     @property
@@ -99,42 +101,46 @@ LEAST_MEMORY_FACTOR = 9.0
 
 
 class Mode:
-    """A mode.
-
-    ``subsystems``: where it creates objects; leftovers of other modes in the other subsystems are removed. ``needs``:
-    for preflight. ``serves``: whether it serves Services; if not, all their objects on the node belong to another
-    program. ``cold_batch``: number of Services to program at a time on an empty node. ``measures_kinds``: whether
-    kube-proxy has separate metrics for full and partial syncs of this mode. ``counts_ports``: whether its gauges of
-    Services without local endpoints count each port of these. ``needs_agent``: only the agent can serve in this mode.
-    ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
-    ``caution``: a warning about the mode itself, ``policy_caution``: one about network policies in it; or empty.
-    ``uncounted``: which traffic of Services the mode does not count, and why, or empty.
-    ``deprecation``: None for a mode that is not deprecated. ``glue``: in ipvs mode, the subsystem of its packet filter.
-    ``memory_factor``: bytes that an agent needs for each byte of the cluster's objects as :mod:`.cluster.parsing.prune`
-    leaves them, at the worst moment of the mode (a repair of everything), with the programs that it runs and the
-    kernel's memory; measured by ``tests.benchmarks.agent_memory``.
-    """
+    """What differs between modes: needs of the node, resources, and how the agent watches and measures them."""
 
     rendering: Rendering[Any]
+    #: Where the mode creates objects; leftovers of other modes in the other subsystems are removed.
     subsystems: Subsystems
+    #: What preflight checks.
     needs: ModeNeeds
+    #: Whether the mode serves Services; if not, all their objects on the node belong to another program.
     serves: bool = True
+    #: The number of Services to program at a time on an empty node.
     cold_batch: int = 1000
+    #: Whether kube-proxy has separate metrics for full and partial syncs of this mode.
     measures_kinds: bool = True
+    #: Whether kube-proxy's gauges of Services without local endpoints count each port of these in this mode.
     counts_ports: bool = True
+    #: Only the agent can serve in this mode.
     needs_agent: bool = False
+    #: Traffic passes connection tracking, whose stale entries are removed.
     tracks_connections: bool = True
+    #: A warning about the mode itself, or empty.
     caution: str = ""
+    #: A warning about network policies in the mode, or empty.
     policy_caution: str = ""
+    #: Which traffic of Services the mode does not count, and why; or empty.
     uncounted: str = ""
+    #: None for a mode that is not deprecated.
     deprecation: Optional[Deprecation] = None
+    #: In ipvs mode, the subsystem of its packet filter.
     glue: str = ""
+    #: Bytes that an agent needs for each byte of the cluster's objects as :mod:`.cluster.parsing.prune` leaves them, at
+    #: the worst moment of the mode (a repair of everything), with the programs that it runs and the kernel's memory;
+    #: measured by ``tests.benchmarks.agent_memory``.
     memory_factor: float = LEAST_MEMORY_FACTOR
 
     @property
     def name(self) -> str:
         """The name, as in a KubeProxyConfiguration."""
         return self.rendering.name
+
+    # ---- requirements of the node
 
     def find_families(self, families: Sequence[str]) -> Families:
         """Return which of the node's families the mode can serve. Raises KernelError."""
@@ -155,6 +161,8 @@ class Mode:
     def set_contributions(self, families: Iterable[FamilyServices]) -> Iterable[SetContribution]:
         """Return the elements that ServicePorts add to ipsets of limited size."""
         return ()
+
+    # ---- resources
 
     def stages(
         self,
@@ -184,6 +192,8 @@ class Mode:
         """Return how the tables of a family depend on the kernel during the agent's syncs."""
         return Adjustments()
 
+    # ---- explanation: what the kernel holds for a flow
+
     def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
         """Return the connections of a flow to a ServicePort that are open. Raises KernelError."""
         return tracked(flow)
@@ -195,6 +205,8 @@ class Mode:
     def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
         """Return the endpoints to which the affinity of a flow's client leads. Raises KernelError."""
         return []
+
+    # ---- measurements
 
     def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
         """Return the counters of the traffic of all ServicePorts of a family. Raises KernelError."""
