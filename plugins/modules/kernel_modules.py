@@ -269,7 +269,7 @@ def _glues(parameters: Dict[str, Any]) -> List[str]:
         return [glue]
     if parameters["state"] == "absent":
         return ["iptables", "nftables"]
-    # Seldom needed, and each run of an Ansible module compiles what it imports.
+    # Imported late: seldom needed.
     from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import automatic_glue
 
     return [automatic_glue(parameters["schedulers"] or ["rr"]).mode.glue]

@@ -122,7 +122,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 
 
 def _ipvs_glue(schedulers: Sequence[str]) -> Dict[str, str]:
-    # Seldom needed, and each run of an Ansible module compiles what it imports.
+    # Imported late: seldom needed.
     from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import automatic_glue
 
     chosen = automatic_glue(schedulers)

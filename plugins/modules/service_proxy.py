@@ -335,7 +335,7 @@ def perform(module: AnsibleModule) -> Dict[str, Any]:
     result = earlier_result(module)
     if result is not None:
         return result
-    # A run that ends early needs none of it, and each run compiles what it imports.
+    # Imported late: a run that ends early needs none of it.
     from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.complete import converged, rendered
 
     return rendered(module) if module.params["state"] == "rendered" else converged(module)

@@ -4,8 +4,7 @@
 """The sockets of one convergence, opened when first needed and closed together.
 
 Opening a socket to IPVS or ipset can make the kernel load a module. A check must not do that, so it first tests whether
-the subsystem is loaded. The code for IPVS and ipset is imported with the first socket, because each run of an Ansible
-module compiles what it imports.
+the subsystem is loaded. The code for IPVS and ipset is imported late, with the first socket (see docs/architecture.md).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Remembered(NamedTuple):
 
 def tracked(flow: Flow) -> List[LiveConnection]:
     """Return the entries of connection tracking of a flow. Raises KernelError."""
-    # Only explanations need it, and each run of a module compiles what it imports.
+    # Imported late: only explanations need it.
     from ..kernel.conntrack.flows import tracked_flows
 
     client, arrival = flow.client, flow.arrival

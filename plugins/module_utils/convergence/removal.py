@@ -67,7 +67,7 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     """
     if not handles.has_ipvs():
         return device_removal_stages(handles, unused_glue_stages(handles, False, False), {})
-    # Each run of an Ansible module compiles what it imports.
+    # Imported late: few nodes have IPVS loaded.
     from .stages.ipvs import loaded_ipvs_removal_stages
 
     return loaded_ipvs_removal_stages(handles, draining)

@@ -39,7 +39,7 @@ def with_schedulers(
     missing = requested(rendering, service_ports, settings) - settings.schedulers
     if not missing:
         return context
-    # Few Services request a scheduler, and each run of a module compiles what it imports.
+    # Imported late: few Services request a scheduler.
     from ..kernel.ipvs.schedulers import usable_schedulers
 
     usable = usable_schedulers(missing - {JHASH}, load)

@@ -138,7 +138,7 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
 def _reported_by_kernel(names: Set[str], release: str) -> Set[str]:
     if not names:
         return set()
-    # Seldom needed, and each run of an Ansible module compiles what it imports.
+    # Imported late: seldom needed.
     from .built_in import answers
 
     return {name for name in names if answers(name, lambda module: not asking_loads(module, release))}

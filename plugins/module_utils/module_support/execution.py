@@ -37,7 +37,7 @@ def run(
     try:
         result = action(module)
     except ProxyError as error:
-        # Only failures need it, and each run of a module compiles what it imports.
+        # Imported late: only failures need it.
         from .tables import failure as failed
 
         failure = failed(error)

@@ -37,7 +37,7 @@ def read_cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] =
     if chosen["api_key"]:
         # Ansible hides a token in the options automatically, but not one from the environment.
         module.no_log_values.add(chosen["api_key"])
-    # Most hosts read a file instead, and each run of a module compiles what it imports.
+    # Imported late: most hosts read a file instead.
     from ..cluster.api import list_objects
     from ..cluster.connection import ApiConnection
 

@@ -58,7 +58,7 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
     The caller holds the convergence lock. Nothing is armed if it raises HistoryError, PreflightError or
     ConfigurationError.
     """
-    # Most changes need no confirmation, and each run of a module compiles what it imports.
+    # Imported late: most changes need no confirmation.
     from ...packaging.running import pack_running
     from . import revert
 

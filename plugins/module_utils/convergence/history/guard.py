@@ -71,7 +71,7 @@ class SavingGuard(Guard):
 
     def _save(self, configuration: KubeProxyConfiguration) -> int:
         """Save the current state and return its number. Raises HistoryError, KernelError."""
-        # Most runs change nothing, and each run of a module compiles what it imports.
+        # Imported late: most runs change nothing.
         from .state import observe_policies, observe_state
         from .store import History
 

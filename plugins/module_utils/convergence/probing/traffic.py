@@ -99,7 +99,7 @@ def traffic_targets(keys: Sequence[NamespacedName], families: Sequence[FamilySer
 
 def probe_targets(targets: Sequence[Target], seconds: float) -> Tuple[Reach, ...]:
     """Probe all targets at the same time, for at most ``seconds`` (and one attempt each)."""
-    # Few runs probe, and each run of a module compiles what it imports.
+    # Imported late: few runs probe.
     from .attempts import run_probes
 
     results = {item.probe: item for item in run_probes([probe for item in targets for probe in item.probes], seconds)}

@@ -51,7 +51,7 @@ class GlueResources(NamedTuple):
 
 def set_resources(handles: KernelHandles, family: str) -> SetResources:
     """Return the ipsets of a family. Raises KernelError."""
-    # Few nodes have ipsets, and each run of an Ansible module compiles what it imports.
+    # Imported late: few nodes have ipsets.
     from ...kernel.ipset.sets import SetElementsResource, SetsResource
 
     known = known_definitions(family)
@@ -60,7 +60,7 @@ def set_resources(handles: KernelHandles, family: str) -> SetResources:
 
 def unloaded_set_resources(family: str) -> SetResources:
     """Return stand-ins that only describe entries, for a check while ipset is not loaded."""
-    # Few nodes have ipsets, and each run of an Ansible module compiles what it imports.
+    # Imported late: few nodes have ipsets.
     from ...kernel.ipset.sets import SetElementsResource, SetsResource
 
     return SetResources(

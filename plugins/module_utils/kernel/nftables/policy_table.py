@@ -28,7 +28,7 @@ class PolicyTableResource(NftablesResource):
 
     def describe(self, key: Key, value: Any) -> List[str]:
         """Return one entry in the syntax of the nft program."""
-        # Only changes are described, and each run of a module compiles what it imports.
+        # Imported late: only changes are described.
         from ...rendering.networkpolicy.text import describe
 
         return describe(key, value)

@@ -248,7 +248,7 @@ class NftablesResource(Resource[Key, Value]):
 
     def describe(self, key: Key, value: Value) -> List[str]:
         """Return one entry in the syntax of the nft program."""
-        # Only changes are described, and each run of a module compiles what it imports.
+        # Imported late: only changes are described.
         from ...rendering.nftables.text import describe
 
         return describe(self.family, key, value, self.table.name)

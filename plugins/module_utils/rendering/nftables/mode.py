@@ -3,8 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Render nftables mode: ServicePorts to the table ``kube-proxy`` of one family.
 
-The text of entries is imported when it is first requested: most runs of a module show none, and each run compiles what
-it imports.
+The text of entries is imported late (see docs/architecture.md): most runs of a module show none.
 """
 
 from __future__ import annotations
