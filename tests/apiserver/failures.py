@@ -37,5 +37,5 @@ def not_found(plural: str, name: str) -> Failure:
 
 
 def no_resource() -> Failure:
-    """Return the failure for a path of no kind that the server has."""
+    """Return the failure for a path of a kind that the server does not have."""
     return Failure(404, "NotFound", "the server could not find the requested resource", details={})

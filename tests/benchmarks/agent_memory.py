@@ -86,7 +86,7 @@ def synced(node: InstalledNode, **expected: Any) -> Callable[[], bool]:
 
 
 def serves_everything(node: InstalledNode, services: int) -> Callable[[], bool]:
-    """Return a function that reports whether the agent serves so many Services, the first ones and all others."""
+    """Return a function that reports whether the agent serves a number of Services, the first ones and all others."""
     return lambda: any(family["services"] >= services for family in node.status().get("families", {}).values())
 
 

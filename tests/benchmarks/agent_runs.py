@@ -28,7 +28,7 @@ def parser(description: str | None, mode: str) -> argparse.ArgumentParser:
 
 
 def fill(node: AgentNode, services: int, endpoints: int) -> None:
-    """Add so many Services, each with so many endpoints."""
+    """Add Services, each with the given number of endpoints."""
     for number in range(1, services + 1):
         node.store.put(service(number))
         node.store.put(endpoint_slice(number, count=endpoints))

@@ -11,8 +11,8 @@ is the tests' own, with ``--binaries`` a kube-apiserver with an etcd, or a given
 of JSON with the requests, bytes, and seconds of processor time, of the server and of all agents, that each phase took:
 
 * ``start``: all agents at once, until each knows the whole cluster;
-* ``rest``: so many seconds without a change;
-* ``changes``: so many seconds with ``--rate`` changed EndpointSlices each;
+* ``rest``: this many seconds without a change;
+* ``changes``: this many seconds with ``--rate`` changed EndpointSlices each;
 * ``restart``: the API server is restarted, until all agents watch again, and ten seconds more.
 
 The first line has the bytes of the lists of Services and EndpointSlices in the encodings that clients request: JSON, as
@@ -61,7 +61,7 @@ Server = OwnServer | GivenServer if sys.version_info >= (3, 10) else Any
 
 
 class Fleet:
-    """So many agents, in a few processes."""
+    """The agents, in a few processes."""
 
     def __init__(self, kubeconfig: Path, number: int) -> None:
         shares = [number // PROCESSES + (index < number % PROCESSES) for index in range(PROCESSES)]
@@ -137,7 +137,7 @@ def write_changes(server: Server, services: int, rate: float, seconds: float) ->
 
 
 def run(server: Server, kubeconfig: Path, agents: int, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Return what each phase took with so many agents."""
+    """Return what each phase took with this number of agents."""
     fleet = Fleet(kubeconfig, agents)
     try:
         phases = Phases(server, fleet)

@@ -7,7 +7,7 @@ IPVS and nf_tables with NAT are together only in Debian's own kernel, which is e
 
     python -m tests.lab.qemu --memory 3G --timeout 7200 -- python -m tests.benchmarks.modes_traffic [--sizes 100,1000]
 
-A client and a server are joined by a node that has so many Services with one endpoint each; the connections go to the
+A client and a server are joined by a node with the given number of single-endpoint Services; the connections go to the
 last of them. Columns: the mode, and the glue of ipvs mode; Services; seconds of processor time of a convergence from
 empty, of one without change and of one after an endpoint was replaced, programs and kernel included; microseconds until
 a new connection is established, at the median and at the 99th percentile, one at a time; connections per second of four

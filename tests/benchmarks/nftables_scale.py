@@ -72,7 +72,7 @@ Entries = Dict[Any, Any]
 
 
 class Figures(NamedTuple):
-    """One row of the table; seconds, but for the names that say milliseconds."""
+    """One row of the table; seconds, except where the name says milliseconds."""
 
     services: int
     endpoints: int
@@ -123,7 +123,7 @@ def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortInfo:
 
 
 def routes(services: int, endpoints: int) -> List[ServicePortInfo]:
-    """Return so many Services with so many endpoints each, all different."""
+    """Return Services with the given number of endpoints each, all different."""
     return [
         route(number, [Endpoint(address(number * endpoints + each, 128), 8080) for each in range(endpoints)])
         for number in range(services)

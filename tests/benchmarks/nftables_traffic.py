@@ -7,12 +7,12 @@ Run as root from the top of the repository; works in its own network namespaces 
 
     .venv/bin/python -m tests.benchmarks.nftables_traffic [--sizes 100,1000] [--endpoints 1,10] [--seconds 3]
 
-A client and a server are joined by a node that has so many Services with so many endpoints each; the connections go to
-the last of them. Columns: who programmed the node; Services and endpoints of each; seconds from nothing to a programmed
-kernel; milliseconds for
-one endpoint replaced (median of 51; mean of 3 for kube-proxy); memory that the kernel then holds, in MiB; microseconds
-until a new connection is established, at the median and at the 99th percentile, one at a time; connections per second
-of four clients at once. The row ``none`` connects to the endpoint itself on a node without rules.
+A client and a server are joined by a node with the given number of Services and of endpoints of each; the connections
+go to the last of them. Columns: who programmed the node; Services and endpoints of each; seconds from nothing to a
+programmed kernel; milliseconds for one endpoint replaced (median of 51; mean of 3 for kube-proxy); memory that the
+kernel then holds, in MiB; microseconds until a new connection is established, at the median and at the 99th percentile,
+one at a time; connections per second of four clients at once. The row ``none`` connects to the endpoint itself on a
+node without rules.
 
 KUBENODE_KUBE_PROXY=/path/to/kube-proxy adds a row for it in mode nftables, run against the test API server in the same
 namespace; its seconds and milliseconds are those of its own metric kubeproxy_sync_proxy_rules_duration_seconds.

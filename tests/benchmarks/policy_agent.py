@@ -115,7 +115,7 @@ def _policies(node: AgentNode) -> Raw:
 
 
 def _events(node: AgentNode, pods: int, count: int, marker: int, **labels: str) -> tuple[float, float]:
-    """Change so many pods of other nodes; return the agent's processor seconds and the bytes of all of it.
+    """Change a number of pods of other nodes; return the agent's processor seconds and the bytes of all of it.
 
     A last event, a pod of the node that the agent must count, shows that it has processed them.
     """
@@ -129,7 +129,7 @@ def _events(node: AgentNode, pods: int, count: int, marker: int, **labels: str) 
 
 
 def measure(scratch: Path, pods: int, policies: int, events: int) -> dict[str, Any]:
-    """Follow so many pods, then events."""
+    """Follow a number of pods, then events."""
     node = AgentNode(scratch, "nftables")
     node.node_configuration["networkPolicy"] = {"enabled": True}
     node.write_configuration()

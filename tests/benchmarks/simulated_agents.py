@@ -6,7 +6,7 @@
     python -m tests.benchmarks.simulated_agents KUBECONFIG NUMBER
 
 Each has its own reflectors, threads, connections and view, as in the agent: lists and watches by TLS, decoding and
-parsing. It prints ``ready``, begins to follow the API server at the first line of its input, and answers each further
+parsing. It prints ``ready``, starts following the API server at the first line of its input, and answers each further
 line with a line of JSON, its counters so far. Bytes are those of HTTP, within TLS.
 """
 
@@ -82,7 +82,7 @@ def count_bytes() -> None:
 
 
 class Agents:
-    """So many agents, whose batches one thread applies to the view of each, as the loop of an agent does."""
+    """Agents whose batches one thread applies to the view of each, as the loop of an agent does."""
 
     def __init__(self, kubeconfig: str, number: int) -> None:
         self._batches: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -73,7 +73,7 @@ def per_cpu_memory() -> float:
 
 
 def connect(path: str, target: Tuple[str, int], count: int) -> List[float]:
-    """Open so many connections one after another; return the seconds that each of them took."""
+    """Open connections one after another; return the seconds that each of them took."""
     system.enter(path, system.CLONE_NEWNET)
     taken = []
     # The first ones warm up the caches.
@@ -89,7 +89,7 @@ def connect(path: str, target: Tuple[str, int], count: int) -> List[float]:
 
 
 def answer_all(listens: Callable[[], object]) -> None:
-    """Read requests, a length and so many bytes, and answer each with one byte; one connection at a time."""
+    """Read requests, a length and the bytes that follow, and answer each with one byte; one connection at a time."""
     with socket.create_server(("", 8080)) as listening:
         listens()
         while True:
@@ -110,7 +110,7 @@ def answer(connection: socket.socket) -> None:
 
 
 def request(path: str, target: Tuple[str, int], data: bytes, count: int) -> List[float]:
-    """Send so many requests in one connection, one after another; return the seconds that each of them took."""
+    """Send requests in one connection, one after another; return the seconds that each of them took."""
     system.enter(path, system.CLONE_NEWNET)
     message = _LENGTH.pack(len(data)) + data
     taken = []

@@ -8,10 +8,10 @@ Run as root from the top of the repository; works in its own network namespace a
     .venv/bin/python -m tests.benchmarks.userspace_traffic [--seconds 5] [--services 1000]
 
 Clients and endpoints are processes on the node; the connections go to a Service with two endpoints, and the agent also
-serves so many other Services. Columns: requests per second on new connections, of four clients at once; gigabits per
-second of one bulk connection, and of four; milliseconds of a small request on an open connection, at the median and at
-the 99th percentile, one at a time; the same 99th percentile while every second 1,000 Services change, which the agent
-renders meanwhile; processor seconds of the proxy for 1,000 new connections.
+serves the given number of other Services. Columns: requests per second on new connections, of four clients at once;
+gigabits per second of one bulk connection, and of four; milliseconds of a small request on an open connection, at the
+median and at the 99th percentile, one at a time; the same 99th percentile while every second 1,000 Services change,
+which the agent renders meanwhile; processor seconds of the proxy for 1,000 new connections.
 
 KUBENODE_HAPROXY=/path/to/haproxy adds a row for it: mode tcp, one thread, option splice-auto, roundrobin.
 """

@@ -70,7 +70,7 @@ def shorten(lines: Sequence[str]) -> List[str]:
 
 
 def excerpt(text: str, headings: Mapping[str, int]) -> str:
-    """Return the sections of a recording whose heading begins with one of ``headings``, cut to so many lines."""
+    """Return the sections of a recording whose heading begins with one of ``headings``, cut to a number of lines."""
     kept: List[str] = []
     for section in re.split(r"\n(?==== )", "\n" + text.strip("\n")):
         lines = shorten(section.split("\n"))

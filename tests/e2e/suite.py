@@ -52,7 +52,7 @@ def on_this_kernel(selection: Selection) -> Selection:
 
 
 def run_suite(binaries: Binaries, control: ControlPlane, output: Path, selection: Selection, processes: int) -> Path:
-    """Run the specs, so many at a time, and return the report. Raises LabError if there is none.
+    """Run the specs, some at a time, and return the report. Raises LabError if there is none.
 
     ``output`` gets the report and what the suite prints.
     """

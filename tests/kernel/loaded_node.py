@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Operations on the node that carries the load of :mod:`tests.kernel.test_migration_load`.
+"""Operations on the node under the load of :mod:`tests.kernel.test_migration_load`.
 
 They run in the node's network namespace, or on the node's own kernel (:mod:`tests.lab.calls`), so arguments and
 results must be JSON values.

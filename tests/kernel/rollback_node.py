@@ -133,7 +133,7 @@ def names(report: Sequence[Any]) -> List[str]:
 
 
 def many_ranges() -> Dict[str, Any]:
-    """Return a NetworkPolicy with so many address and port ranges that its elements need several netlink messages."""
+    """Return a NetworkPolicy whose address and port ranges need several netlink messages."""
     few = [f"10.{second}.{third}.{2 * last}/32" for second in (1, 2) for third in range(8) for last in range(128)]
     ports = [{"protocol": "TCP", "port": 10 * each, "endPort": 10 * each + 5} for each in range(1, 1500)]
     peers = [{"ipBlock": {"cidr": "10.0.0.0/8", "except": few}}, {"ipBlock": {"cidr": "10.2.0.0/16"}}]

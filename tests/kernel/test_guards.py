@@ -51,7 +51,7 @@ def slices(number: int) -> List[Dict[str, Any]]:
 
 
 def cluster(services: int, served: int, *others: Dict[str, Any]) -> ClusterState:
-    """Return a cluster with so many Services, the first ``served`` of them with endpoints."""
+    """Return a cluster with a number of Services, the first ``served`` of them with endpoints."""
     objects = [service(number) for number in range(1, services + 1)]
     objects += [item for number in range(1, served + 1) for item in slices(number)]
     return ClusterState.from_objects([*objects, NODE, *others])

@@ -185,7 +185,7 @@ def test_counters_are_added_to_a_table_and_removed_from_it(
         for desired in (plain, counted, plain):
             converge(cut, desired["table objects"])
             assert ("counter packets" in listed_with_counters(family)) == (desired is counted)
-            # Counters, whatever their values are, are no drift.
+            # Counters are not drift, whatever their values are.
             assert not difference(resource.observe(), desired["table objects"])
 
 

@@ -66,7 +66,7 @@ def web(node: AgentNode) -> Dict[str, Any]:
 
 
 def counted(node: AgentNode, connections: int) -> Dict[str, Any]:
-    """Wait until so many connections are counted; IPVS updates its numbers every two seconds."""
+    """Wait until the given number of connections is counted; IPVS updates its numbers every two seconds."""
     wait_for(lambda: web(node)["connections"] == connections, 10.0, 0.2)
     return web(node)
 
@@ -112,7 +112,7 @@ def test_connections_are_counted_by_endpoint_and_kept_over_repairs(node: AgentNo
     assert {key: count for key, count in counts(first).items() if count} == made
     assert first["resetAt"] == 0
 
-    # A regular comparison with the kernel repairs nothing: counters are no part of the desired state.
+    # A regular comparison with the kernel repairs nothing: counters are not part of the desired state.
     assert not node.differences()["changed"]
 
     repaired = node.status()["driftRepaired"]

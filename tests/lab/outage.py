@@ -57,6 +57,6 @@ class Client(threading.Thread):
         return max([ended - moment for _started, ended, problem in self.results if problem and ended > moment] + [0.0])
 
     def close(self, seconds: float = 60.0) -> None:
-        """End the thread, within so many seconds."""
+        """End the thread within a limited time."""
         self._end.set()
         self.join(seconds)

@@ -141,7 +141,7 @@ def stop(process: int) -> None:
                 os.killpg(process, 0)
             except ProcessLookupError:
                 return
-            # If another process started the guest, that one or init reaps it.
+            # If another process started the guest, its parent or init reaps it.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process, os.WNOHANG)
             time.sleep(0.05)

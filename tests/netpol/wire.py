@@ -79,7 +79,7 @@ class Wire:
         return " from " in (await self._senders.attempt_once(self._flow(probe, open=name), 2.0)).outcome
 
     async def is_alive(self, name: str) -> bool:
-        """Return whether an open connection still carries data both ways."""
+        """Return whether an open connection still transfers data both ways."""
         made = self._senders.open_connections[name]
         loop = asyncio.get_running_loop()
         try:

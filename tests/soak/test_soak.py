@@ -29,7 +29,7 @@ SERVICES = int(os.environ.get("SOAK_SERVICES") or 1000)
 ENDPOINTS = int(os.environ.get("SOAK_ENDPOINTS") or 1_000_000)
 PER_SERVICE = 10
 CHANGES = 500
-#: So many rounds are needed to compare the last ones with the first ones.
+#: The number of rounds needed to compare the last ones with the first ones.
 LEAST_ROUNDS = 12
 PATIENCE = 300.0
 LARGE_PATIENCE = 3600.0

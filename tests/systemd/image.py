@@ -67,7 +67,7 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 
 def stop(name: str, patience: int = 5) -> None:
-    """Stop a container, by a signal that cannot be ignored after so many seconds. Raises RuntimeError."""
+    """Stop a container, by a signal that cannot be ignored after ``seconds``. Raises RuntimeError."""
     _repeat("stop", "--time", str(patience), name)
 
 
@@ -77,7 +77,7 @@ def remove(*names: str) -> None:
 
 
 def _repeat(*arguments: str, seconds: float = 60.0) -> None:
-    """Run podman until it succeeds, for so many seconds. Raises RuntimeError after that.
+    """Run podman until it succeeds, for a limited time. Raises RuntimeError after that.
 
     On a busy machine it may not see containers stop within its own time limit, or fail to kill one that has just
     stopped.

@@ -156,7 +156,7 @@ def test_ports(text, port):
 
 
 def test_a_number_of_many_digits_is_no_port():
-    # Python itself refuses to convert so many (sys.set_int_max_str_digits).
+    # Python itself refuses to convert that number of digits (sys.set_int_max_str_digits).
     assert port_number("1" * 5000) is None
 
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The result of the last complete run of ``service_proxy``, if this run would have the same.
 
-Imports nothing of the engine that a complete run needs: most runs change nothing, and each compiles what it imports.
+Imports nothing of the engine that only a complete run needs (see "Imports inside functions" in docs/architecture.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs one scheduled convergence and writes down how it went, as metrics for node_exporter's textfile collector.
 
-Needs nothing but Python's standard library. The exit status is that of the command, or 0 if that has found
+Needs only Python's standard library. The exit status is that of the command, or 0 if that has found
 differences when it was asked to look for them.
 """
 
@@ -46,7 +46,7 @@ Samples = List[Tuple[str, str, float]]
 
 
 def converge_samples(output: str) -> Samples:
-    """From what ``kubenode-proxy converge --output json`` prints; nothing if that is no report."""
+    """From what ``kubenode-proxy converge --output json`` prints; nothing if that is not a report."""
     try:
         report = json.loads(output)
         counts = report["counts"]

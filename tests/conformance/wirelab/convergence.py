@@ -106,7 +106,7 @@ class Convergence:
             if all(now.get(family, 0.0) > count for family, count in before.items()):
                 return
             await asyncio.sleep(METRICS_PAUSE * self._scale)
-        # This is no error: a proxy that has nothing left to do makes no further pass.
+        # This is not an error: a proxy that has nothing left to do makes no further pass.
         print(f"    {self._case.name} step {number}: no later pass counted", file=sys.stderr, flush=True)
 
     async def _passes(self) -> dict[str, float]:

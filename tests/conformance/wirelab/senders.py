@@ -113,7 +113,7 @@ class Senders:
 
         Sending fails with EPERM both for a rejected and a dropped packet; only the message differs. It arrives over
         the loopback device, mostly before send() returns, but later where ksoftirqd has been given the received packets
-        because there were many of them. None if no message comes within so many seconds.
+        because there were many of them. None if no message comes in time.
         """
 
         async def receive() -> None:

@@ -197,7 +197,7 @@ def timed():
 
 
 def await_checks(prober, target, number):
-    """Wait until a target has been checked so many times; return its verdict."""
+    """Wait until a target has been checked this often; return its verdict."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = prober.verdicts().get(target, Verdict())

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The memory limit: reading it, warning before it is reached, and refusing what it does not carry."""
+"""The memory limit: reading it, warning before it is reached, and refusing what does not fit."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_limit_that_was_raised_counts_from_the_next_look():
 
 
 class Bytes(Room):
-    """Room for so many bytes in all."""
+    """Room for a total number of bytes."""
 
     def __init__(self, most):
         self.most = most

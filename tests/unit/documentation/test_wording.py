@@ -34,6 +34,7 @@ BANNED = {
     "left out": "skipped, omitted",
     "looked at": "inspected, read, checked",
     "nobody else": "no other user, no other program",
+    "so many": "this many, or name the number",
     "somebody": "name the actor: another program, the user",
     "someone": "name the actor: another program, the user",
     "stand for": "mean, replace",

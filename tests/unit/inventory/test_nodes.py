@@ -51,7 +51,7 @@ CONTROL = node("cp", "192.0.2.10", "10.1.0.0/24", metadata={"labels": {"node-rol
 
 
 def unmarked(value):
-    """Return the string in an object with which ansible-inventory prints one that is no template."""
+    """Return the string in an object with which ansible-inventory prints one that is not a template."""
     return value.get("__ansible_unsafe", value)
 
 

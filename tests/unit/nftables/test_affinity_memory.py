@@ -16,7 +16,7 @@ SERVICES, ENDPOINTS = 100, 20
 
 
 def table(first: int) -> Dict[Any, Any]:
-    """Return the table of so many Services with session affinity."""
+    """Return the table of a number of Services with session affinity."""
     routes = [sample_route("IPv4", first + number, ENDPOINTS, affinity_seconds=60) for number in range(SERVICES)]
     return RENDERING.desired_tables({route.key: route for route in routes}, sample_settings("IPv4"))["table objects"]
 

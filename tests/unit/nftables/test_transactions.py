@@ -21,7 +21,7 @@ ENDPOINTS = 10
 
 
 def table(services: int) -> Dict[Any, Any]:
-    """Return the table of so many Services with session affinity."""
+    """Return the table of a number of Services with session affinity."""
     routes = [sample_route("IPv4", 1 + number, ENDPOINTS, affinity_seconds=60) for number in range(services)]
     return RENDERING.desired_tables({route.key: route for route in routes}, sample_settings("IPv4"))["table objects"]
 

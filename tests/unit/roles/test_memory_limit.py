@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the memory limit that the role agent computes: it carries the given cluster, as the agent sees it."""
+"""Test the memory limit that the role agent computes: the given cluster fits, as the agent computes it."""
 
 from __future__ import annotations
 

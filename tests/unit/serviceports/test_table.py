@@ -274,7 +274,7 @@ def test_order_of_input_does_not_matter(names, ports):
 
 
 def seconds_of(count):
-    """Return the processor time for parsing so many Services with five endpoints each, and for their ServicePorts."""
+    """Return the processor time for parsing Services with five endpoints each, and for their ServicePorts."""
     objects = []
     for number in range(count):
         name, tail = f"web-{number}", f"{number >> 8}.{number & 255}"

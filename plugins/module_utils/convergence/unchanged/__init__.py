@@ -6,5 +6,6 @@
 A complete run of nftables mode leaves a record (:mod:`.record`): digests of its input (:mod:`.inputs`), the state of
 the node that its result depends on (:mod:`.surroundings`), and the result. The next run returns that result if all of
 these are the same (:mod:`.decision`); otherwise, and whenever in doubt, the run is complete. Nothing here decides what
-is programmed, and nothing imports the parts of the engine that do, since each run of a module compiles what it imports.
+is programmed, and nothing imports the parts of the engine that do (see "Imports inside functions" in
+docs/architecture.md).
 """

@@ -14,7 +14,7 @@ from ...errors import KernelError
 _DIRECTORY = "/proc/thread-self/net/xt_recent"
 #: CLOCK_MONOTONIC_COARSE, which advances with each tick: its resolution is the length of one.
 _COARSE = 6
-#: The kernel begins to count five minutes before its counter of 32 bits overflows (INITIAL_JIFFIES).
+#: The kernel starts counting five minutes before its counter of 32 bits overflows (INITIAL_JIFFIES).
 _START_SECONDS = 300
 
 
