@@ -94,8 +94,16 @@ def service_ports_of(
             endpoints = with_rise(endpoints, rising)
         policy = port_policy(attributes, port)
         chosen = select(endpoints, policy.uses_cluster_endpoints, policy.uses_local_endpoints, node_name, zone)
-        weighted = has_weights and differ(chosen.reachable)
-        service_ports.append(_info(service, context.family, *claimed, policy, endpoints, chosen, weighted))
+        info = _info(
+            service,
+            *claimed,
+            policy,
+            family=context.family,
+            endpoints=endpoints,
+            chosen=chosen,
+            weighted=has_weights and differ(chosen.reachable),
+        )
+        service_ports.append(info)
     if len(service_ports) > 1:
         service_ports.sort(key=lambda info: info.key)
     return tuple(service_ports)
@@ -103,10 +111,11 @@ def service_ports_of(
 
 def _info(
     service: Service,
-    family: str,
     attributes: ServiceAttributes,
     port: ServicePort,
     policy: PortPolicy,
+    *,
+    family: str,
     endpoints: Tuple[Endpoint, ...],
     chosen: Selection,
     weighted: bool,

@@ -38,7 +38,7 @@ def test_a_half_ends_on_its_own_and_every_byte_arrives(start, endpoint, monkeypa
     running = start()
     if way == "no splice":
         shared = running.forwarder._tcp
-        running.forwarder._tcp = shared._replace(means=shared.means._replace(splice=None))
+        running.forwarder._tcp = shared._replace(context=shared.context._replace(splice=None))
     elif way == "no pipe":
         monkeypatch.setattr(running.forwarder._pipes, "_most", 0)
     key = running.listen(endpoint(digest_of_all).place)

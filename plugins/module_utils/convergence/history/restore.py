@@ -144,7 +144,7 @@ def _ipvs_stages(
         addresses=of_family(state.addresses, family),
     )
     draining = loaded and not _serves_through_ipvs(state)
-    stages = kept_stages(resources, glue, family, draining, desired, state.virtual_servers)
+    stages = kept_stages(resources, glue, family, draining=draining, desired=desired, others=state.virtual_servers)
     before = list(stages.sets)
     saved = state.ipvs_tables.get(family, {})
     if saved:

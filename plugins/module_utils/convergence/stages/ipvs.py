@@ -169,6 +169,7 @@ def kept_stages(
     resources: IpvsResources,
     glue: GlueResources,
     family: str,
+    *,
     draining: bool,
     desired: ServerTables = _NO_TABLES,
     others: Container[ipvs.VirtualServerKey] = (),
@@ -212,7 +213,9 @@ def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[S
     With ``draining``, servers with active connections are kept until these end. Raises KernelError.
     """
     families = [
-        kept_stages(observed_once(ipvs_resources(handles, family)), glue_resources(handles, family), family, draining)
+        kept_stages(
+            observed_once(ipvs_resources(handles, family)), glue_resources(handles, family), family, draining=draining
+        )
         for family in FAMILIES
     ]
     stages = [stage for item in families for stage in (*item.sets, *item.table, *item.servers)]
