@@ -166,7 +166,7 @@ def test_a_reading_that_is_known_is_shown_again(monkeypatch):
     ("error", "code", "text"),
     [
         (NoAgent("no agent answers"), 4, "only a running agent"),
-        (ProxyError("unknown command 'traffic'"), 1, "of an earlier version"),
+        (ProxyError("unknown command 'traffic'"), 1, "too old to report traffic"),
         (ProxyError("the agent does not know the cluster yet"), 1, "does not know the cluster"),
     ],
 )
