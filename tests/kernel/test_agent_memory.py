@@ -11,6 +11,7 @@ from typing import Iterator
 import pytest
 
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.lab import manifests
 from tests.lab.memory_group import MemoryGroup
 
 MIB = 1 << 20
@@ -84,6 +85,21 @@ def test_a_cluster_that_grows_too_large_is_not_followed_and_what_is_served_stays
     group.limit(512 * MIB)
     node.start()
     assert node.status()["families"]["IPv4"]["services"] == MANY and not memory(node)["refusedLists"]
+
+
+def test_a_small_object_that_makes_a_million_entries_does_not_exhaust_the_limit(
+    node: AgentNode, group: MemoryGroup
+) -> None:
+    group.limit(160 * MIB)
+    node.start()
+    ports = [manifests.port(1 + number, name=f"p{number}") for number in range(1000)]
+    addresses = [f"198.18.{number >> 8}.{number & 255}" for number in range(1, 1001)]
+    node.store.put(manifests.service("large", "10.97.0.1", ports, externalIPs=addresses))
+    wait_for(lambda: any("Service default/large: spec.externalIPs" in line for line in node.status()["refused"]))
+    node.store.put(service(FEW + 1))
+    wait_for(lambda: cluster_ip(FEW + 1) in node.kernel_text(""), PATIENCE)
+    assert "198.18.0.19" in node.kernel_text("") and "198.18.0.20" not in node.kernel_text("")
+    assert node.stop() == 0 and group.kills() == 0
 
 
 def shown(node: AgentNode) -> str:

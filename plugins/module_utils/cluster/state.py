@@ -14,6 +14,7 @@ from .model import EndpointSlice, Failing, NamespacedName, Node, Service, Servic
 from .owned_slices import OwnedSlices, Slices
 from .parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
 from .policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
+from .service_limit import Limited, is_small, limited
 from .static import StaticObjects
 
 _NOTHING: FrozenSet[NamespacedName] = frozenset()
@@ -37,6 +38,9 @@ class ClusterState:
     the object had been deleted. Network policies are the exception: the last valid version remains in force until the
     object is deleted, since pods would lose their protection otherwise.
 
+    ``services`` are as they are served: a Service that is too large is without the parts that exceed its limit (see
+    ``service_limit``). ``excess``: the weight of large Services beyond what the size of their objects suggests.
+
     Static Services (:meth:`set_static`) are served beside those of the cluster. While there is a static Service of a
     name, the Service of the cluster with that name and its EndpointSlices are kept but not served.
     """
@@ -58,6 +62,8 @@ class ClusterState:
         self._static = StaticObjects()
         self._failing: Dict[NamespacedName, Failing] = {}
         self._rising: Dict[NamespacedName, Rising] = {}
+        self._limited: Dict[NamespacedName, Limited] = {}
+        self.excess = 0
         self._hidden_services: Dict[NamespacedName, Service] = {}
         self._hidden_slices = OwnedSlices()
 
@@ -86,7 +92,13 @@ class ClusterState:
     @property
     def skipped(self) -> Tuple[Refusal, ...]:
         """The parts of objects that were skipped because they are invalid, in order of kind, namespace and name."""
-        return tuple(part for key in sorted(self._skipped) for part in self._skipped[key])
+        parts = dict(self._skipped) if self._limited else self._skipped
+        for name, item in self._limited.items():
+            if item.refused:
+                key = ObjectKey("Service", *name)
+                too_much = [Refusal(*key, *part, source=item.whole.static) for part in item.refused]
+                parts[key] = (*parts.get(key, ()), *too_much)
+        return tuple(part for key in sorted(parts) for part in parts[key])
 
     @property
     def slices(self) -> Mapping[NamespacedName, Slices]:
@@ -189,18 +201,18 @@ class ClusterState:
             if key not in static.services:
                 affected |= self._replace_service(key, self._hidden_services.pop(key, None))
                 self._slices.replace(key, self._hidden_slices.pop(key))
-                affected.add(key)
+                affected.update((key, *self._fit(key)))
         for key, service in static.services.items():
             if key not in before.services:
-                found = self.services.get(key)
+                found = self._given(key)
                 if found is not None:
                     self._hidden_services[key] = found
                 self._hidden_slices.replace(key, self._slices.of(key))
-            elif self.services[key] == service and self.slices_of(key) == static.slices.get(key, _NO_SLICES):
+            elif self._given(key) == service and self.slices_of(key) == static.slices.get(key, _NO_SLICES):
                 continue
             affected |= self._replace_service(key, service)
             self._slices.replace(key, static.slices.get(key, _NO_SLICES))
-            affected.add(key)
+            affected.update((key, *self._fit(key)))
         return frozenset(affected)
 
     def failing(self, service: NamespacedName) -> Optional[Failing]:
@@ -232,22 +244,51 @@ class ClusterState:
             del self._rising[service]
         return frozenset((service,))
 
+    def _given(self, key: NamespacedName) -> Optional[Service]:
+        """Return a Service that is served, with the parts that exceed its limit; None if there is none."""
+        found = self._limited.get(key)
+        return self.services.get(key) if found is None else found.whole
+
     def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> Set[NamespacedName]:
-        affected = self._claims.replace(key, self.services.pop(key, None), service)
-        if service is not None:
-            self.services[key] = service
+        """Serve this Service within its limit, None for none; return the other Services affected."""
+        before, now = self.services.get(key), self._within_limit(key, service)
+        if now == before:
+            return set()
+        affected = self._claims.replace(key, before, now)
+        if now is not None:
+            self.services[key] = now
+        else:
+            del self.services[key]
         return affected
+
+    def _within_limit(self, key: NamespacedName, service: Optional[Service]) -> Optional[Service]:
+        if self._limited:
+            before = self._limited.pop(key, None)
+            self.excess -= before.excess if before is not None else 0
+        if service is None or is_small(service):
+            return service
+        now = limited(service, self._slices.of(key))
+        if now is None:
+            return service
+        self._limited[key] = now
+        self.excess += now.excess
+        return now.served
+
+    def _fit(self, key: NamespacedName) -> Set[NamespacedName]:
+        """Serve as much of a Service as fits with its present EndpointSlices; return the other Services affected."""
+        service = self.services.get(key)
+        if service is None or (is_small(service) and key not in self._limited):
+            return set()
+        return self._replace_service(key, self._given(key))
 
     def _put_service(self, service: Service) -> FrozenSet[NamespacedName]:
         key = service.key
         if key in self._static.services:
             self._hidden_services[key] = service
             return _NOTHING
-        if self.services.get(key) == service:
+        if self._given(key) == service:
             return _NOTHING
-        affected = self._claims.replace(key, self.services.get(key), service)
-        self.services[key] = service
-        return frozenset((key, *affected))
+        return frozenset((key, *self._replace_service(key, service)))
 
     def _put_slice(self, key: ObjectKey, item: EndpointSlice) -> FrozenSet[NamespacedName]:
         owner = item.service_key
@@ -287,7 +328,7 @@ class ClusterState:
         )
 
     def _served(self, service: NamespacedName) -> FrozenSet[NamespacedName]:
-        return _NOTHING if service in self._static.services else frozenset((service,))
+        return _NOTHING if service in self._static.services else frozenset((service, *self._fit(service)))
 
     def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
         if key.kind == "EndpointSlice":
@@ -297,8 +338,8 @@ class ClusterState:
             if service in self._static.services:
                 self._hidden_services.pop(service, None)
                 return _NOTHING
-            removed = self.services.pop(service, None)
-            return _NOTHING if removed is None else frozenset((service, *self._claims.replace(service, removed, None)))
+            found = service in self.services
+            return frozenset((service, *self._replace_service(service, None))) if found else _NOTHING
         if key.kind == "Node":
             self.nodes.pop(key.name, None)
             return self._weigh_node(key.name, 1)

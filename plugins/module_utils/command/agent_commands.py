@@ -79,7 +79,11 @@ def _status_lines(document: AgentStatus) -> List[str]:
         lines.append(f"check:      {check['service']} {check['endpoint']}: {state} ({count}{error})")
     lines += [f"unchecked:  {line}" for line in document.get("unchecked", ())]
     lines += [f"skipped:    {refusal}" for refusal in document["refused"]]
-    lines += [f"conflict:   {conflict}" for conflict in document.get("conflicts", ())]
+    conflicts = document.get("conflicts", [])
+    lines += [f"conflict:   {conflict}" for conflict in conflicts]
+    more = document.get("conflictCount", 0) - len(conflicts)
+    if more > 0:
+        lines.append(f"            and {more} more")
     return lines
 
 

@@ -24,6 +24,7 @@ from .settings import DataplaneSettings
 STATIC = ServicePortName("", "", "", "")
 
 _SERVICES_BETWEEN_PROGRESS = 500
+_ENTRIES_BETWEEN_PROGRESS = 20_000
 
 Changes = Dict[str, Change[Any, Any]]
 ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortInfo]]
@@ -54,6 +55,8 @@ class DesiredTables:
         self.settings = settings
         self.rendering = rendering
         self._progress = progress
+        #: Entries since progress was reported.
+        self._rendered = 0
         self._endpoints = 0
         self._endpoints_of: Dict[NamespacedName, int] = {}
         self._options = rendering.options(settings, Totals())
@@ -106,8 +109,10 @@ class DesiredTables:
         self._merged.replace(STATIC, self.rendering.static_entries(self._context))
 
     def _with_progress(self, services: Iterable[NamespacedName]) -> Iterator[NamespacedName]:
+        self._rendered = 0
         for number, service in enumerate(services):
-            if number % _SERVICES_BETWEEN_PROGRESS == 0:
+            if number % _SERVICES_BETWEEN_PROGRESS == 0 or self._rendered >= _ENTRIES_BETWEEN_PROGRESS:
+                self._rendered = 0
                 self._progress()
             yield service
 
@@ -122,7 +127,9 @@ class DesiredTables:
             if key not in now:
                 self._merged.replace(key, [])
         for port in ports:
-            self._merged.replace(port.key, self.rendering.entries(port, self._context))
+            entries = self.rendering.entries(port, self._context)
+            self._rendered += len(entries)
+            self._merged.replace(port.key, entries)
         if now:
             self._ports[service] = now
         else:

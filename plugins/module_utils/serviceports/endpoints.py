@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Set, Tuple
+from typing import Collection, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from ..addresses import IPV6
 from ..cluster.model import EndpointSlice, Failing
@@ -19,32 +19,44 @@ _new = tuple.__new__
 
 
 def expand(
-    slices: Iterable[EndpointSlice], family: str, node_name: str, weights: Weights = EQUAL
+    slices: Iterable[EndpointSlice],
+    family: str,
+    node_name: str,
+    weights: Weights = EQUAL,
+    served: Optional[Collection[PortKey]] = None,
 ) -> Dict[PortKey, Tuple[Endpoint, ...]]:
     """Return the endpoints of one Service by port name and protocol, each list sorted by the text ``ip:port``.
 
     Slices of the other family are ignored. Of several endpoints with one ``ip:port`` the last one that is not
     terminating wins, so that a running pod takes precedence over a terminating one that had its address. ``node_name``
-    decides which endpoints are local; with an empty name none is. ``weights`` are those of the Service.
+    decides which endpoints are local; with an empty name none is. ``weights`` are those of the Service. ``served``: the
+    only ports of interest, None for all.
     """
     tables: Dict[PortKey, Dict[str, Endpoint]] = {}
     for item in slices:
         if item.family != family:
             continue
         for port in item.ports:
-            table = tables.setdefault((port.name, port.protocol), {})
+            key = port.name, port.protocol
+            if served is not None and key not in served:
+                continue
+            table = tables.setdefault(key, {})
             _add(table, item, port.port, node_name, weights)
     return {key: _sorted(table) for key, table in tables.items() if table}
 
 
-def endpoint_counts(slices: Iterable[EndpointSlice], family: str) -> Dict[PortKey, int]:
+def endpoint_counts(
+    slices: Iterable[EndpointSlice], family: str, served: Optional[Collection[PortKey]] = None
+) -> Dict[PortKey, int]:
     """Return how many endpoints :func:`expand` returns for each port name and protocol."""
     found: Dict[PortKey, Set[Tuple[str, int]]] = {}
     for item in slices:
         if item.family == family and item.endpoints:
             for port in item.ports:
-                places = found.setdefault((port.name, port.protocol), set())
-                places.update([(endpoint[0], port.port) for endpoint in item.endpoints])
+                key = port.name, port.protocol
+                if served is None or key in served:
+                    places = found.setdefault(key, set())
+                    places.update([(endpoint[0], port.port) for endpoint in item.endpoints])
     return {key: len(places) for key, places in found.items()}
 
 

@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..cluster.claims import Claim, Conflict
-from ..cluster.model import NamespacedName, Service, ServicePort
+from ..cluster.model import EndpointSlice, NamespacedName, Service, ServicePort
 from ..cluster.state import ClusterState
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
 from ..configuration.sections.outside_host import OutsideHost
 from ..configuration.sections.service_policy import ServicePolicySettings
-from .endpoints import endpoint_counts, expand, mark_failing, slices_in_order
+from .endpoints import PortKey, endpoint_counts, expand, mark_failing, slices_in_order
 from .info import Endpoint, ServicePortInfo, ServicePortName
 from .policy import is_node_local
 from .selection import Selection, select
@@ -78,7 +78,7 @@ def service_ports_of(
     node_name, zone = context.node_name, context.zone
     slices = slices_in_order(state.slices_of(service_key))
     weights = weights_of(slices, service.namespace, state.node_weights, context.policy)
-    by_port = expand(slices, context.family, node_name, weights)
+    by_port = expand(slices, context.family, node_name, weights, _served_ports(service, slices))
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
     rising = state.rising(service_key)
     has_weights = weights is not EQUAL or bool(rising)
@@ -149,6 +149,15 @@ def _info(
     )
 
 
+def _served_ports(service: Service, slices: Iterable[EndpointSlice]) -> Optional[Set[PortKey]]:
+    """Return the ports of a Service if an EndpointSlice has more, so that only these are expanded; otherwise None."""
+    ports = len(service.ports)
+    for item in slices:
+        if len(item.ports) > ports:
+            return {(port.name, port.protocol) for port in service.ports}
+    return None
+
+
 def _cluster_ip_only(service: Service) -> Service:
     """Return a Service without node ports, external addresses and health checks, which serve clients elsewhere."""
     return service._replace(
@@ -197,7 +206,8 @@ def count_endpoints(
     cluster_ip = cluster_ip_of(service, family) if service is not None else ""
     if service is None or not cluster_ip or not outside.serves(service) or is_node_local(service, policy):
         return 0
-    counts = endpoint_counts(state.slices_of(service_key).values(), family)
+    slices = state.slices_of(service_key).values()
+    counts = endpoint_counts(slices, family, _served_ports(service, slices))
     lost = state.lost_claims(service_key)
     return sum(
         counts.get((port.name, port.protocol), 0)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set
 
 from ...cluster.model import EndpointSlice, Failing, NamespacedName
-from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key
+from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key, parsed_object
 from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
@@ -16,6 +17,9 @@ from .known import Batch
 from .packed import Item, parsed_items, text_in
 from .room import UNLIMITED, Room
 from .trigger_times import TriggerTimes
+
+#: How many bytes of JSON need as much memory as a weight of 1 in the tables (see ``cluster.service_limit``).
+BYTES_OF_WEIGHT = 8
 
 
 class Applied(NamedTuple):
@@ -32,9 +36,9 @@ class ClusterView:
     ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
     completely known. ``from_disk``: kinds that the copy on disk had; the first complete list of such a kind replaces
     what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
-    ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the
-    changes of endpoints that are not programmed yet were triggered. ``size``: bytes of all objects as JSON, reduced.
-    ``held_back``: objects whose latest version has no room; their previous version remains in effect.
+    ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the changes of
+    endpoints that are not programmed yet were triggered. ``held_back``: objects whose latest version has no room; their
+    previous version remains in effect.
     """
 
     def __init__(self, room: Room = UNLIMITED) -> None:
@@ -46,10 +50,18 @@ class ClusterView:
         self.pending_services = 0
         self.pending_slices = 0
         self.triggers = TriggerTimes()
-        self.size = 0
         self.held_back: Set[ObjectKey] = set()
         self._room = room
         self._objects: Dict[ObjectKey, bytes] = {}
+        self._bytes = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all objects as JSON, reduced; large Services count for as many as take the same memory.
+
+        Any thread may read it.
+        """
+        return self._bytes + BYTES_OF_WEIGHT * self.state.excess
 
     def apply(self, batch: Batch, whole: bool = False) -> Applied:
         """Apply a reflector's changes and return their effect.
@@ -108,11 +120,24 @@ class ClusterView:
         return False
 
     def _put(self, parsed: ParsedObject, item: Item, listed: bool) -> FrozenSet[NamespacedName]:
+        before = self.state.excess
         affected = self.state.put(parsed)
+        if self.state.excess > before and not self._room.carries(0):
+            # Only now is it known what Service and endpoints make together.
+            affected |= self._put_back(parsed.key)
+            self.held_back.add(parsed.key)
+            return affected
         growth = self._store(parsed.key, item.packed, item.size)
         if listed:
             self._room.applied(parsed.key.kind, growth)
         return affected
+
+    def _put_back(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+        """Return to the version of an object that is kept, or to none."""
+        kept = self._objects.get(key)
+        if kept is None:
+            return self.state.remove(key)
+        return self.state.put(parsed_object(json.loads(text_in(kept)), key))
 
     def _replaced_by(self, batch: Batch) -> Set[ObjectKey]:
         """Return the keys of the objects that a batch replaces as a whole; none unless they are from the disk."""
@@ -129,7 +154,7 @@ class ClusterView:
         before = self._objects.get(key, b"")
         self.held_back.discard(key)
         growth = size - len(text_in(before))
-        self.size += growth
+        self._bytes += growth
         self.revision += before != packed
         if packed:
             self._objects[key] = packed

@@ -34,6 +34,9 @@ from ..sync.policy import PolicySync
 from ..sync.setup import Proxiers
 from ..traffic import Traffic
 
+#: The conflicts that the status names. Two Services may have tens of thousands.
+_MOST_CONFLICTS = 100
+
 
 class AgentState(NamedTuple):
     """The state from which answers are made.
@@ -102,7 +105,8 @@ def status_document(state: AgentState) -> AgentStatus:
         "driftRepaired": state.sync.syncer.repairs.count,
         "refused": [str(refusal) for refusal in (*view.state.refusals, *view.state.skipped)],
         "ignored": _ignored(proxiers),
-        "conflicts": [str(conflict) for conflict in view.state.conflicts],
+        "conflicts": [str(conflict) for conflict in view.state.conflicts[:_MOST_CONFLICTS]],
+        "conflictCount": len(view.state.conflicts),
         "families": families,
         "forwarding": state.forwarding.status(),
         "drain": state.drain.status(),

@@ -37,6 +37,7 @@ from ...serviceports.table import count_endpoints, service_ports_of
 from .summaries import Summaries
 
 _SERVICES_BETWEEN_PROGRESS = 500
+_ENDPOINTS_BETWEEN_PROGRESS = 20_000
 
 
 def _is_external(service: Service) -> bool:
@@ -155,10 +156,13 @@ class Proxier:
         """
         context = self.context.node
         ports: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
+        endpoints = 0
         for number, service in enumerate(services):
-            if number % _SERVICES_BETWEEN_PROGRESS == 0:
+            if number % _SERVICES_BETWEEN_PROGRESS == 0 or endpoints >= _ENDPOINTS_BETWEEN_PROGRESS:
+                endpoints = 0
                 self._progress()
             now = service_ports_of(state, service, context)
+            endpoints += sum([len(info.endpoints) for info in now])
             # Nothing is known of a Service that never had any, as most in a second family.
             if now or service in self.summaries:
                 ports[service] = now
