@@ -78,13 +78,15 @@ def _status_lines(document: AgentStatus) -> List[str]:
         count = f"{check['failures']} failed in a row" if check["failures"] else f"{check['checks']} checks"
         lines.append(f"check:      {check['service']} {check['endpoint']}: {state} ({count}{error})")
     lines += [f"unchecked:  {line}" for line in document.get("unchecked", ())]
-    lines += [f"skipped:    {refusal}" for refusal in document["refused"]]
-    conflicts = document.get("conflicts", [])
-    lines += [f"conflict:   {conflict}" for conflict in conflicts]
-    more = document.get("conflictCount", 0) - len(conflicts)
-    if more > 0:
-        lines.append(f"            and {more} more")
+    lines += _named("skipped:    ", document["refused"], document.get("refusedCount", 0))
+    lines += _named("conflict:   ", document.get("conflicts", []), document.get("conflictCount", 0))
     return lines
+
+
+def _named(head: str, items: List[str], count: int) -> List[str]:
+    """Return a line for each item, and one that says how many more there are."""
+    more = [f"            and {count - len(items)} more"] if count > len(items) else []
+    return [f"{head}{item}" for item in items] + more
 
 
 def _memory_lines(memory: Optional[MemoryStatus]) -> List[str]:

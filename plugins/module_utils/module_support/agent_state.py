@@ -74,7 +74,7 @@ def served_state(answer: AgentStatus) -> Dict[str, Any]:
             if count
         },
         "refused": [_refusal(line) for line in refused],
-        "refused_count": len(refused),
+        "refused_count": answer.get("refusedCount", len(refused)),
         "cautions": [str(line) for line in answer.get("ignored") or []],
     }
 

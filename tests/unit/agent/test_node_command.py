@@ -293,3 +293,11 @@ def test_status_reports_the_length_of_an_api_server_outage(lost, first, services
     assert services in line
     (line,) = [line for line in lines if line.startswith("API server: nodes")]
     assert ("(for 12 s)" in line) == (lost["nodes"] == 12.0)
+
+
+@pytest.mark.parametrize(("name", "head"), [("refused", "skipped:    "), ("conflicts", "conflict:   ")])
+def test_status_names_some_of_many_objects_and_counts_the_others(name, head):
+    count = {"refused": "refusedCount", "conflicts": "conflictCount"}[name]
+    lines = agent_commands._status_lines({**STATUS, name: ["a", "b"], count: 7})
+    assert lines[-3:] == [f"{head}a", f"{head}b", "            and 5 more"]
+    assert agent_commands._status_lines({**STATUS, name: ["a", "b"], count: 2})[-1] == f"{head}b"

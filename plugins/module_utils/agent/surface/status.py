@@ -34,8 +34,9 @@ from ..sync.policy import PolicySync
 from ..sync.setup import Proxiers
 from ..traffic import Traffic
 
-#: The conflicts that the status names. Two Services may have tens of thousands.
-_MOST_CONFLICTS = 100
+#: How many conflicts, and how many invalid objects and parts of objects, the status names. Two Services may have tens of
+#: thousands.
+_MOST_NAMED = 100
 
 
 class AgentState(NamedTuple):
@@ -76,6 +77,7 @@ def status_document(state: AgentState) -> AgentStatus:
             "iptables": str(family.variant) if family.variant is not None else "",
         }
     reflectors = state.source.reflectors
+    refused = (*view.state.refusals, *view.state.skipped)
     return {
         "agent": "running",
         "version": identity().text,
@@ -103,9 +105,10 @@ def status_document(state: AgentState) -> AgentStatus:
         "lastError": state.sync.syncer.last_error,
         "syncs": state.sync.syncer.syncs,
         "driftRepaired": state.sync.syncer.repairs.count,
-        "refused": [str(refusal) for refusal in (*view.state.refusals, *view.state.skipped)],
+        "refused": [str(refusal) for refusal in refused[:_MOST_NAMED]],
+        "refusedCount": len(refused),
         "ignored": _ignored(proxiers),
-        "conflicts": [str(conflict) for conflict in view.state.conflicts[:_MOST_CONFLICTS]],
+        "conflicts": [str(conflict) for conflict in view.state.conflicts[:_MOST_NAMED]],
         "conflictCount": len(view.state.conflicts),
         "families": families,
         "forwarding": state.forwarding.status(),

@@ -108,8 +108,10 @@ class AgentStatus(TypedDict):
     syncs: int
     driftRepaired: int
     refused: List[str]
+    refusedCount: int
     ignored: List[str]
     conflicts: List[str]
+    conflictCount: int
     families: Dict[str, FamilyStatus]
     forwarding: ForwardingStatus
     drain: DrainStatus
