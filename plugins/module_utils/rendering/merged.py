@@ -5,7 +5,7 @@
 
 Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports. A key is in the table
 as long as an owner contributes it; if contributors disagree, the value of the first owner in the order of their names
-is used, as it is when everything is rendered at once.
+is used, and of several values from one owner the first, as it is when everything is rendered at once.
 """
 
 from __future__ import annotations
@@ -76,19 +76,21 @@ class MergedTables:
         return self._entries.get(owner, ())
 
     def replace(self, owner: Owner, entries: Sequence[Entry]) -> None:
-        """Replace the entries that the owner contributes."""
+        """Replace the entries that the owner contributes; of entries with the same key the first one wins."""
+        chosen: Dict[Tuple[str, Any], Entry] = {}
+        for entry in entries:
+            chosen.setdefault(entry[:2], entry)
         before = self._entries.pop(owner, None)
         if before is not None:
-            kept = {(table, key) for table, key, _value in entries}
             for table, key, _value in before:
-                if (table, key) not in kept and self._withdraw(table, key, owner):
+                if (table, key) not in chosen and self._withdraw(table, key, owner):
                     self._put_value(table, key)
-        for table, key, value in entries:
+        for table, key, value in chosen.values():
             if self._contribute(table, key, owner, value):
                 self._put_value(table, key)
-        if entries:
+        if chosen:
             # A tuple has no room for more.
-            self._entries[owner] = tuple(entries)
+            self._entries[owner] = tuple(chosen.values())
 
     def _contribute(self, table: str, key: Any, owner: Owner, value: Any) -> bool:
         contributors = self._contributors[table]

@@ -115,6 +115,10 @@ class ServicePortInfo(NamedTuple):
         """Return the protocol in lower case: tcp, udp or sctp."""
         return self.key.protocol.lower()
 
+    def sources_at(self, address: str) -> Sources:
+        """Return the allowed sources of an external address; one that is of both kinds is a load balancer address."""
+        return self.source_ranges if address in self.load_balancer_ips else self.external_ip_sources
+
     @property
     def is_restricted(self) -> bool:
         """Return whether some external traffic is limited to allowed sources."""

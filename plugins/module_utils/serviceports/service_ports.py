@@ -23,7 +23,8 @@ class ServiceAttributes(NamedTuple):
 
     ``cluster_ip`` is empty when the Service has none of the family, and then nothing is served. ``external_ips`` are
     those to be served; ``accessible_by_address`` is True if there is any external or load-balancer address, served or
-    not. ``policy``: the requests of the annotations that apply.
+    not. The cluster IP is neither an external nor a load balancer address, even if the Service names it as one.
+    ``policy``: the requests of the annotations that apply.
     """
 
     cluster_ip: str
@@ -60,6 +61,15 @@ def of_family(items: Tuple[str, ...], family: str) -> Tuple[str, ...]:
     return tuple([item for item in items if (":" in item) == is_v6])
 
 
+def _without(cluster_ip: str, addresses: Tuple[str, ...]) -> Tuple[str, ...]:
+    """Return the addresses other than the cluster IP, which has one traffic policy and no source ranges.
+
+    kube-proxy 1.36 follows one of two contradictory rules then: the first in iptables mode, the last in nftables mode,
+    and both in turn in ipvs mode.
+    """
+    return tuple([item for item in addresses if item != cluster_ip]) if cluster_ip in addresses else addresses
+
+
 def effective_source_ranges(source_ranges: Tuple[str, ...], family: str, behaviour: Behaviour) -> Sources:
     """Return the CIDRs of the family that restrict load balancer addresses; None if every source is allowed.
 
@@ -93,15 +103,16 @@ def service_attributes(
     ``allow_external_ips`` False (the feature gate AllowServiceExternalIPs off) removes the external IPs themselves, but
     they still count for whether the Service can be reached from outside.
     """
-    external_ips = of_family(service.external_ips, family)
-    load_balancer_ips = of_family(service.load_balancer_ips, family)
+    cluster_ip = cluster_ip_of(service, family)
+    external_ips = _without(cluster_ip, of_family(service.external_ips, family))
+    load_balancer_ips = _without(cluster_ip, of_family(service.load_balancer_ips, family))
     external_local = is_external_local(service)
     ranges = effective_source_ranges(service.source_ranges, family, behaviour) if service.source_ranges else None
     policy = policy_of(service, settings)
     allowed = sources_of_family(policy.allowed_sources, family)
     node_wide = sources_of_family(settings.node_port_sources or None, family)
     return ServiceAttributes(
-        cluster_ip=cluster_ip_of(service, family),
+        cluster_ip=cluster_ip,
         external_ips=external_ips if allow_external_ips else (),
         load_balancer_ips=load_balancer_ips,
         source_ranges=both(ranges, allowed),

@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.c
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Adjustments
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import IptablesRendering
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import ABSENT, MergedTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.rendering import Totals
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
@@ -112,6 +113,19 @@ def annotate(chance, raw):
         raw["metadata"]["annotations"] = given
 
 
+def name_again(chance, raw):
+    """Name addresses of some Services once more: the cluster IP, or one as external IP and load balancer address."""
+    if raw["kind"] != "Service" or chance.random() < 0.5:
+        return
+    addresses = [raw["spec"]["clusterIP"], "203.0.113.77"]
+    raw["spec"]["externalIPs"] = chance.sample(addresses, chance.randint(1, 2))
+    if raw["spec"]["type"] == "LoadBalancer":
+        ingress = chance.sample(addresses, chance.randint(1, 2))
+        raw["status"] = {"loadBalancer": {"ingress": [{"ip": address} for address in ingress]}}
+        sources = {"kubenode.proxy/allowed-sources": "192.0.2.0/24"} if chance.random() < 0.5 else {}
+        raw["metadata"].setdefault("annotations", {}).update(sources)
+
+
 def random_node(chance):
     node = manifests.node(chance.choice(["node1", "node2"]), "192.0.2.1", "10.244.1.0/24")
     node["metadata"]["annotations"] = {"kubenode.proxy/weight": chance.choice(["0", "1", "1", "3"])}
@@ -124,7 +138,11 @@ def apply(tables, state, services, totals=None, context=CONTEXT):
     tables.apply(ports, lambda service: service_ports_of(state, service, context), totals)
 
 
-@pytest.mark.parametrize("mode", MODES)
+def rendering_named(mode):
+    return OVER_NFTABLES if mode == "ipvs over nftables" else mode_named(mode).rendering
+
+
+@pytest.mark.parametrize("mode", (*MODES, "ipvs over nftables"))
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("behaviour", BEHAVIOURS.values(), ids=list(BEHAVIOURS))
 def test_random_changes_equal_a_full_rendering(mode, seed, behaviour):
@@ -132,7 +150,7 @@ def test_random_changes_equal_a_full_rendering(mode, seed, behaviour):
     context = CONTEXT._replace(behaviour=behaviour, policy=ServicePolicySettings(node_weights=True))
     settings = SETTINGS._replace(behaviour=behaviour, schedulers=frozenset(("mh", "wrr", "wlc", "jhash")))
     state = ClusterState()
-    rendering = mode_named(mode).rendering
+    rendering = rendering_named(mode)
     tables = DesiredTables(rendering, settings)
     kernel = {}
     crossings, before = 0, True
@@ -144,6 +162,7 @@ def test_random_changes_equal_a_full_rendering(mode, seed, behaviour):
             number = chance.randint(0, 7)
             raw = random_service(chance, number) if chance.random() < 0.5 else random_slice(chance, number)
             annotate(policies, raw)
+            name_again(policies, raw)
             dirty |= state.delete(raw) if chance.random() < 0.2 else state.upsert(raw)
         if policies.random() < 0.2:
             dirty |= state.upsert(random_node(policies))

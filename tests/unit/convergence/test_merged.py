@@ -13,13 +13,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged im
 ENTRIES = st.lists(
     st.tuples(st.sampled_from(("a", "b")), st.integers(0, 5), st.integers(0, 2)),
     max_size=6,
-    unique_by=lambda entry: entry[:2],
 )
 STEPS = st.lists(st.tuples(st.integers(0, 4), ENTRIES), max_size=25)
 
 
 def whole(contributions):
-    """Return the tables built from scratch: the first owner in order decides the value of a key."""
+    """Return the tables built from scratch: the first entry of the first owner in order decides a key's value."""
     tables = {"a": {}, "b": {}}
     for owner in sorted(contributions):
         for table, key, value in contributions[owner]:

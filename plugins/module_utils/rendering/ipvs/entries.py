@@ -125,13 +125,13 @@ class Contribution(ABC):
         for address in info.external_ips:
             self.add_to_set(EXTERNAL_IP_LOCAL if info.external_local else EXTERNAL_IP, address, info.port)
             self._bind(address)
-            self._serve_external(address, info.port, info.external_ip_sources)
+            self._serve_external(address, info.port, info.sources_at(address))
         for address in info.load_balancer_ips:
             self.add_to_set(LOAD_BALANCER, address, info.port)
             if info.external_local:
                 self.add_to_set(LOAD_BALANCER_LOCAL, address, info.port)
             self._bind(address)
-            self._serve_external(address, info.port, info.source_ranges)
+            self._serve_external(address, info.port, info.sources_at(address))
         if info.node_port and self.facts.node_ips:
             self.add_node_port()
             for address in self.facts.node_ips:

@@ -98,10 +98,8 @@ def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) ->
 
     serve(info.cluster_ip, listener(info.internal_local))
     external = listener(info.external_local)
-    for address in info.external_ips:
-        serve(address, _restricted(external, info.external_ip_sources, address, addresses))
-    for address in info.load_balancer_ips:
-        serve(address, _restricted(external, info.source_ranges, address, addresses))
+    for address in dict.fromkeys((*info.external_ips, *info.load_balancer_ips)):
+        serve(address, _restricted(external, info.sources_at(address), address, addresses))
     if info.node_port:
         for address in addresses.node_port_ips:
             value = _restricted(external, info.node_port_sources, address, addresses)
