@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, Sequence, Tuple
 
-from ...rendering.iptables.tables import ChainKey, JumpKey
+from ...rendering.iptables.tables import ChainKey, DormantKey, JumpKey
 from ...rendering.ipvs.model import RealServerKey, SetElementKey, VirtualServerKey
 from ...rendering.nftables.objects import ElementKey, ObjectKey
 from ...resources import Kind, PlannedChange
@@ -42,6 +42,8 @@ def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
         return f"{key.table} chain", key.chain
     if isinstance(key, JumpKey):
         return f"{key.table} jump", key.chain
+    if isinstance(key, DormantKey):
+        return "dormant flag", key.table
     if isinstance(key, SetElementKey):
         return "ipset element of", key.set
     if isinstance(key, VirtualServerKey):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from ...errors import KernelError
+from ...rendering.nftables.objects import TABLE_DORMANT
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.outcomes import NetlinkRefusal
 from ..netlink.socket import NetlinkSocket
@@ -16,7 +17,9 @@ from .attributes import (
     NFTA_CHAIN_NAME,
     NFTA_CHAIN_POLICY,
     NFTA_CHAIN_TABLE,
+    NFTA_TABLE_FLAGS,
     NFTA_TABLE_NAME,
+    NFTA_TABLE_OWNER,
     NFTA_TABLE_USE,
 )
 from .messages import GET_CHAIN, GET_TABLE, family_header
@@ -26,10 +29,20 @@ _HEAD = 4
 
 
 class NftTable(NamedTuple):
-    """A table; ``uses``: the number of objects (chains, sets and others) it holds."""
+    """A table; ``uses``: the number of objects (chains, sets and others) it holds.
+
+    ``owner``: the netlink port of the program that alone can change the table, 0 if there is none.
+    """
 
     name: str
     uses: int
+    flags: int = 0
+    owner: int = 0
+
+    @property
+    def dormant(self) -> bool:
+        """Return whether no hook of the table is called."""
+        return bool(self.flags & TABLE_DORMANT)
 
 
 class NftChain(NamedTuple):
@@ -51,10 +64,31 @@ def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Di
 
 def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
     """Return all tables of a family, over a NETLINK_NETFILTER socket. Raises KernelError."""
+
+    def number(found: Dict[int, memoryview], attribute: int) -> int:
+        return int.from_bytes(found.get(attribute, b""), "big")
+
     return [
-        NftTable(attribute_text(found[NFTA_TABLE_NAME]), int.from_bytes(found.get(NFTA_TABLE_USE, b""), "big"))
+        NftTable(
+            attribute_text(found[NFTA_TABLE_NAME]),
+            number(found, NFTA_TABLE_USE),
+            number(found, NFTA_TABLE_FLAGS),
+            number(found, NFTA_TABLE_OWNER),
+        )
         for found in _dump(sock, GET_TABLE, family, "tables")
     ]
+
+
+def ownership_text(sock: NetlinkSocket, family: str, name: str) -> str:
+    """Return that another program owns a table, with its netlink port; empty if none does, or it cannot be read.
+
+    The kernel refuses every change of such a table by other programs and deletes it when its owner ends.
+    """
+    try:
+        owner = next((table.owner for table in nft_tables(sock, family) if table.name == name), 0)
+    except KernelError:
+        return ""
+    return f"the program with netlink port {owner} (usually its process number) owns the table" if owner else ""
 
 
 def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:

@@ -91,7 +91,6 @@ BATCH_BEGIN: Message = (_BATCH_BEGIN, 0, _BATCH_HEADER)
 BATCH_END: Message = (_BATCH_END, 0, _BATCH_HEADER)
 
 FAMILY_NUMBERS = {"inet": 1, "IPv4": 2, "IPv6": 10}
-TABLE_OWNER, TABLE_PERSIST = 0x2, 0x4
 
 VERDICT_CODES = {"drop": 0, "accept": 1, "continue": -1, "break": -2, "jump": -3, "goto": -4, "return": -5}
 VERDICT_NAMES = {code: name for name, code in VERDICT_CODES.items()}
@@ -197,6 +196,10 @@ class Encoder:
         """Create the table unless it exists."""
         user_data = attribute(NFTA_TABLE_USERDATA, comment_bytes(self._table.comment))
         return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(NFTA_TABLE_FLAGS, 0) + user_data)
+
+    def table_flags(self, flags: int) -> Message:
+        """Set the flags of the existing table; the kernel accepts a change of TABLE_DORMANT only."""
+        return (NEW_TABLE, 0, self._in_table + _u32(NFTA_TABLE_FLAGS, flags))
 
     def delete_table(self) -> Message:
         """Delete the table with its contents."""

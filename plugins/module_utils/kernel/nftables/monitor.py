@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Callable, Collection, Dict, Iterable, Mapping, Set, Type, TypeVar
 
-from ...rendering.nftables.objects import TABLE_NAME
+from ...rendering.nftables.objects import TABLE_DORMANT, TABLE_NAME
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.listener import NetlinkListener, Notification
 from ..netlink.protocol import NETLINK_NETFILTER
 from . import messages
-from .attributes import NFNLGRP_NFTABLES, NFTA_GEN_PROC_NAME, NFTA_GEN_PROC_PID, NFTA_TABLE_NAME
+from .attributes import NFNLGRP_NFTABLES, NFTA_GEN_PROC_NAME, NFTA_GEN_PROC_PID, NFTA_TABLE_FLAGS, NFTA_TABLE_NAME
 
 Self = TypeVar("Self", bound="NftMonitor")
 
@@ -154,8 +154,11 @@ class ChainMonitor(NftMonitor):
     def _concerns_us(self, family: str, notification: Notification) -> bool:
         if family not in self._families:
             return False
-        if notification.kind == messages.NEW_TABLE:
-            return False
-        if notification.kind == messages.DELETE_TABLE:
-            return attribute_text(_attributes(notification)[NFTA_TABLE_NAME]) in self._tables
+        if notification.kind in (messages.NEW_TABLE, messages.DELETE_TABLE):
+            found = _attributes(notification)
+            if attribute_text(found[NFTA_TABLE_NAME]) not in self._tables:
+                return False
+            # A table that another program creates is of no concern, but one that it makes dormant is.
+            flags = int.from_bytes(found.get(NFTA_TABLE_FLAGS, b""), "big")
+            return notification.kind == messages.DELETE_TABLE or bool(flags & TABLE_DORMANT)
         return self._mark in bytes(notification.payload)

@@ -12,6 +12,7 @@ from ...rendering.nftables.objects import (
     SERVICES_TABLE,
     SET_ANONYMOUS,
     SET_CONCAT,
+    TABLE_PERSIST,
     ChainValue,
     ElementKey,
     Expression,
@@ -20,6 +21,7 @@ from ...rendering.nftables.objects import (
     Rule,
     SetValue,
     TableIdentity,
+    TableValue,
     Value,
     list_value,
 )
@@ -83,12 +85,13 @@ class Reader:
         self._header = messages.family_header(family)
         self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
 
-    def table_flags(self) -> Optional[int]:
-        """Return the flags of the table, or None if there is no table."""
+    def table(self) -> Optional[TableValue]:
+        """Return the table itself, or None if there is none."""
         for buffer, _kind, start, end in _dump(self._sock, messages.GET_TABLE, self._header):
             found = parse_attributes(buffer, start + _HEAD, end)
             if found[NFTA_TABLE_NAME] == self._encoded_name:
-                return u32(found, NFTA_TABLE_FLAGS)
+                flags = u32(found, NFTA_TABLE_FLAGS)
+                return TableValue(flags if flags != TABLE_PERSIST else 0)
         return None
 
     def _objects(self, kind: int) -> Iterator[Dict[int, memoryview]]:
@@ -160,9 +163,10 @@ class Reader:
     def everything(self) -> Dict[Key, Value]:
         """Return the whole table as a resource table; empty if it does not exist."""
         table: Dict[Key, Value] = {}
-        if self.table_flags() is None:
+        found = self.table()
+        if found is None:
             return table
-        table[self._key] = True
+        table[self._key] = found
         sets = self._counted_sets()
         for name, (value, _count) in sets.items():
             table[ObjectKey("set", name)] = value

@@ -20,11 +20,12 @@ from ...rendering.nftables.objects import (
 )
 from ...resources import Change, Kind, Resource, difference
 from ..netlink.attributes import parse_attributes
-from ..netlink.outcomes import MessageError, Reply, is_busy, is_transient
+from ..netlink.outcomes import MessageError, Reply, is_busy, is_forbidden, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
 from . import messages
 from .attributes import NFTA_GEN_ID
+from .listing import ownership_text
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
 from .observation import Reader
 from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction
@@ -113,7 +114,7 @@ class NftablesResource(Resource[Key, Value]):
 
     def exists(self) -> bool:
         """Return whether there is a table of this name. Raises KernelError."""
-        return self._reader().table_flags() is not None
+        return self._reader().table() is not None
 
     def is_empty(self) -> bool:
         """Return whether there is no table of this name: the table itself is one of its objects. Raises KernelError."""
@@ -147,7 +148,7 @@ class NftablesResource(Resource[Key, Value]):
             target.update(asked.added)
             touched = [*target, *asked.removed]
             observed = self._observe_touched(touched)
-            if self.table.key not in observed and self.table.key not in target:
+            if self.table.key not in observed and self.table.key not in {*asked.added, *asked.removed}:
                 where = f"table {self.table.name} ({self._table_family})"
                 raise KernelError(f"{where}: another program deleted it meanwhile")
             change = difference(observed, target, touched)
@@ -157,13 +158,14 @@ class NftablesResource(Resource[Key, Value]):
     def _observe_touched(self, keys: Iterable[Key]) -> Dict[Key, Value]:
         """Return the objects that hold these keys, and whether the table exists."""
         reader = self._reader()
-        if reader.table_flags() is None:
+        table = reader.table()
+        if table is None:
             return {}
         objects = {
             ObjectKey("chain" if key.kind == "chain" else "set", key.name) for key in keys if key != self.table.key
         }
         observed = reader.objects(objects)
-        observed[self.table.key] = True
+        observed[self.table.key] = table
         return observed
 
     def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:
@@ -244,6 +246,9 @@ class NftablesResource(Resource[Key, Value]):
         )
         more = f" (and {len(errors) - 1} more refusals)" if len(errors) > 1 else ""
         text = f"table {self.table.name} ({self._table_family}): {where}: {first}{more}"
+        if is_forbidden(first):
+            owned = ownership_text(self.socket, self._table_family, self.table.name)
+            text += f"; {owned}" if owned else ""
         return TransactionRefused(text, any(map(is_transient, errors)), busy_chains)
 
     def describe(self, key: Key, value: Value) -> List[str]:

@@ -3,6 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Split one change of the table into the messages of transactions.
 
+A table that another program has made dormant is made active first, in a transaction of its own: some kernels refuse new
+hooks, or lose removed ones, in a transaction that also changes the flags of the table.
+
 Within a transaction an object is removed before and added after those that it refers to: rules, elements, sets and
 chains are removed, then sets, chains, rules and elements are added.
 
@@ -27,6 +30,7 @@ from functools import lru_cache
 from typing import Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple, cast
 
 from ...rendering.nftables.objects import (
+    TABLE_DORMANT,
     BaseHook,
     ChainValue,
     ElementKey,
@@ -35,6 +39,7 @@ from ...rendering.nftables.objects import (
     Rule,
     SetValue,
     SparseList,
+    TableValue,
     Value,
     index_bytes,
     list_items,
@@ -242,13 +247,19 @@ class Planner:
         """
         if self._encoder.table_key in change.removed:
             yield Transaction([Labelled(self._encoder.delete_table(), "table to be removed")])
-        elif weight_of(change) <= self._most_elements:
+            return
+        old, _new = change.replaced.get(self._encoder.table_key, (None, None))
+        if isinstance(old, TableValue):
+            yield Transaction([Labelled(self._encoder.table_flags(old.flags & ~TABLE_DORMANT), "flags of the table")])
+        if weight_of(change) <= self._most_elements:
             batch = self._definitions(change)
             gone = _names(change.removed, "set")
-            for key, old, new in _elements_of(change):
+            for key, before, after in _elements_of(change):
                 if key.name not in gone:
-                    _put(batch, key, old, new)
-            yield batch.transaction()
+                    _put(batch, key, before, after)
+            transaction = batch.transaction()
+            if transaction.messages:
+                yield transaction
         else:
             yield from self._phases(change)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from typing import (
@@ -31,6 +32,7 @@ from ...rendering.iptables.tables import (
     ChainTable,
     ChainTableKey,
     ChainTableValue,
+    DormantKey,
     JumpKey,
     Ownership,
     restore_text,
@@ -39,6 +41,7 @@ from ...resources import Change, Kind, Resource
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_chains
+from .dormant import activate_tables, dormant_tables
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import LEGACY, NFT, XtablesVariant
 
@@ -286,6 +289,9 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         if self._for_removal:
             self._drop_kept(saved, table)
             self.emptied = _emptied(saved, table)
+        elif self.variant.name == NFT:
+            for name in sorted(dormant_tables(self.family, {*wanted, *(key.table for key in table)})):
+                table[DormantKey(name)] = PRESENT
         return table
 
     def _drop_kept(self, saved: SavedTables, table: ChainTable) -> None:
@@ -294,6 +300,8 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         keep.update(key for key in shared_chains_to_keep(saved, family, self.ownership) if key in table)
         self.kept = sorted(f"{key.table} {key.chain}" for key in keep)
         for entry in list(table):
+            if isinstance(entry, DormantKey):
+                continue
             chain = ChainKey(entry.table, target_of(entry.rule)) if isinstance(entry, JumpKey) else entry
             if chain in keep and (chain in self.ownership.shared or not isinstance(entry, JumpKey)):
                 del table[entry]
@@ -303,11 +311,18 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
 
         With iptables-nft large changes are made in portions, so a failure may leave chains that no rule leads to.
         """
+        dormant = [key.table for key in change.removed if isinstance(key, DormantKey)]
+        if dormant:
+            # First, so that Services are served again even if another change is refused.
+            self.processes.append(os.getpid())
+            activate_tables(self.family, dormant)
         if self.variant.name == LEGACY:
             self._note_written(change)
         for part in portions(change) if self.variant.name == NFT else [change]:
             self.progress()
-            self.processes.append(restore(self.variant, restore_text(part), self._wait, self.progress))
+            process = restore(self.variant, restore_text(part), self._wait, self.progress)
+            if process:
+                self.processes.append(process)
 
     def _note_written(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
         self._written = self._written or {}
@@ -326,6 +341,8 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         """Return the lines of iptables-save for one chain or jump."""
         if isinstance(key, JumpKey):
             return [f"{key.table}: -I {key.chain} {key.rule}"]
+        if isinstance(key, DormantKey):
+            return [f"{key.table}: flags dormant"]
         lines = [f"{key.table}: :{key.chain} - [0:0]"]
         if isinstance(value, tuple):
             lines += [f"{key.table}: -A {key.chain} {rule}" for rule in value]

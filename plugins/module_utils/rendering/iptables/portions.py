@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set
 
 from ...resources import Change
 from .canonical import target_of
-from .tables import ChainKey, ChainTableKey, ChainTableValue, JumpKey
+from .tables import ChainKey, ChainTableKey, ChainTableValue
 
 #: Changes that create or remove up to this many chains are not split: they take a fraction of a second.
 WHOLE = 500
@@ -33,7 +33,7 @@ def callees_first(chains: Mapping[ChainTableKey, ChainTableValue]) -> List[Chain
     order: List[ChainKey] = []
     seen: Set[ChainKey] = set()
     for start in chains:
-        if isinstance(start, JumpKey) or start in seen:
+        if not isinstance(start, ChainKey) or start in seen:
             continue
         seen.add(start)
         path = [(start, _callees(start, chains))]

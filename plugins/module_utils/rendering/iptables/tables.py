@@ -5,7 +5,8 @@
 
 One table holds both: ``ChainKey`` maps to the tuple of its rules, ``JumpKey`` to the number of times the rule occurs in
 a built-in chain (1 is desired; any more are removed). Rules are canonical texts (see ``canonical``), without ``-A
-CHAIN``. The value PRESENT means a chain that must exist but whose rules belong to another program.
+CHAIN``. The value PRESENT means a chain that must exist but whose rules belong to another program. ``DormantKey`` marks
+a table of iptables-nft in which the kernel calls no chain: it is never desired, and iptables-restore cannot remove it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ class JumpKey(NamedTuple):
     rule: str
 
 
-ChainTableKey = Union[ChainKey, JumpKey]
+class DormantKey(NamedTuple):
+    """The flag ``dormant`` of a table of iptables-nft; its value is PRESENT."""
+
+    table: str
+
+
+ChainTableKey = Union[ChainKey, JumpKey, DormantKey]
 ChainTableValue = Union[Rules, str, int]
 ChainTable = Dict[ChainTableKey, ChainTableValue]
 
@@ -149,7 +156,7 @@ def _replace_chain(text: _TableText, chain: str, old: ChainTableValue, new: Chai
         text.rules.extend(map(one_line, edits))
 
 
-def _remove(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> None:
+def _remove(text: _TableText, key: Union[ChainKey, JumpKey], value: ChainTableValue) -> None:
     if isinstance(key, JumpKey):
         text.before.extend([f"-D {key.chain} {key.rule}"] * (value if isinstance(value, int) else 1))
     else:
@@ -157,7 +164,7 @@ def _remove(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> Non
         text.deleted.append(f"-X {key.chain}")
 
 
-def _replace(text: _TableText, key: ChainTableKey, old: ChainTableValue, new: ChainTableValue) -> None:
+def _replace(text: _TableText, key: Union[ChainKey, JumpKey], old: ChainTableValue, new: ChainTableValue) -> None:
     if not isinstance(key, JumpKey):
         _replace_chain(text, key.chain, old, new)
     elif isinstance(old, int) and isinstance(new, int):
@@ -165,7 +172,7 @@ def _replace(text: _TableText, key: ChainTableKey, old: ChainTableValue, new: Ch
         text.jumps.extend([f"-I {key.chain} {key.rule}"] * (new - old))
 
 
-def _add(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> None:
+def _add(text: _TableText, key: Union[ChainKey, JumpKey], value: ChainTableValue) -> None:
     if isinstance(key, JumpKey):
         text.jumps.append(f"-I {key.chain} {key.rule}")
     elif isinstance(value, tuple):
@@ -191,11 +198,14 @@ def restore_text(change: Change[ChainTableKey, ChainTableValue]) -> str:
         return text
 
     for key, value in change.removed.items():
-        _remove(of(key.table), key, value)
+        if not isinstance(key, DormantKey):
+            _remove(of(key.table), key, value)
     for key, (old, new) in change.replaced.items():
-        _replace(of(key.table), key, old, new)
+        if not isinstance(key, DormantKey):
+            _replace(of(key.table), key, old, new)
     for key, value in change.added.items():
-        _add(of(key.table), key, value)
+        if not isinstance(key, DormantKey):
+            _add(of(key.table), key, value)
     return "".join(texts[table].input(table) for table in tables_in_order(texts))
 
 

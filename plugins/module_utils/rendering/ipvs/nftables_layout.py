@@ -29,6 +29,7 @@ from ..nftables.objects import (
     Rule,
     SetValue,
     TableIdentity,
+    TableValue,
 )
 from ..settings import DataplaneSettings
 from . import sets
@@ -242,7 +243,7 @@ def _base_chains(settings: DataplaneSettings) -> Dict[str, ChainValue]:
 
 def static_entries(settings: DataplaneSettings) -> List[Entry]:
     """Return the entries that exist without any Service, in an order in which they can be created."""
-    entries: List[Entry] = [(RESOURCE, IPVS_TABLE.key, True)]
+    entries: List[Entry] = [(RESOURCE, IPVS_TABLE.key, TableValue())]
     entries += [(RESOURCE, ObjectKey("set", name), value) for name, value in fixed_sets(settings).items()]
     for name, rules in _regular_chains(settings).items():
         entries.append((RESOURCE, ObjectKey("chain", name), ChainValue(tuple(rules))))

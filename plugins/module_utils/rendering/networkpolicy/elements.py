@@ -11,7 +11,7 @@ from ...addresses import IPV4, IPV6, family_of_packed
 from ...networkpolicy import rows
 from ...networkpolicy.rows import ABSENT, Row
 from ...resources import Change
-from ..nftables.objects import ElementKey, Key, ObjectKey, Value
+from ..nftables.objects import ElementKey, Key, ObjectKey, TableValue, Value
 from . import layout, sets
 from .layout import class_bytes
 from .sets import Options
@@ -21,7 +21,7 @@ Entry = Tuple[Key, Value]
 
 def static_entries(options: Options) -> Dict[Key, Value]:
     """Return the table without elements."""
-    found: Dict[Key, Value] = {sets.TABLE.key: True}
+    found: Dict[Key, Value] = {sets.TABLE.key: TableValue()}
     found.update({ObjectKey("set", name): value for name, value in sets.definitions(options).items()})
     chains = layout.chains(options, rows.EVERYTHING_ID)
     found.update({ObjectKey("chain", name): value for name, value in chains.items()})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 from ..nftables.objects import CLASSID, ChainValue, ElementKey, Key, SetValue, Value, key_length
-from ..nftables.text import chain_lines, concatenation_text, set_lines
+from ..nftables.text import chain_lines, concatenation_text, set_lines, table_line
 from .sets import TABLE_COMMENT, TABLE_NAME, Options, definitions
 
 _FAMILY = "inet"
@@ -60,7 +60,7 @@ def describe(key: Key, value: Any) -> List[str]:
         return [*set_lines(key.name, value), "}"]
     if isinstance(value, ChainValue):
         return [f"chain {key.name} {{", *chain_lines(value), "}"]
-    return [f"table {_FAMILY} {TABLE_NAME}"]
+    return [table_line(f"{_FAMILY} {TABLE_NAME}", value)]
 
 
 def restore_text(table: Mapping[Key, Value]) -> str:

@@ -31,6 +31,7 @@ from .objects import (
     ObjectKey,
     Rule,
     SetValue,
+    TableValue,
 )
 
 CLUSTER_IPS = "cluster-ips"
@@ -194,7 +195,7 @@ def _base_chains() -> Dict[str, ChainValue]:
 
 def static_entries(settings: DataplaneSettings) -> List[Entry]:
     """Return the entries that exist without any Service, in an order in which they can be created."""
-    entries: List[Entry] = [(RESOURCE, TABLE_KEY, True)]
+    entries: List[Entry] = [(RESOURCE, TABLE_KEY, TableValue())]
     sets = fixed_sets(settings.family, settings.count_connections)
     if settings.node_port_cidrs:
         sets[NODE_PORT_IPS] = SetValue((ADDRESS_TYPES[settings.family],))

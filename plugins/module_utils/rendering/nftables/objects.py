@@ -6,7 +6,7 @@
 ===============================  ===============================================================================
 key                              value
 ===============================  ===============================================================================
-``TABLE_KEY``                    ``True``
+``TABLE_KEY``                    :class:`TableValue`
 ``ObjectKey("set", name)``       :class:`SetValue`, of a set or a map
 ``ObjectKey("chain", name)``     :class:`ChainValue`, with all its rules
 ``ElementKey("element", ...)``   ``True`` in a set, a verdict such as ``goto cluster-4`` or ``drop`` in a map
@@ -55,6 +55,10 @@ DATA_TYPES: Dict[str, Tuple[int, int]] = {
 }
 DATA_TYPE_NAMES = {number: name for name, (number, _size) in DATA_TYPES.items()}
 
+TABLE_DORMANT = 0x1
+TABLE_OWNER = 0x2
+TABLE_PERSIST = 0x4
+
 SET_ANONYMOUS = 0x1
 SET_INTERVAL = 0x4
 SET_MAP = 0x8
@@ -91,6 +95,16 @@ Key = Union[ObjectKey, ElementKey]
 #: The most elements of a dynamic set for which no size was given; the kernel sets it when a rule uses the set
 #: (``nft_dynset_init``).
 DEFAULT_DYNAMIC_SIZE = 65535
+
+
+class TableValue(NamedTuple):
+    """The table itself. ``flags``: those of the kernel, 0 in every desired table.
+
+    While a table is dormant, none of its hooks is called. TABLE_PERSIST alone counts as 0: no program can change it,
+    and it has no effect on packets.
+    """
+
+    flags: int = 0
 
 
 class SetValue(NamedTuple):
@@ -186,7 +200,7 @@ class SparseList(NamedTuple):
 #: The value of an element of a set or a map: True, a verdict, or data of a map that another program wrote.
 ElementValue = Union[bool, str, bytes]
 ListValue = Union[Tuple[bytes, ...], SparseList]
-Value = Union[ElementValue, ListValue, SetValue, ChainValue]
+Value = Union[ElementValue, ListValue, TableValue, SetValue, ChainValue]
 
 HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 

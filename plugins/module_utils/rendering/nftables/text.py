@@ -22,7 +22,10 @@ from .objects import (
     PROTOCOL_NAMES,
     RESOURCE,
     SERVICES_TABLE,
+    TABLE_DORMANT,
     TABLE_NAME,
+    TABLE_OWNER,
+    TABLE_PERSIST,
     VERDICT,
     ChainValue,
     ElementKey,
@@ -31,6 +34,7 @@ from .objects import (
     SetValue,
     SparseList,
     TableIdentity,
+    TableValue,
     Value,
     index_of,
     list_items,
@@ -121,6 +125,14 @@ def element_texts(family: str, key: ElementKey, value: Value) -> List[str]:
     return [f"{text} : {value if isinstance(value, str) else _endpoint_text(family, value)}"]
 
 
+def table_line(table: str, value: object) -> str:
+    """Return the table, ``ip kube-proxy``, with its flags if it has any."""
+    flags = value.flags if isinstance(value, TableValue) else 0
+    words = ((TABLE_DORMANT, "dormant"), (TABLE_OWNER, "owner"), (TABLE_PERSIST, "persist"))
+    names = [word for flag, word in words if flags & flag]
+    return f"table {table} {{ flags {','.join(names)}; }}" if names else f"table {table}"
+
+
 def set_lines(name: str, value: SetValue) -> List[str]:
     """Return the definition of a set, without elements and braces around it."""
     kind = "set" if value.data is None else "map"
@@ -174,7 +186,7 @@ def describe(family: str, key: Key, value: Value, table_name: str = TABLE_NAME) 
         return [*set_lines(key.name, value), "}"]
     if isinstance(value, ChainValue):
         return [f"chain {key.name} {{", *chain_lines(value), "}"]
-    return [f"table {table}"]
+    return [table_line(table, value)]
 
 
 def describe_slots(family: str, key: Key, value: Value) -> List[str]:

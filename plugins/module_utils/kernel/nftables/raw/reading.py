@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ....errors import KernelError
-from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, ObjectKey
+from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, TABLE_OWNER, TABLE_PERSIST, ObjectKey
 from ...netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
 from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
 from ...netlink.socket import NetlinkSocket
@@ -210,7 +210,7 @@ def _expressions(raw: memoryview) -> bytes:
 
 def _table_flags(raw: memoryview) -> bytes:
     """Return the table flags without the owner mark: the process that restores the table does not own it."""
-    return (int.from_bytes(raw, "big") & ~(messages.TABLE_OWNER | messages.TABLE_PERSIST)).to_bytes(4, "big")
+    return (int.from_bytes(raw, "big") & ~(TABLE_OWNER | TABLE_PERSIST)).to_bytes(4, "big")
 
 
 def _object(raw: memoryview, start: int) -> Tuple[StatefulKey, bytes]:

@@ -25,11 +25,12 @@ from ....rendering.nftables.objects import (
     ObjectKey,
     Rule,
     TableIdentity,
+    TableValue,
 )
-from ....rendering.nftables.text import chain_lines, element_texts, table_family
+from ....rendering.nftables.text import chain_lines, element_texts, table_family, table_line
 from ....resources import Change, Kind, Resource
 from ...netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
-from ...netlink.outcomes import is_transient
+from ...netlink.outcomes import is_forbidden, is_transient
 from ...netlink.protocol import NETLINK_NETFILTER, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message
 from ...netlink.socket import NetlinkSocket
 from .. import messages
@@ -41,9 +42,11 @@ from ..attributes import (
     NFTA_SET_ELEM_LIST_ELEMENTS,
     NFTA_SET_ELEM_LIST_SET,
     NFTA_SET_ID,
+    NFTA_TABLE_FLAGS,
     NFTA_TABLE_NAME,
 )
 from ..decoding import parse_data, parse_expression, parse_hook, ranges
+from ..listing import ownership_text
 from .reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
 
 _NEW_OBJECT = messages.SUBSYSTEM | 18
@@ -137,7 +140,11 @@ class RawTableResource(Resource[RawKey, RawValue]):
                     position = errors[0].position
                     where = f"message {position} of {len(batch)}" if position else "transaction"
                     table = f"table {self.table.name} ({self._table_family})"
-                    raise KernelError(f"{table} cannot be restored: {where}: {errors[0]}")
+                    text = f"{table} cannot be restored: {where}: {errors[0]}"
+                    if is_forbidden(errors[0]):
+                        owned = ownership_text(sock, self._table_family, self.table.name)
+                        text += f"; {owned}" if owned else ""
+                    raise KernelError(text)
                 time.sleep(0.05 * attempt)
 
     def describe(self, key: RawKey, value: RawValue) -> List[str]:
@@ -149,7 +156,7 @@ class RawTableResource(Resource[RawKey, RawValue]):
             return [f"set {key.name} {{", *(f"\t{text}" for text in self.element_texts(key.name, value)), "}"]
         if isinstance(key, StatefulKey):
             return [f"object {table} {key.name} (type {key.type})"]
-        return [f"table {table}"]
+        return [table_line(table, _table_value(value))]
 
     def element_texts(self, _name: str, value: RawSet) -> Iterator[str]:
         """Yield the elements of the set of that name approximately as the nft program shows them."""
@@ -171,6 +178,11 @@ def rule_expressions(rule: bytes) -> Iterator[memoryview]:
     raw = parts.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
     for _kind, part in each_attribute(raw, 0, len(raw)):
         yield part
+
+
+def _table_value(value: RawValue) -> TableValue:
+    raw = value if isinstance(value, bytes) else b""
+    return TableValue(int.from_bytes(parse_attributes(memoryview(raw), 0, len(raw)).get(NFTA_TABLE_FLAGS, b""), "big"))
 
 
 def _chain_value(value: RawChain) -> ChainValue:

@@ -19,7 +19,7 @@ from ....addresses import packed
 from ....errors import KernelError
 from ....rendering.decision import Arrival, Client
 from ....rendering.nftables import expressions as x
-from ....rendering.nftables.objects import PROTOCOL_NUMBERS, BaseHook, Expression, Rule, TableIdentity
+from ....rendering.nftables.objects import PROTOCOL_NUMBERS, TABLE_OWNER, BaseHook, Expression, Rule, TableIdentity
 from ....rendering.nftables.rule_text import rule_text
 from ....rendering.nftables.text import table_family
 from ...netlink.attributes import attribute, attribute_text, each_attribute, parse_attributes, text_attribute
@@ -103,7 +103,7 @@ class Tracer:
 
     def _mark(self, family: str, rule: Rule) -> None:
         encoder = messages.Encoder(family, TableIdentity(self._name, ""))
-        owned = messages.TABLE_OWNER.to_bytes(4, "big")
+        owned = TABLE_OWNER.to_bytes(4, "big")
         table = messages.family_header(family) + text_attribute(NFTA_TABLE_NAME, self._name)
         batch: List[Message] = [
             messages.BATCH_BEGIN,
