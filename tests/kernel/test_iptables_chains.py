@@ -38,7 +38,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
     whole_text,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 from tests.campaigns import examples
 from tests.unit.iptables.routes import by_key, endpoint, route
 
@@ -214,18 +214,30 @@ def test_clean_up_keeps_chains_that_external_rules_jump_to(variant: XtablesVaria
     assert "-A PORTMAP -j KUBE-MARK-MASQ" in saved_lines(variant)
 
 
-def test_chain_that_external_rules_jump_to_cannot_be_removed_by_a_sync(variant: XtablesVariant) -> None:
+@pytest.mark.parametrize("observed", [True, False], ids=["observed", "partial"])
+@pytest.mark.parametrize("table", ["nat", "filter"])
+def test_a_chain_that_external_rules_jump_to_is_emptied_by_a_sync(
+    variant: XtablesVariant, table: str, observed: bool
+) -> None:
+    before, after = table_of(variant), table_of(variant, {})
+    chain = next(key for key in before if key not in after and isinstance(key, ChainKey))
+    if table == "filter":
+        # Chains of this table are the same with all Services, but not in all modes.
+        chain = ChainKey("filter", "KUBE-PROXY-FIREWALL")
+        after = {key: value for key, value in after.items() if chain.chain not in " ".join(key)}
     chains = resource(variant)
-    converge(chains, table_of(variant))
-    chain = next(key.chain for key in table_of(variant) if key.chain.startswith("KUBE-SVC-"))
-    iptables(variant, "-t", "nat", "-N", "PORTMAP")
-    iptables(variant, "-t", "nat", "-A", "PORTMAP", "-j", chain)
-    before = saved_lines(variant)
-    with pytest.raises(KernelError, match=chain):
-        chains.apply(difference(chains.observe(), table_of(variant, {})))
-    assert [line for line in saved_lines(variant) if line in before and "nat" in line] == [
-        line for line in before if "nat" in line
-    ]
+    converge(chains, before)
+    iptables(variant, "-t", table, "-N", "PORTMAP")
+    iptables(variant, "-t", table, "-A", "PORTMAP", "-j", chain.chain)
+    change = difference(chains.observe() if observed else before, after)
+    chains.apply(change)
+    assert difference(chains.observe(), after) == Change(removed={chain: ()})
+    # Later changes neither remove it nor fail, until the last reference has gone.
+    for desired in (before, after):
+        chains.apply(difference({**(after if desired is before else before), chain: ()}, desired))
+    assert difference(chains.observe(), after) == Change(removed={chain: ()})
+    iptables(variant, "-t", table, "-F", "PORTMAP")
+    assert converge(chains, after) == 1
 
 
 def test_leftovers_are_repaired(variant: XtablesVariant) -> None:

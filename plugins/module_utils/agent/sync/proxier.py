@@ -30,7 +30,7 @@ from ...rendering.rendering import Totals
 from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...rendering.slot_limit import SlotLimit
-from ...resources import Change, PlannedChange, Stage, apply_plan, plan
+from ...resources import Change, Kind, PlannedChange, Stage, apply_plan, plan
 from ...serviceports.flows import FlowChanges, released_protocols
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
@@ -121,6 +121,12 @@ class Proxier:
     def variant(self) -> Optional[XtablesVariant]:
         """The iptables in use, None where the mode needs none."""
         return self.context.variant
+
+    @property
+    def kept_chains(self) -> List[str]:
+        """The chains that are kept, empty, because rules of other programs jump to them, as ``table chain``."""
+        used = {key for stage in self.stages for key in getattr(stage.resource, "referenced", ())}
+        return sorted(f"{key.table} {key.chain}" for key in used if key not in self.tables.desired[Kind.CHAINS])
 
     @property
     def draining(self) -> int:

@@ -116,6 +116,7 @@ class Syncer:
         self._held: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
         self._unserved: Set[str] = set()
+        self._kept_chains: Set[Tuple[str, str]] = set()
 
     def start(self, proxy: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
@@ -326,6 +327,7 @@ class Syncer:
             metrics.parts_skipped.labels(kind).set(count)
         self._warn_of_conflicts()
         self._warn_of_unserved(proxy)
+        self._warn_of_kept_chains(proxy)
 
     def _warn_of_unserved(self, proxy: Proxiers) -> None:
         """Log each ServicePort that the mode cannot serve once."""
@@ -333,6 +335,14 @@ class Syncer:
         for line in sorted(found - self._unserved):
             self._log.warning("a Service cannot be served in this mode", service=line)
         self._unserved = found
+
+    def _warn_of_kept_chains(self, proxy: Proxiers) -> None:
+        """Log each chain that is kept because a rule of another program jumps to it once."""
+        found = {(family.family, chain) for family in proxy.families for chain in family.kept_chains}
+        for family, chain in sorted(found - self._kept_chains):
+            text = "a chain of a former Service is kept, empty, because a rule of another program jumps to it"
+            self._log.warning(text, family=family, chain=chain)
+        self._kept_chains = found
 
     def _warn_of_conflicts(self) -> None:
         """Log each conflict between Services that claim the same address or node port once."""

@@ -34,7 +34,15 @@ def chain_stages(context: FamilyContext, desired: Desired, with_shared: bool) ->
     """Return the stage of the chains of a family. ``with_shared``: chains shared with other programs are ours too."""
     if context.variant is None:
         return []
-    return [Stage(ChainsResource(context.variant, chain_ownership(context.settings, with_shared)), desired)]
+    resource = ChainsResource(context.variant, chain_ownership(context.settings, with_shared))
+
+    def with_referenced(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return the desired table, with chains that are only kept because rules of other programs jump to them."""
+        table = desired(observed) if callable(desired) else desired
+        kept = [key for key in resource.referenced if key in observed and key not in table]
+        return {**table, **dict.fromkeys(kept, ())} if kept else table
+
+    return [Stage(resource, with_referenced)]
 
 
 def xtables_families(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], Dict[str, str]]:

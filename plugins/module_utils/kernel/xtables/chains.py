@@ -37,13 +37,15 @@ from ...rendering.iptables.tables import (
     Ownership,
     restore_text,
 )
-from ...resources import Change, Kind, Resource
+from ...resources import Change, Kind, Resource, difference
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_chains
 from .dormant import activate_tables, dormant_tables
-from .restore import DEFAULT_WAIT, restore, save
+from .restore import DEFAULT_WAIT, RestoreError, restore, save
 from .variant import LEGACY, NFT, XtablesVariant
+
+Chains = Change[ChainTableKey, ChainTableValue]
 
 KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
 
@@ -165,8 +167,8 @@ def observed_table(saved: SavedTables, family: str, ownership: Ownership) -> Cha
     return table
 
 
-def _external_references(saved: SavedTables, family: str, ownership: Ownership, observed: ChainTable) -> Set[ChainKey]:
-    """Return chains of ours that rules of other programs lead into, and chains reachable from these."""
+def _external_references(saved: SavedTables, family: str, ownership: Ownership, observed: ChainTable) -> List[ChainKey]:
+    """Return chains of ours that rules of other programs jump to."""
     used: List[ChainKey] = []
     for (table, chain), rules in saved.chains.items():
         if ownership.owns(table, chain):
@@ -175,7 +177,7 @@ def _external_references(saved: SavedTables, family: str, ownership: Ownership, 
             target = ChainKey(table, target_of(rule))
             if target in observed and JumpKey(table, chain, canonical_rule(rule, family)) not in observed:
                 used.append(target)
-    return reachable_chains(saved, used, observed)
+    return used
 
 
 def reachable_chains(saved: SavedTables, start: Iterable[ChainKey], among: Container[object]) -> Set[ChainKey]:
@@ -256,7 +258,9 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     ``wait``: seconds to wait for the xtables lock. ``for_removal``: chains that must be kept are not observed, so that
     an empty desired table removes all the rest. A shared chain (KUBE-FIREWALL) is kept if kubelet has chains on the
     node or if it holds rules that are not ours; kube-proxy always keeps it. Chains that external rules lead into are
-    kept as well. After observing, ``kept`` lists these, as ``table chain``, and ``emptied`` the tables and built-in
+    kept as well. Without ``for_removal``, chains that external rules jump to are emptied instead of removed, since the
+    kernel refuses to remove them, and with them everything else in the table: ``referenced`` holds those last observed.
+    After observing, ``kept`` lists these, as ``table chain``, and ``emptied`` the tables and built-in
     chains that hold nothing else. ``processes``: the process numbers of the last restore programs, by which
     notifications of the kernel identify our own changes.
     """
@@ -271,6 +275,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self.variant = variant
         self.ownership = ownership
         self.kept: List[str] = []
+        self.referenced: FrozenSet[ChainKey] = frozenset()
         self.emptied = Emptied({}, frozenset())
         self.processes: Deque[int] = deque(maxlen=1024)
         self._wait = wait
@@ -289,14 +294,17 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         if self._for_removal:
             self._drop_kept(saved, table)
             self.emptied = _emptied(saved, table)
-        elif self.variant.name == NFT:
+            return table
+        self.referenced = frozenset(_external_references(saved, self.family, self.ownership, table))
+        if self.variant.name == NFT:
             for name in sorted(dormant_tables(self.family, {*wanted, *(key.table for key in table)})):
                 table[DormantKey(name)] = PRESENT
         return table
 
     def _drop_kept(self, saved: SavedTables, table: ChainTable) -> None:
         family = self.variant.family
-        keep = _external_references(saved, family, self.ownership, table)
+        used = _external_references(saved, family, self.ownership, table)
+        keep = reachable_chains(saved, used, table)
         keep.update(key for key in shared_chains_to_keep(saved, family, self.ownership) if key in table)
         self.kept = sorted(f"{key.table} {key.chain}" for key in keep)
         for entry in list(table):
@@ -316,8 +324,47 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
             # First, so that Services are served again even if another change is refused.
             self.processes.append(os.getpid())
             activate_tables(self.family, dormant)
+        change = self._with_referenced_emptied(change)
         if self.variant.name == LEGACY:
             self._note_written(change)
+        try:
+            self._restore(change)
+        except RestoreError:
+            if self._for_removal or not any(isinstance(key, ChainKey) for key in change.removed):
+                raise
+            rest = self._change_after_refusal(change)
+            if rest is None:
+                raise
+            self._restore(rest)
+
+    def _with_referenced_emptied(self, change: Chains) -> Chains:
+        """Return the change with chains emptied instead of removed if rules of other programs jump to them."""
+        used = [key for key in change.removed if isinstance(key, ChainKey) and key in self.referenced]
+        if self._for_removal or not used:
+            return change
+        removed = {key: value for key, value in change.removed.items() if key not in used}
+        emptied: Chains = Change(change.added, dict(change.replaced), removed)
+        emptied.replaced.update((key, (change.removed[key], ())) for key in used)
+        return emptied
+
+    def _change_after_refusal(self, change: Chains) -> Optional[Chains]:
+        """Read everything, and return what is left of a refused change, without removing chains that are referred to.
+
+        None if no rule of another program jumps to any of the chains to be removed.
+        """
+        observed = self.observe()
+        used = [key for key in change.removed if isinstance(key, ChainKey) and key in self.referenced]
+        if not used:
+            return None
+        target: ChainTable = {key: new for key, (_old, new) in change.replaced.items()}
+        target.update(change.added)
+        emptied: ChainTable = dict.fromkeys(used, ())
+        target.update(emptied)
+        if self.variant.name == LEGACY:
+            self._note_written(Change(added=emptied))
+        return difference(observed, target, [*target, *(key for key in change.removed if key not in target)])
+
+    def _restore(self, change: Chains) -> None:
         for part in portions(change) if self.variant.name == NFT else [change]:
             self.progress()
             process = restore(self.variant, restore_text(part), self._wait, self.progress)
