@@ -18,7 +18,7 @@ from .model import EndpointSlice, Service, ServicePort
 
 #: The weight that is served of a Service: 20,000 pairs of a port and an address.
 MOST_WEIGHT = 200_000
-#: The weight that is always served for each endpoint: objects that hold so many endpoints are large themselves.
+#: The weight that is always served for each endpoint: objects that hold many endpoints are large themselves.
 WEIGHT_OF_ENDPOINT = 60
 #: A Service up to this weight, or up to this weight for each endpoint, takes the memory that its objects suggest.
 LIGHT, LIGHT_OF_ENDPOINT = 1_000, 20

@@ -46,7 +46,7 @@ def addresses(prefix: str, count: int) -> list[str]:
 
 
 def service(ports: int, external: int = 0, balancers: int = 0, ranges: int = 0, **more: Any) -> dict[str, Any]:
-    """Return a Service with so many of each; ``node_ports``: each port has one."""
+    """Return a Service with these numbers of each; ``node_ports``: each port has one."""
     first = 30000 if more.get("node_ports") else 0
     return {
         "kind": "Service",
@@ -244,7 +244,7 @@ def test_the_product_of_any_numbers_is_within_the_limit(objects, mode):
 
 
 class Bytes(Room):
-    """Room for so many bytes in all."""
+    """Room for ``most`` bytes in all."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -34,8 +34,8 @@ from ..sync.policy import PolicySync
 from ..sync.setup import Proxiers
 from ..traffic import Traffic
 
-#: How many conflicts, and how many invalid objects and parts of objects, the status names. Two Services may have tens of
-#: thousands.
+#: How many conflicts, and how many invalid objects and parts of objects, the status names: two Services may have tens
+#: of thousands.
 _MOST_NAMED = 100
 
 
