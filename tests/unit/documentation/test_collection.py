@@ -9,6 +9,7 @@ import importlib
 import re
 
 import pytest
+from ansible.release import __version__ as ansible_version
 
 from tests.conftest import ROOT
 from tests.documentation import collection, session
@@ -36,10 +37,18 @@ def modules():
     return collection.modules()
 
 
+same_words = pytest.mark.skipif(
+    tuple(map(int, ansible_version.split(".")[:2])) < (2, 19),
+    reason="the page of the inventory plugin has options of ansible-core, which words them differently before 2.19",
+)
+
+
+@same_words
 def test_generated_files_are_up_to_date():
     assert stale() == [], "run make docs"
 
 
+@same_words
 def test_an_outdated_file_is_noticed(monkeypatch):
     files = generated()
     page = next(iter(files))

@@ -146,6 +146,8 @@ def test_the_cache_replaces_the_api_server_until_it_is_flushed(cluster):
     assert cluster.inventory(**options) == first
     selected, _variables = cluster.inventory(**options, label_selector="!node-role.kubernetes.io/control-plane")
     assert selected["k8s_cluster"] == ["worker-2"]
+    if "--flush-cache" not in cluster.run("inventory", "--help")[1]:
+        return  # ansible-inventory has the option since 2.19.
     status, output, errors = cluster.run("inventory", "--graph", "--flush-cache", **options)
     assert status == 0 and "worker-1" not in output, output + errors
 
