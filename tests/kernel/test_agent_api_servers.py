@@ -175,3 +175,26 @@ def test_a_named_server_without_the_certificate_of_an_api_server_gets_no_request
         servers.begin(OWN)
         assert servers.is_followed() and servers.in_use() == OWN
         assert other.requests == []
+
+
+def test_a_service_cannot_replace_the_api_servers(servers):
+    """Otherwise the agent's own connections would be redirected, and it would never learn of the Service's end."""
+    node = servers.node
+    node.start()
+    wait_for(lambda: len(servers.status()) == 3, 30.0)
+    node.store.put(service(7, externalIPs=[OWN, CONFIGURED, NAMED, "198.51.100.7"], ports=(node.port, 80)))
+    node.store.put(endpoint_slice(7, ports=(node.port, 80)))
+    wait_for(lambda: cluster_ip(7) in node.kernel_text(""), SLOW)
+
+    for address in (OWN, CONFIGURED, NAMED):
+        assert f"{address} . tcp . {node.port} " not in node.kernel_text("")
+        assert f"{address} . tcp . 80 " in node.kernel_text("")
+        assert any(f"{address}:{node.port}/TCP is claimed" in line for line in node.status()["conflicts"])
+    assert f"198.51.100.7 . tcp . {node.port} " in node.kernel_text("")
+    assert not node.differences()["changed"]
+
+    for address in (OWN, CONFIGURED, NAMED):
+        servers.end(address)
+        servers.begin(address)
+    node.store.delete("Service", "default", "svc-7")
+    wait_for(lambda: cluster_ip(7) not in node.kernel_text(""), SLOW)

@@ -303,7 +303,9 @@ class Agent:
                 item.reply(answer(self.parts.state(), item.question))
         if changed:
             self.sync.report_refusals()
-        self.parts.api.servers.learn(self.source.view.state)
+        servers = self.parts.api.servers
+        servers.learn(self.source.view.state)
+        self.views.protect(servers.claims())
 
     def _apply(self, batch: Batch) -> None:
         view = self.source.view

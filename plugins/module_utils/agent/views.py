@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import FrozenSet, Optional
 
+from ..cluster.api_addresses import NO_CLAIMS
+from ..cluster.claims import Claim
 from .source.cluster_source import ClusterSource
 from .source.first_services import FirstObjects
 from .source.static_source import StaticSource
@@ -27,6 +29,7 @@ class Views:
         self._static = static
         self._sync = sync
         self._preliminary: Optional[ClusterView] = None
+        self._servers = NO_CLAIMS
         static.apply(source.view)
 
     @property
@@ -48,6 +51,7 @@ class Views:
         """Switch to the preliminary view, which has the static Services."""
         self._preliminary = ClusterView()
         self._static.apply(self._preliminary)
+        self._preliminary.set_api_servers(self._servers)
         self._sync.follow(self._preliminary)
 
     def add_first(self, found: FirstObjects) -> None:
@@ -70,6 +74,17 @@ class Views:
         if due is None or now < due:
             return False
         return self._source.use_cache()
+
+    def protect(self, servers: FrozenSet[Claim]) -> None:
+        """Protect the addresses of the API servers that the agent was given, beside those that the cluster names."""
+        if servers == self._servers:
+            return
+        self._servers = servers
+        self._source.view.set_api_servers(servers)
+        if self._preliminary is not None:
+            self._preliminary.set_api_servers(servers)
+        if self.current.dirty:
+            self._sync.note_queued()
 
     def look_for_static(self, directory: str = "") -> None:
         """Follow changes of the manifests of static Services; ``directory``: a new place for them."""

@@ -9,18 +9,28 @@ older Service wins, and finally the first by namespace and name. Node ports are 
 
 A static Service (see ``static``) is defined by the operator of the node and wins over any Service of the cluster, so
 that a tenant cannot hijack, for example, the address of the API servers.
+
+The addresses of the API servers themselves (see ``api_addresses``) are no load balancer addresses or external IPs of
+Services of the cluster, except load balancer addresses of a Service whose endpoints are the API servers.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from ..addresses import FAMILIES, address_and_port, family_of
 from .model import NamespacedName, Service
 
-_CLUSTER_IP, _LOAD_BALANCER, _EXTERNAL_IP, _NODE_PORT = range(4)
-_KINDS = ("cluster IP", "load balancer address", "external IP", "node port")
+_CLUSTER_IP, _FOR_API_SERVERS, _API_SERVER, _LOAD_BALANCER, _EXTERNAL_IP, _NODE_PORT = range(6)
+_KINDS = (
+    "cluster IP",
+    "load balancer address of the API servers",
+    "API server",
+    "load balancer address",
+    "external IP",
+    "node port",
+)
 #: Sorts after every time: a Service without a creation time counts as the youngest.
 _YOUNGEST = "~"
 
@@ -53,8 +63,12 @@ class _Claimant(NamedTuple):
         return f"{'Service' if self.of_cluster else 'static Service'} {self.name} ({_KINDS[self.kind]})"
 
 
+#: Claims the addresses of the API servers. It is no Service, so it never is a loser.
+_API_SERVERS = _Claimant(True, _API_SERVER, "", NamespacedName("", "API servers"))
+
+
 class Conflict(NamedTuple):
-    """A claim, the Service that wins it, and one that does not."""
+    """A claim, the Service that wins it, and one that does not. The winner has no namespace if it is an API server."""
 
     claim: Claim
     winner: NamespacedName
@@ -67,10 +81,14 @@ class Conflict(NamedTuple):
 
 _Claimants = Union[_Claimant, List[_Claimant]]
 _NOTHING: Mapping[Claim, Conflict] = {}
+_NONE: FrozenSet[Claim] = frozenset()
 
 
-def _claims_of(name: NamespacedName, service: Optional[Service]) -> Dict[Claim, _Claimant]:
-    """Return the claims of the Service with this name in the families in which it has a cluster IP."""
+def _claims_of(name: NamespacedName, service: Optional[Service], leading: FrozenSet[Claim]) -> Dict[Claim, _Claimant]:
+    """Return the claims of the Service with this name in the families in which it has a cluster IP.
+
+    ``leading``: those of its load balancer addresses that are addresses of the API servers, to which it leads.
+    """
     claims: Dict[Claim, _Claimant] = {}
     if service is None:
         return claims
@@ -89,6 +107,9 @@ def _claims_of(name: NamespacedName, service: Optional[Service]) -> Dict[Claim, 
                 for port in service.ports:
                     # The first kind is the strongest one.
                     claims.setdefault(Claim(address, port.port, port.protocol), claimant)
+    for claim in leading:
+        if claims[claim].kind == _LOAD_BALANCER:
+            claims[claim] = claims[claim]._replace(kind=_FOR_API_SERVERS)
     node_ports = [port for port in service.ports if port.node_port]
     if node_ports:
         claimant = _Claimant(of_cluster, _NODE_PORT, created, name)
@@ -105,6 +126,8 @@ class Claims:
         # Nearly all claims are made by one Service; these are stored without a list.
         self._claimants: Dict[Claim, _Claimants] = {}
         self._lost: Dict[NamespacedName, Dict[Claim, Conflict]] = {}
+        self._servers = _NONE
+        self._leading: Dict[NamespacedName, FrozenSet[Claim]] = {}
         self._conflicts: Optional[Tuple[Conflict, ...]] = ()
 
     def lost_by(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
@@ -121,13 +144,45 @@ class Claims:
             self._conflicts = tuple(sorted(conflict for lost in self._lost.values() for conflict in lost.values()))
         return self._conflicts
 
-    def replace(self, name: NamespacedName, before: Optional[Service], now: Optional[Service]) -> Set[NamespacedName]:
+    @property
+    def servers(self) -> FrozenSet[Claim]:
+        """The addresses of the API servers."""
+        return self._servers
+
+    def leading(self, service: NamespacedName) -> FrozenSet[Claim]:
+        """Return the claims of API servers that a Service makes as their load balancer."""
+        return self._leading.get(service, _NONE)
+
+    def set_servers(self, servers: FrozenSet[Claim]) -> Set[NamespacedName]:
+        """Replace the addresses of the API servers; return the Services that claim one of the earlier or later ones."""
+        before, self._servers = self._servers, servers
+        for claim in before - servers:
+            self._change(claim, _API_SERVERS, None)
+        for claim in servers - before:
+            self._change(claim, None, _API_SERVERS)
+        return {name for claim in before | servers for name in self._names(claim)}
+
+    def _names(self, claim: Claim) -> Set[NamespacedName]:
+        """Return the Services that make a claim."""
+        found = self._claimants.get(claim, [])
+        claimants = found if isinstance(found, list) else [found]
+        return {claimant.name for claimant in claimants if claimant is not _API_SERVERS}
+
+    def replace(
+        self,
+        name: NamespacedName,
+        before: Optional[Service],
+        now: Optional[Service],
+        leading: FrozenSet[Claim] = _NONE,
+    ) -> Set[NamespacedName]:
         """Replace the claims of a Service by those of its new version, and return the other Services affected.
 
-        ``before`` is None for a new Service, ``now`` for a deleted one. A Service is affected if it loses a claim, or
-        wins one that it had lost.
+        ``before`` is None for a new Service, ``now`` for a deleted one. ``leading``: the claims of API servers that it
+        makes as their load balancer. A Service is affected if it loses a claim, or wins one that it had lost.
         """
-        old, new = _claims_of(name, before), _claims_of(name, now)
+        old, new = _claims_of(name, before, self._leading.pop(name, _NONE)), _claims_of(name, now, leading)
+        if leading:
+            self._leading[name] = leading
         affected: Set[NamespacedName] = set()
         for claim in {**old, **new} if old else new:
             removed, added = old.get(claim), new.get(claim)
@@ -146,13 +201,13 @@ class Claims:
             return set()
         claimants = found if isinstance(found, list) else [found] if found is not None else []
         before = {claimant.name for claimant in claimants}
-        losers_before = {claimant.name for claimant in claimants[1:]}
+        losers_before = {claimant.name for claimant in claimants[1:] if claimant is not _API_SERVERS}
         if removed is not None:
             claimants.remove(removed)
         if added is not None:
             insort(claimants, added)
         self._claimants[claim] = claimants if len(claimants) > 1 else claimants[0]
-        losers = {claimant.name for claimant in claimants[1:]}
+        losers = {claimant.name for claimant in claimants[1:] if claimant is not _API_SERVERS}
         self._record(claim, before, claimants)
         return losers ^ losers_before
 
@@ -165,5 +220,9 @@ class Claims:
                 del self._lost[name]
         winner = claimants[0]
         for loser in claimants[1:]:
+            if loser is _API_SERVERS:
+                continue
             reason = f"{claim} is claimed by {winner} and {loser}; {winner.name} gets it"
+            if winner is _API_SERVERS:
+                reason = f"{claim} is claimed by {loser}, but is the address of an API server and remains that"
             self._lost.setdefault(loser.name, {})[claim] = Conflict(claim, winner.name, loser.name, reason)

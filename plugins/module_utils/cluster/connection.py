@@ -87,15 +87,7 @@ class Access(NamedTuple):
 
     def address(self) -> Tuple[str, str, int]:
         """Return scheme, host and port of the server. Raises ConfigurationError."""
-        try:
-            parts = urllib.parse.urlsplit(self.server)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host, port = None, None
-        plain = self.server.isascii() and self.server.isprintable() and " " not in self.server
-        if not host or parts.scheme not in _PORTS or not plain:
-            raise ConfigurationError(f"the server {self.server!r} is not an http or https URL")
-        return parts.scheme, host, port or _PORTS[parts.scheme]
+        return scheme_host_and_port(self.server)
 
     def proxy(self) -> Optional[Proxy]:
         """Return the proxy to the server, None for a direct connection. Raises ConfigurationError."""
@@ -121,6 +113,19 @@ class Access(NamedTuple):
         if certificate is not None:
             _load_certificate(context, certificate)
         return context
+
+
+def scheme_host_and_port(url: str) -> Tuple[str, str, int]:
+    """Return scheme, host and port of the URL of a server. Raises ConfigurationError."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    plain = url.isascii() and url.isprintable() and " " not in url
+    if not host or parts.scheme not in _PORTS or not plain:
+        raise ConfigurationError(f"the server {url!r} is not an http or https URL")
+    return parts.scheme, host, port or _PORTS[parts.scheme]
 
 
 def resolve(connection: ApiConnection) -> Access:

@@ -9,6 +9,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 
 from ..addresses import FAMILIES, IPV4, IPV6
 from ..errors import Refusal
+from .api_addresses import KUBERNETES, NO_CLAIMS, leading_there, named_claims
 from .claims import Claim, Claims, Conflict
 from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
 from .owned_slices import OwnedSlices, Slices
@@ -59,6 +60,7 @@ class ClusterState:
         self.kinds: Set[str] = set()
         self.policy = PolicyObjects()
         self._claims = Claims()
+        self._given_servers = NO_CLAIMS
         self._static = StaticObjects()
         self._failing: Dict[NamespacedName, Failing] = {}
         self._rising: Dict[NamespacedName, Rising] = {}
@@ -193,6 +195,11 @@ class ClusterState:
         self._skipped.pop(key, None)
         return self._remove(key)
 
+    def set_api_servers(self, servers: FrozenSet[Claim]) -> FrozenSet[NamespacedName]:
+        """Protect the addresses of these API servers, beside those that the cluster names; return Services affected."""
+        self._given_servers = servers
+        return self._protect_servers()
+
     def set_static(self, static: StaticObjects) -> FrozenSet[NamespacedName]:
         """Serve these static Services instead of the earlier ones; return Services whose ServicePorts may change."""
         affected: Set[NamespacedName] = set()
@@ -202,6 +209,7 @@ class ClusterState:
                 affected |= self._replace_service(key, self._hidden_services.pop(key, None))
                 self._slices.replace(key, self._hidden_slices.pop(key))
                 affected.update((key, *self._fit(key)))
+                affected |= self._claim_again(key)
         for key, service in static.services.items():
             if key not in before.services:
                 found = self._given(key)
@@ -244,6 +252,37 @@ class ClusterState:
             del self._rising[service]
         return frozenset((service,))
 
+    def _protect_servers(self) -> FrozenSet[NamespacedName]:
+        """Protect the addresses of the API servers known now; return the Services that claim one of them."""
+        named = named_claims(self._slices_by_owner(KUBERNETES).get(KUBERNETES, KUBERNETES.name))
+        servers = named | self._given_servers
+        if servers == self._claims.servers:
+            return _NOTHING
+        affected = self._claims.set_servers(servers)
+        for service in tuple(affected):
+            affected |= self._claim_again(service)
+        return frozenset(affected)
+
+    def _leading(self, service: Service) -> FrozenSet[Claim]:
+        """Return the claims of API servers that a Service makes as their load balancer."""
+        if service.static:
+            # It wins in any case.
+            return NO_CLAIMS
+        return leading_there(service, self.slices_of(service.key), self._claims.servers)
+
+    def _claim_again(self, key: NamespacedName) -> Set[NamespacedName]:
+        """Make the claims of a Service that depend on its endpoints again; return the other Services affected."""
+        service = self.services.get(key)
+        if service is None or not service.load_balancer_ips:
+            return set()
+        leading = self._leading(service)
+        return set() if leading == self._claims.leading(key) else self._claims.replace(key, service, service, leading)
+
+    def _endpoints_changed(self, owner: NamespacedName) -> FrozenSet[NamespacedName]:
+        """Return the Services whose ServicePorts may change with the EndpointSlices of a Service."""
+        affected = self._served(owner).union(self._claim_again(owner))
+        return affected | self._protect_servers() if owner == KUBERNETES else affected
+
     def _given(self, key: NamespacedName) -> Optional[Service]:
         """Return a Service that is served, with the parts that exceed its limit; None if there is none."""
         found = self._limited.get(key)
@@ -252,9 +291,10 @@ class ClusterState:
     def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> Set[NamespacedName]:
         """Serve this Service within its limit, None for none; return the other Services affected."""
         before, now = self.services.get(key), self._within_limit(key, service)
-        if now == before:
+        leading = self._leading(now) if now is not None else NO_CLAIMS
+        if now == before and leading == self._claims.leading(key):
             return set()
-        affected = self._claims.replace(key, before, now)
+        affected = self._claims.replace(key, before, now, leading)
         if now is not None:
             self.services[key] = now
         else:
@@ -300,14 +340,14 @@ class ClusterState:
         elif table.get(owner, item.name) == item:
             return _NOTHING
         table.put(owner, item)
-        return affected | self._served(owner)
+        return affected | self._endpoints_changed(owner)
 
     def _drop_slice(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
         owner: Optional[NamespacedName] = self._slice_owners.pop(key, None)
         if owner is None:
             return _NOTHING
         self._slices_by_owner(owner).drop(owner, key.name)
-        return self._served(owner)
+        return self._endpoints_changed(owner)
 
     def _slices_by_owner(self, owner: NamespacedName) -> OwnedSlices:
         """Return the table with the cluster's slices of a Service; it is not served if a static Service hides it."""

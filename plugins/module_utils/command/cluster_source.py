@@ -17,12 +17,12 @@ from ..cluster.access.servers import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
     KUBECONFIG,
-    KUBERNETES,
     Candidate,
     configured_servers,
     named_servers,
 )
 from ..cluster.api import ApiClient, list_objects
+from ..cluster.api_addresses import KUBERNETES
 from ..cluster.api_errors import concerns_server
 from ..cluster.cache import read_cache
 from ..cluster.connection import resolve

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from ..cluster.api import ApiClient
+from ..cluster.api_addresses import claims_at
 from ..cluster.cache import read_cache
-from ..cluster.connection import ApiConnection
+from ..cluster.claims import Claim
+from ..cluster.connection import ApiConnection, resolve
 from ..cluster.snapshot import snapshot_objects
 from ..cluster.state import ClusterState
 from ..cluster.static import StaticDirectory
@@ -63,8 +66,20 @@ def _cluster(
         sources = Sources(kubeconfig, configuration.node_proxy.api_servers, arguments.cache)
         objects, warnings = read_objects(sources, policy_resources(configuration.node_proxy.network_policy))
         state = ClusterState.from_objects(objects)
+    state.set_api_servers(_api_servers(arguments, configuration))
     state.set_static(StaticDirectory(configuration.node_proxy.static_services.directory).read())
     return state, warnings
+
+
+def _api_servers(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> FrozenSet[Claim]:
+    """Return the addresses of the API servers that an agent of this node is given."""
+    servers = list(configuration.node_proxy.api_servers.alternatives)
+    kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
+    if kubeconfig or not (arguments.snapshot or arguments.from_cache):
+        with contextlib.suppress(ProxyError):
+            # A snapshot or cache is used without access to the API server, too.
+            servers.append(resolve(ApiConnection(kubeconfig=kubeconfig or None)).address()[1:])
+    return claims_at(servers)
 
 
 def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration: KubeProxyConfiguration) -> Request:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
+from ..cluster.api_addresses import claims_at
 from ..cluster.state import ClusterState
 from ..cluster.static import StaticDirectory, StaticObjects, parse_static
 from ..configuration.load import LoadedConfiguration, load, load_file
@@ -14,7 +15,7 @@ from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
 from ..convergence.request import Request
 from ..mode_names import MODES
-from .sources import cluster_state, has_source
+from .sources import api_server, cluster_state, has_source
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -66,6 +67,8 @@ def engine_request(
     cluster = ClusterState()
     if wanted:
         cluster = cluster_state(module, policy_resources(configuration.node_proxy.network_policy))
+        servers = [*configuration.node_proxy.api_servers.alternatives, *api_server(module)]
+        cluster.set_api_servers(claims_at(servers))
         cluster.set_static(_static_services(parameters, configuration))
     request = Request(
         cluster=cluster,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, List, Sequence
+from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
 from ..cluster.resource_types import ResourceType
 from ..cluster.snapshot import snapshot_objects
@@ -42,6 +42,18 @@ def read_cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] =
     from ..cluster.connection import ApiConnection
 
     return list_objects(ApiConnection(**chosen), module.params["api_timeout"], others)
+
+
+def api_server(module: AnsibleModule) -> List[Tuple[str, int]]:
+    """Return host and port of the API server from which the cluster state is read; none if that is a file.
+
+    Raises ConfigurationError or ApiError.
+    """
+    if module.params["snapshot"] is not None or module.params["cluster_state"] is not None:
+        return []
+    from ..cluster.connection import ApiConnection, resolve
+
+    return [resolve(ApiConnection(**api_parameters(module.params, os.environ))).address()[1:]]
 
 
 def has_source(module: AnsibleModule) -> bool:

@@ -12,9 +12,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from ...cluster.access.servers import KUBECONFIG, KUBERNETES, Candidate, configured_servers, named_servers
+from ...cluster.access.servers import KUBECONFIG, Candidate, configured_servers, named_servers
+from ...cluster.api_addresses import KUBERNETES, claims_at
+from ...cluster.claims import Claim
+from ...cluster.connection import scheme_host_and_port
 from ...cluster.model import EndpointSlice
 from ...cluster.state import ClusterState
 from ...convergence.runtime.agent_status import ServerStatus
@@ -73,6 +76,12 @@ class ApiServers:
             self._learned = named
             known = {*self._candidates(), self._current}
             self._failures = {item: failure for item, failure in self._failures.items() if item in known}
+
+    def claims(self) -> FrozenSet[Claim]:
+        """Return the addresses of the servers of the kubeconfig, if one was used, and of the configuration."""
+        with self._lock:
+            urls = [self._own_url, *(item.url for item in self._configured)]
+        return claims_at(scheme_host_and_port(url)[1:] for url in urls if url)
 
     @property
     def several(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set
 
+from ...cluster.claims import Claim
 from ...cluster.model import EndpointSlice, Failing, NamespacedName
 from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key, parsed_object
 from ...cluster.state import ClusterState, Rising
@@ -165,6 +166,10 @@ class ClusterView:
     def set_static(self, static: StaticObjects) -> None:
         """Replace the static Services, which are not part of the copy on disk."""
         self.dirty |= self.state.set_static(static)
+
+    def set_api_servers(self, servers: FrozenSet[Claim]) -> None:
+        """Protect the addresses of these API servers, beside those that the cluster names."""
+        self.dirty |= self.state.set_api_servers(servers)
 
     def set_failing(self, service: NamespacedName, failing: Failing) -> None:
         """Record which endpoints of a Service fail their health checks."""

@@ -345,14 +345,14 @@ class Syncer:
         self._kept_chains = found
 
     def _warn_of_conflicts(self) -> None:
-        """Log each conflict between Services that claim the same address or node port once."""
+        """Log each address and node port that a Service claims and does not get once."""
         conflicts = self.view.state.conflicts
         if conflicts is self._conflicts:
             return
         known = set(self._conflicts)
         for line in conflict_warnings([conflict for conflict in conflicts if conflict not in known]):
             # A Service that is created and deleted again and again repeats its conflicts.
-            self._limited.warning(("conflict", line), "two Services claim one address", conflict=line)
+            self._limited.warning(("conflict", line), "an address is claimed twice", conflict=line)
         self._conflicts = conflicts
         self._metrics.conflicts.set(len(conflicts))
 

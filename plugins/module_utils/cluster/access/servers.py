@@ -14,10 +14,9 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import address_and_port
 from ..connection import ApiConnection
-from ..model import EndpointSlice, NamespacedName
+from ..model import EndpointSlice
 
 KUBECONFIG, CONFIGURATION, CLUSTER = "kubeconfig", "configuration", "cluster"
-KUBERNETES = NamespacedName("default", "kubernetes")
 #: The certificate of every API server has this name, and no kubelet's has it: a node that the cluster's data wrongly
 #: names as an API server cannot impersonate one with the certificate of its kubelet.
 SERVER_NAME = "kubernetes.default.svc"

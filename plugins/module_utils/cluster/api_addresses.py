@@ -1,0 +1,64 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The addresses of the API servers, which no external address of a Service of the cluster may replace.
+
+A node that sends its own connections to the API servers elsewhere never learns that the Service which caused this was
+deleted.
+"""
+
+from __future__ import annotations
+
+from typing import FrozenSet, Iterable, Optional, Tuple
+
+from ..addresses import canonical_address
+from .claims import Claim
+from .model import EndpointSlice, NamespacedName, Service, ServicePort
+from .owned_slices import Slices
+
+#: The Service whose EndpointSlice with the same name holds the API servers, which write it themselves.
+KUBERNETES = NamespacedName("default", "kubernetes")
+_TCP = "TCP"
+
+NO_CLAIMS: FrozenSet[Claim] = frozenset()
+
+
+def claims_at(servers: Iterable[Tuple[str, int]]) -> FrozenSet[Claim]:
+    """Return the claims of API servers, given by host and port; a host that is a name makes none."""
+    found = ((canonical_address(host), port) for host, port in servers)
+    return frozenset(Claim(address, port, _TCP) for address, port in found if address is not None)
+
+
+def named_claims(found: Optional[EndpointSlice]) -> FrozenSet[Claim]:
+    """Return the claims of the API servers that the EndpointSlice ``default/kubernetes`` names."""
+    if found is None:
+        return NO_CLAIMS
+    ports = [port.port for port in found.ports if port.protocol == _TCP and port.port]
+    return frozenset(Claim(endpoint.address, port, _TCP) for endpoint in found.endpoints for port in ports)
+
+
+def leading_there(service: Service, slices: Slices, servers: FrozenSet[Claim]) -> FrozenSet[Claim]:
+    """Return the claims of API servers that a Service makes as their load balancer: its endpoints are API servers.
+
+    Only addresses in the status count: controllers write it, while tenants write external IPs.
+    """
+    if not servers or not service.load_balancer_ips:
+        return NO_CLAIMS
+    return frozenset(
+        claim
+        for port in service.ports
+        for claim in [Claim(address, port.port, port.protocol) for address in service.load_balancer_ips]
+        if claim in servers and _leads_there(port, slices, servers)
+    )
+
+
+def _leads_there(port: ServicePort, slices: Slices, servers: FrozenSet[Claim]) -> bool:
+    """Return whether a port has endpoints, and all of them are API servers."""
+    endpoints = [
+        Claim(endpoint.address, target.port or 0, target.protocol)
+        for item in slices.values()
+        for target in item.ports
+        if (target.name, target.protocol) == (port.name, port.protocol)
+        for endpoint in item.endpoints
+    ]
+    return bool(endpoints) and servers.issuperset(endpoints)
