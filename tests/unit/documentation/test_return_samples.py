@@ -108,8 +108,7 @@ def test_every_resource_is_of_a_known_kind():
     # A wrapper has the kind of the resource it wraps.
     wrappers = {"ObservedOnce", "NotThereYet", "OnlyOurServers"}
     unknown = {item.__name__ for item in resources if item.kind not in kinds()}
-    # The base class of the resources of sets has none.
-    assert unknown <= {*wrappers, "_OfKnownSets"}
+    assert unknown <= wrappers
 
 
 def test_labels():

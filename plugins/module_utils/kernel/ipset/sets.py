@@ -16,7 +16,7 @@ from ...errors import KernelError
 from ...rendering.ipvs.model import SetDefinition, SetElementKey
 from ...rendering.ipvs.sets import BITMAP_PORT
 from ...rendering.ipvs.text import set_line
-from ...resources import Change, Key, Kind, Resource, Value
+from ...resources import Change, Kind, Resource
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_forbidden, is_missing
 from ..netlink.protocol import NETLINK_NETFILTER, Slice
 from ..netlink.socket import NetlinkSocket
@@ -170,8 +170,8 @@ def _element_refusal(
     return f"set {batch.set}: {what} cannot be {verb}: {reason}"
 
 
-class _OfKnownSets(Resource[Key, Value]):
-    """A resource of the ipsets with the given names. Other sets are never touched.
+class _OfKnownSets:
+    """The base of the resources of the ipsets with the given names. Other sets are never touched.
 
     ``known`` are all sets of the family that the mode may own (``sets.definitions``).
     """
@@ -182,7 +182,7 @@ class _OfKnownSets(Resource[Key, Value]):
         self._known = dict(known)
 
 
-class SetsResource(_OfKnownSets[str, SetDefinition]):
+class SetsResource(_OfKnownSets, Resource[str, SetDefinition]):
     """The sets themselves: name -> SetDefinition."""
 
     kind = Kind.SETS
@@ -211,7 +211,7 @@ class SetsResource(_OfKnownSets[str, SetDefinition]):
         return [set_line(key, value)]
 
 
-class SetElementsResource(_OfKnownSets[SetElementKey, bool]):
+class SetElementsResource(_OfKnownSets, Resource[SetElementKey, bool]):
     """The elements of the sets: SetElementKey -> True."""
 
     kind = Kind.SET_ELEMENTS
