@@ -87,6 +87,8 @@ class Forwarder:
         self._servers: Dict[ListenerKey, Server] = {}
         self._by_number: Dict[int, Server] = {}
         self._unbound: Dict[ListenerKey, str] = {}
+        # At which of them the next retry begins.
+        self._tried = 0
         self._owners: collections.Counter[str] = collections.Counter()
         self._balancers: Dict[str, Balancer] = {}
         self._failures = FailedEndpoints(limits.avoid_seconds, self._loop.clock)
@@ -275,9 +277,12 @@ class Forwarder:
             self._balancers.pop(owner, None)
 
     def _open(self, key: ListenerKey, listener: Listener) -> None:
-        """Open the socket of a listener; without endpoints none is opened, and the kernel refuses clients."""
-        self._unbound.pop(key, None)
+        """Open the socket of a listener; without endpoints none is opened, and the kernel refuses clients.
+
+        A listener stays among those that cannot be opened until its socket listens, since other threads read them.
+        """
         if not listener.endpoints:
+            self._unbound.pop(key, None)
             return
         if len(self._servers) >= self.limits.listeners:
             self._unbound[key] = f"there are {self.limits.listeners} listeners, as many as open files allow"
@@ -295,6 +300,7 @@ class Forwarder:
         self._servers[key] = server
         self._by_number[server.fileno()] = server
         self._accepting.register(server.fileno(), select.EPOLLIN)
+        self._unbound.pop(key, None)
 
     def _close(self, items: Collection[Tuple[ListenerKey, Listener]]) -> None:
         """Close the sockets of listeners; their connections continue."""
@@ -334,8 +340,11 @@ class Forwarder:
         self._failures.expire()
 
     def _retry(self) -> None:
-        for key in list(itertools.islice(self._unbound, _CHUNK)):
-            # Move it to the end of the queue, so that all are tried in turn.
+        keys = list(self._unbound)
+        # All are tried in turn, some at a time.
+        first = self._tried if self._tried < len(keys) else 0
+        self._tried = first + _CHUNK
+        for key in keys[first : first + _CHUNK]:
             self._open(key, self._listeners[key])
 
     def _evict(self, connection: tcp.Connection) -> None:

@@ -112,13 +112,25 @@ def test_a_defect_costs_one_connection(start, endpoint, monkeypatch):
     running.errors.clear()
 
 
-def test_a_port_in_use_is_tried_again(start, endpoint):
+def test_a_port_in_use_is_tried_again(start, endpoint, monkeypatch):
     running = start()
     place = endpoint(named(b"a")).place
+    tried = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         address, port = other.getsockname()
         key = running.listen(place)._replace(address=address, port=port)
         running.listen(place, key=key)
         assert running.forwarder.unbound() == {key: "another program uses this address and port"}
+
+        class Tried(tcp.TcpServer):
+            """Notes what other threads see while the forwarder tries to open the port."""
+
+            def __init__(self, *arguments):
+                tried.append(list(running.forwarder.unbound()))
+                super().__init__(*arguments)
+
+        monkeypatch.setattr(tcp, "TcpServer", Tried)
+        wait_for(lambda: len(tried) > 2)
     wait_for(lambda: not running.forwarder.unbound())
+    assert all(seen == [key] for seen in tried)
     assert names(running, key, 1) == [b"a"]
