@@ -190,7 +190,8 @@ def test_thousands_of_ports_and_connections_need_one_thread():
         before = threads()
         opened = [found.server.open(HERE, 0, respond) for _number in range(1000)]
         socks = [connect(port.port) for port in opened[:300]]
-        assert threads() == before
+        # One of an earlier test may have ended meanwhile.
+        assert threads() <= before
         for sock in socks:
             sock.sendall(GET)
         assert all(read_all(sock).endswith(b"GET /healthz") for sock in socks)

@@ -155,6 +155,7 @@ COUNTED = {**PAGE, "metadata": {"remainingItemCount": 40}}
         one_per_line(OBJECTS).decode().replace("\n]}", '\n],"metadata":{"continue":"eyJ2Ijoi"}}'),
         printed(OBJECTS).replace('"resourceVersion": ""', '"continue": "eyJ2Ijoi"'),
     ],
+    ids=["page", "counted", "array", "nested", "documents", "yaml", "among items", "one per line", "kubectl"],
 )
 def test_one_page_of_a_longer_list_is_refused(tmp_path, content):
     path = tmp_path / "page.json"
