@@ -88,7 +88,11 @@ class Item(NamedTuple):
 
 def pack(raw: Dict[str, Any], parsed: Optional[ParsedObject] = None) -> Item:
     """Return an object in its small form, with the parsed one if that is given; the content of equal ones is equal."""
-    text = text_of(raw)
+    return pack_written(raw, text_of(raw), parsed)
+
+
+def pack_written(raw: Dict[str, Any], text: bytes, parsed: Optional[ParsedObject] = None) -> Item:
+    """Return an object as :func:`pack` does; ``text``: as :func:`text_of` returns it."""
     return pack_text(text, parsed) if text else Item(raw, 0, parsed)
 
 
