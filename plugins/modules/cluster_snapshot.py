@@ -150,9 +150,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.secti
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import text_difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.snapshots import snapshot_difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import read_cluster_objects
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.tables import text_difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.cluster_state import completeness_findings
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import judge
 

@@ -42,12 +42,11 @@ options:
   ipvs_glue:
     description:
       - What filters and masquerades beside IPVS. V(nftables) needs the modules of neither ipset nor iptables.
-      - V(auto) keeps the one in use, otherwise selects V(nftables) if supported, otherwise V(iptables). With
-        O(unload=true) it selects the modules of both.
+      - If not given, V(iptables) is loaded, and O(unload=true) unloads the modules of both. What a service proxy with
+        C(ipvsGlue) V(auto) uses is a result of M(kubenode.proxy.kernel_modules_info).
       - Only with O(mode=ipvs).
     type: str
-    choices: [auto, iptables, nftables]
-    default: iptables
+    choices: [iptables, nftables]
   bridge_netfilter:
     description:
       - With O(mode), also load C(br_netfilter), which pods on the same bridge need to reach each other through a
@@ -245,7 +244,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
 
-_AUTO = "auto"
 _PROXY_FILE = "/etc/modules-load.d/kubenode-proxy.conf"
 
 
@@ -261,18 +259,12 @@ def _named_modules(parameters: Dict[str, Any]) -> List[str]:
 
 
 def _glues(parameters: Dict[str, Any]) -> List[str]:
-    """Return the glues of ipvs mode whose modules are meant; an empty name in other modes. Raises ProxyError."""
+    """Return the glues of ipvs mode whose modules are meant; an empty name in other modes."""
     if parameters["mode"] != "ipvs":
         return [""]
-    glue = str(parameters["ipvs_glue"])
-    if glue != _AUTO:
-        return [glue]
-    if parameters["state"] == "absent":
-        return ["iptables", "nftables"]
-    # Imported late: seldom needed.
-    from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import automatic_glue
-
-    return [automatic_glue(parameters["schedulers"] or ["rr"]).mode.glue]
+    if parameters["ipvs_glue"]:
+        return [str(parameters["ipvs_glue"])]
+    return ["iptables"] if parameters["state"] == "present" else ["iptables", "nftables"]
 
 
 def _stages_present(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
@@ -341,7 +333,7 @@ def _argument_spec() -> Dict[str, Any]:
         "modules": {"type": "list", "elements": "str", "default": []},
         "mode": {"type": "str", "choices": [*MODES_IN_EFFECT]},
         "schedulers": {"type": "list", "elements": "str", "default": []},
-        "ipvs_glue": {"type": "str", "choices": [_AUTO, "iptables", "nftables"], "default": "iptables"},
+        "ipvs_glue": {"type": "str", "choices": ["iptables", "nftables"]},
         "bridge_netfilter": {"type": "bool", "default": False},
         "parameters": {"type": "dict", "default": {}},
         "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
@@ -359,6 +351,8 @@ def _invalid(parameters: Dict[str, Any]) -> str:
         return "state is present but modules is empty and mode is not given"
     if parameters["schedulers"] and parameters["mode"] != "ipvs":
         return "schedulers: only allowed with mode ipvs"
+    if parameters["ipvs_glue"] and parameters["mode"] != "ipvs":
+        return "ipvs_glue: only allowed with mode ipvs"
     return ""
 
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import can_hash
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.features import can_hash
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH, endpoint_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (

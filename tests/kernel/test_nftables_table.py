@@ -17,9 +17,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import mode_object
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import transactions
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.features import answers
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.generation import read_generation
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import TableMonitor
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import answers
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (

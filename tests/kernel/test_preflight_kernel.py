@@ -10,7 +10,7 @@ import os
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import nat_refused
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.features import nat_refused
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import Intention, preflight
 from tests.lab.background import Background, runs_as

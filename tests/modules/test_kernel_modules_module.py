@@ -99,6 +99,6 @@ def test_what_filters_beside_ipvs_is_determined_without_a_change(node):
     assert found["ipvs_glue"] == ("nftables" if found["modules"]["ip_vs"]["present"] else "iptables"), found
     assert "glue nftables" in found["ipvs_glue_reason"] and "ipvs_glue" not in plain
     assert node.run(*loaded).stdout == before
-    unload = {"mode": "ipvs", "ipvs_glue": "auto", "state": "absent", "unload": True}
+    unload = {"mode": "ipvs", "state": "absent", "unload": True}
     (chosen,) = node.play({MODULE: unload, "check_mode": True})
     assert {"ip_set", "nf_tables", "ip_vs_rr"} <= set(chosen["modules"]), chosen

@@ -19,9 +19,9 @@ from ..kernel.facts import PROC_IPVS, kernel_release
 from ..kernel.modules import asking_loads
 from ..kernel.netlink.protocol import NETLINK_NETFILTER, NETLINK_ROUTE
 from ..kernel.netlink.socket import NetlinkSocket, is_supported
+from ..kernel.nftables.features import answers as nftables_answers
 from ..kernel.nftables.ipvs_table import IpvsTableResource
 from ..kernel.nftables.policy_table import PolicyTableResource
-from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
 from ..progress import Progress, unheeded
 from ..resources import Resource

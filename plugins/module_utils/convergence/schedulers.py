@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Set
 
-from ..kernel.nftables.probe import can_hash
+from ..kernel.nftables.features import can_hash
 from ..rendering.nftables.hashing import JHASH
 from ..rendering.rendering import Rendering
 from ..rendering.settings import DataplaneSettings

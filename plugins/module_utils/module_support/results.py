@@ -12,7 +12,7 @@ from ..configuration.sections.ipvs_glue import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
-from .tables import difference_entry
+from .tables import text_difference
 
 # Without a limit, one invalid object per tenant would make the result as large as the cluster.
 REFUSED_LIMIT = 100
@@ -118,11 +118,6 @@ def kernel_settings(configuration: KubeProxyConfiguration, glue: str, localhost:
             "tcp_be_liberal": conntrack.tcp_be_liberal,
         },
     }
-
-
-def text_difference(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
-    """Return one entry of a result's ``diff`` with at most ``limit`` lines per side, or all of them if it is <= 0."""
-    return difference_entry(name, before, after, limit if limit > 0 else max(len(before), len(after)))
 
 
 def difference_lines(changes: Iterable[TableChange], limit: int) -> List[str]:

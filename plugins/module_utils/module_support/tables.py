@@ -48,6 +48,11 @@ def difference_entry(name: str, before: Sequence[str], after: Sequence[str], lim
     }
 
 
+def text_difference(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
+    """Return one entry of a result's ``diff`` with at most ``limit`` lines per side, or all of them if it is <= 0."""
+    return difference_entry(name, before, after, limit if limit > 0 else max(len(before), len(after)))
+
+
 def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINES_LIMIT) -> List[Dict[str, str]]:
     """Return a result's ``diff``: one entry per resource that differs, or per file or chain of such a resource."""
     entries = []

@@ -13,21 +13,16 @@ from typing import Any, Dict, List
 
 from ...addresses import IPV6
 from ...errors import KernelError
-from ...rendering.nftables import expressions as x
-from ...rendering.nftables.objects import BaseHook, Key, TableIdentity, Value
+from ...rendering.nftables.objects import Key, TableIdentity, Value
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
-from ..netlink.outcomes import NetlinkRefusal, is_forbidden, is_not_understood
 from ..netlink.protocol import NETLINK_NETFILTER
-from ..netlink.socket import NetlinkSocket, is_supported
+from ..netlink.socket import NetlinkSocket
+from .features import PROBE_TABLE
 from .messages import BATCH_BEGIN, Encoder
 from .transactions import Labelled, Planner
-
-PROBE_TABLE = TableIdentity("kube-proxy-probe", "")
-#: NFT_MSG_GETGEN of NFNL_SUBSYS_NFTABLES (linux/netfilter/nf_tables.h).
-_GET_GENERATION = 10 << 8 | 16
 
 
 def _sample(family: str, rendering: Rendering[Any], resource: str, identity: TableIdentity) -> Dict[Key, Value]:
@@ -88,46 +83,3 @@ def refused_part(family: str, rendering: Rendering[Any], resource: str, identity
         return _try(next(Planner(Encoder(family, PROBE_TABLE)).transactions(change)).messages)
     except KernelError as error:
         return str(error)
-
-
-def answers() -> bool:
-    """Return whether the kernel has nf_tables, by a query that changes nothing but may load the module.
-
-    Raises KernelError if netlink itself fails.
-    """
-    if not is_supported(NETLINK_NETFILTER):
-        return False
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        try:
-            sock.request(_GET_GENERATION, b"\0" * 4)
-        except NetlinkRefusal as refusal:
-            # nfnetlink refuses requests to unknown subsystems this way; any other refusal comes from nf_tables.
-            return not is_not_understood(refusal.error)
-    return True
-
-
-def nat_refused(family: str) -> str:
-    """Return why nf_tables of this kernel has no NAT for a family; empty if it has, or if that cannot be determined.
-
-    The nf_tables variant of iptables needs it too, and lists empty tables even if it could not write to them.
-    """
-    encoder = Encoder(family, PROBE_TABLE)
-    batch = [BATCH_BEGIN, encoder.table(), encoder.chain("nat", BaseHook("nat", "prerouting", -100))]
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        outcome = sock.transact(batch, single_send=True, acknowledge=False)
-    for error in outcome.errors:
-        return "" if is_forbidden(error) else f"nf_tables has no NAT here ({error})"
-    return ""
-
-
-def can_hash(family: str) -> bool:
-    """Return whether nf_tables has the hash by which clients are assigned to slots; True if this is not permitted.
-
-    The kernel loads the module. Raises KernelError if netlink itself fails.
-    """
-    encoder = Encoder(family, PROBE_TABLE)
-    rule = x.rule(x.source_address(family), x.hashed_below(2, 1, 0, 4 * x.address_words(family)))
-    batch = [BATCH_BEGIN, encoder.table(), encoder.chain("hash", None), encoder.rule("hash", rule)]
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        outcome = sock.transact(batch, single_send=True, acknowledge=False)
-    return all(is_forbidden(error) for error in outcome.errors)

@@ -18,7 +18,7 @@ from ...errors import KernelError
 from ...progress import Progress, unheeded
 from ..facts import kernel_release
 from ..modules import available_modules, present_modules
-from ..nftables.probe import nat_refused
+from ..nftables.features import nat_refused
 from ..programs import Completed, find_program, run
 from .legacy_tables import TableReader
 from .lock import held_message
