@@ -22,6 +22,7 @@ from tests.lab import manifests
 from tests.lab.background import Background
 
 OWN, CONFIGURED, NAMED = "192.0.2.12", "192.0.2.13", "192.0.2.14"
+NAME = "api.example.com"
 SLOW = 120.0
 
 
@@ -30,7 +31,7 @@ class Servers:
 
     def __init__(self, node: AgentNode) -> None:
         self.node = node
-        names = ("localhost", "kubernetes.default.svc")
+        names = ("localhost", "kubernetes.default.svc", NAME)
         directory = node.scratch / "several"
         node.certificates = make_server_certificate(
             directory, node.certificates.authority, ("127.0.0.1", OWN, CONFIGURED), names
@@ -196,5 +197,29 @@ def test_a_service_cannot_replace_the_api_servers(servers):
     for address in (OWN, CONFIGURED, NAMED):
         servers.end(address)
         servers.begin(address)
+    node.store.delete("Service", "default", "svc-7")
+    wait_for(lambda: cluster_ip(7) not in node.kernel_text(""), SLOW)
+
+
+def test_a_service_cannot_replace_an_api_server_that_is_known_by_name(servers):
+    node = servers.node
+    hosts = node.scratch / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost\n{OWN} {NAME}\n")
+    own_hosts = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    node.prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c", own_hosts, str(hosts)]
+    write_kubeconfig(node.kubeconfig, f"https://{NAME}:{node.port}", node.certificates.authority, "test-token")
+    node.node_configuration["apiServers"] = {}
+    node.write_configuration()
+    node.store.delete("EndpointSlice", "default", "kubernetes")
+    node.store.put(service(7, externalIPs=[OWN, "198.51.100.7"], ports=(node.port,)))
+    node.store.put(endpoint_slice(7, ports=(node.port,)))
+    node.start()
+    wait_for(lambda: f"198.51.100.7 . tcp . {node.port} " in node.kernel_text(""), SLOW)
+    wait_for(lambda: f"{OWN} . tcp . {node.port} " not in node.kernel_text(""), SLOW)
+    assert any(f"{OWN}:{node.port}/TCP is claimed" in line for line in node.status()["conflicts"])
+    assert not node.differences()["changed"]
+
+    servers.end(OWN)
+    servers.begin(OWN)
     node.store.delete("Service", "default", "svc-7")
     wait_for(lambda: cluster_ip(7) not in node.kernel_text(""), SLOW)

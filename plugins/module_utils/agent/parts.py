@@ -86,6 +86,7 @@ class Parts:
             self._kubeconfig,
             options.token,
             leave=self._leave,
+            renamed=self.inbox.wake,
             metrics=self.metrics,
             log=log,
         )

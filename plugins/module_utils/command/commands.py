@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
+from ..cluster.access.names import with_addresses
 from ..cluster.api import ApiClient
 from ..cluster.api_addresses import claims_at
 from ..cluster.cache import read_cache
@@ -79,7 +80,7 @@ def _api_servers(arguments: argparse.Namespace, configuration: KubeProxyConfigur
         with contextlib.suppress(ProxyError):
             # A snapshot or cache is used without access to the API server, too.
             servers.append(resolve(ApiConnection(kubeconfig=kubeconfig or None)).address()[1:])
-    return claims_at(servers)
+    return claims_at(with_addresses(servers))
 
 
 def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration: KubeProxyConfiguration) -> Request:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
+from ..cluster.access.names import with_addresses
 from ..cluster.api_addresses import claims_at
 from ..cluster.state import ClusterState
 from ..cluster.static import StaticDirectory, StaticObjects, parse_static
@@ -68,7 +69,7 @@ def engine_request(
     if wanted:
         cluster = cluster_state(module, policy_resources(configuration.node_proxy.network_policy))
         servers = [*configuration.node_proxy.api_servers.alternatives, *api_server(module)]
-        cluster.set_api_servers(claims_at(servers))
+        cluster.set_api_servers(claims_at(with_addresses(servers)))
         cluster.set_static(_static_services(parameters, configuration))
     request = Request(
         cluster=cluster,

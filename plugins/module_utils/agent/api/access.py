@@ -21,6 +21,7 @@ from ..surface.metrics import Metrics
 from .clients import ApiClients
 from .events import EventPoster
 from .server_check import ServerCheck
+from .server_names import ServerNames
 from .servers import ApiServers
 from .token import TokenKeeper
 
@@ -29,11 +30,19 @@ class ApiAccess:
     """Creates the clients of all threads, and runs the threads that keep the access working and post Events.
 
     ``kubeconfig`` returns the path of the file that is valid now. ``token``: the file with the node's own token, empty
-    if there is none. ``leave`` is called with the URL of a server that no longer answers, from another thread.
+    if there is none. Called from other threads: ``leave`` with the URL of a server that no longer answers, ``renamed``
+    when a server that is known by name has a new address.
     """
 
     def __init__(
-        self, kubeconfig: Callable[[], str], token: str, *, leave: Callable[[str], None], metrics: Metrics, log: Log
+        self,
+        kubeconfig: Callable[[], str],
+        token: str,
+        *,
+        leave: Callable[[str], None],
+        renamed: Callable[[], None],
+        metrics: Metrics,
+        log: Log,
     ) -> None:
         self.servers = ApiServers(log)
         self._clients = ApiClients(self.servers, kubeconfig, metrics, log)
@@ -43,16 +52,20 @@ class ApiAccess:
         self._check = ServerCheck(
             lambda expect: self.connect(expect, ANSWER_SECONDS), lambda: self.servers.several, leave
         )
+        self._names = ServerNames(self.servers, renamed)
         metrics.api_servers.set_function(lambda: float(self.servers.count()))
         metrics.api_server_changes = lambda: self.servers.changes
 
     def connect(self, expect: Expect, timeout: float = 30.0) -> ApiClient:
         """Return a client of the server in use; see :meth:`ApiClients.connect`."""
-        return self._clients.connect(expect, timeout)
+        client = self._clients.connect(expect, timeout)
+        self._names.follow()
+        return client
 
     def configure(self, settings: ApiServerSettings) -> None:
         """Use the servers of this configuration."""
         self.servers.configure(settings.alternatives, settings.discover)
+        self._names.follow()
 
     def start(self, supervisor: Supervisor) -> None:
         """Start the threads."""
@@ -60,9 +73,11 @@ class ApiAccess:
         if self._has_token:
             supervisor.start("token", self._token.run, self._token.interrupt)
         supervisor.start("api-server-check", self._check.run, self._check.interrupt)
+        supervisor.start("api-server-names", self._names.run)
 
     def stop(self) -> None:
         """Ask the threads to end; the Event thread ends after the queued Events."""
         self._token.stop()
         self._check.stop()
+        self._names.stop()
         self.events.close()

@@ -14,6 +14,7 @@ import threading
 import time
 from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
+from ...cluster.access.names import is_name
 from ...cluster.access.servers import KUBECONFIG, Candidate, configured_servers, named_servers
 from ...cluster.api_addresses import KUBERNETES, claims_at
 from ...cluster.claims import Claim
@@ -25,6 +26,8 @@ from ..surface.log import Log
 
 #: Seconds for which a server that has failed is not chosen if there is another one.
 _AVOID_SECONDS = 60.0
+#: How many addresses of one name are kept: a resolver may return a different part of them each time.
+_MOST_ADDRESSES = 16
 
 
 class ApiServers:
@@ -50,6 +53,7 @@ class ApiServers:
         self._current = self._own
         self._worked = False
         self._configured: Tuple[Candidate, ...] = ()
+        self._addresses: Dict[str, Tuple[str, ...]] = {}
         self._learned: Tuple[Candidate, ...] = ()
         self._slice: Optional[EndpointSlice] = None
         self._discover = True
@@ -80,8 +84,27 @@ class ApiServers:
     def claims(self) -> FrozenSet[Claim]:
         """Return the addresses of the servers of the kubeconfig, if one was used, and of the configuration."""
         with self._lock:
-            urls = [self._own_url, *(item.url for item in self._configured)]
-        return claims_at(scheme_host_and_port(url)[1:] for url in urls if url)
+            return claims_at(
+                (address, port) for host, port in self._given() for address in (host, *self._addresses.get(host, ()))
+            )
+
+    def names(self) -> List[str]:
+        """Return the hosts of these servers that are names."""
+        with self._lock:
+            return list(dict.fromkeys(host for host, _port in self._given() if is_name(host)))
+
+    @property
+    def unresolved(self) -> bool:
+        """Whether one of these names has no address yet."""
+        return any(name not in self._addresses for name in self.names())
+
+    def named(self, name: str, addresses: Sequence[str]) -> bool:
+        """Record the addresses of a name, beside those that it had before; return whether one of them is new."""
+        with self._lock:
+            before = self._addresses.get(name, ())
+            if addresses:
+                self._addresses[name] = tuple(dict.fromkeys([*addresses, *before]))[:_MOST_ADDRESSES]
+            return not set(addresses).issubset(before)
 
     @property
     def several(self) -> bool:
@@ -145,6 +168,11 @@ class ApiServers:
         """Return the number of servers that are known."""
         with self._lock:
             return len(self._candidates())
+
+    def _given(self) -> List[Tuple[str, int]]:
+        """Return host and port of the servers of the kubeconfig, if one was used, and of the configuration."""
+        urls = [self._own_url, *(item.url for item in self._configured)]
+        return [scheme_host_and_port(url)[1:] for url in urls if url]
 
     def _shown(self, candidate: Candidate) -> str:
         return candidate.url or self._own_url or "that of the kubeconfig"
