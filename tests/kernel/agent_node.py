@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
@@ -215,6 +215,16 @@ class AgentNode:
             timeout=timeout,
             preexec_fn=self.before_exec,
         )
+
+    @property
+    def places(self) -> Tuple[str, ...]:
+        """Return the options for the directories of the agent and of saved states, not those of the host."""
+        return ("--state-directory", str(self.scratch / "run"), "--history", str(self.scratch / "history"))
+
+    def converge(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run one convergence with the agent's configuration and API server."""
+        settings = ("--config", str(self.scratch / "config.yaml"), "--kubeconfig", str(self.kubeconfig))
+        return self.run("converge", *settings, *self.places, *options)
 
     def status(self) -> Object:
         """Return the agent's status document; empty if it does not answer."""

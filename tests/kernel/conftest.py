@@ -10,17 +10,35 @@ runs those marked ``ipvs`` inside QEMU, beside nf_tables with NAT, and ``make ke
 from __future__ import annotations
 
 import os
-from typing import Iterator
+from pathlib import Path
+from typing import Iterator, List, Optional
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import places
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import state_directory
 from tests.lab import system
+
+#: Where a service proxy of this host would keep its state: no test may write there.
+OF_THE_HOST = (Path(places.DEFAULT_DIRECTORY), Path(state_directory.DEFAULT_DIRECTORY))
 
 
 def pytest_sessionstart() -> None:
     """Fail at once without root instead of in every test."""
     if os.geteuid() != 0:
         pytest.exit("kernel tests need root: run them with sudo, or run only tests/unit", returncode=2)
+
+
+def _changes() -> List[Optional[int]]:
+    return [path.stat().st_mtime_ns if path.exists() else None for path in OF_THE_HOST]
+
+
+@pytest.fixture(autouse=True)
+def no_state_on_the_host() -> Iterator[None]:
+    """Fail if the test has used the directories of this host's own service proxy."""
+    before = _changes()
+    yield
+    assert _changes() == before, f"the test, or one beside it, has written to one of {OF_THE_HOST}"
 
 
 @pytest.fixture(autouse=True)

@@ -337,10 +337,7 @@ def test_reload_applies_a_changed_node_name(one_node):
 def test_agent_and_one_shot_convergence_name_each_other_as_lock_holder(one_node):
     node = one_node
     node.start()
-    done = node.run(
-        *("converge", "--config", str(node.scratch / "config.yaml"), "--kubeconfig", str(node.kubeconfig)),
-        *("--state-directory", str(node.scratch / "run"), "--lock-timeout", "0.2"),
-    )
+    done = node.converge("--lock-timeout", "0.2")
     assert done.returncode == 1
     assert "the agent (kubenode-proxy run)" in done.stderr
 

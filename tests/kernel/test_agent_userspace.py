@@ -243,10 +243,7 @@ def test_a_change_of_mode_ends_connections_and_leaves_nothing(node, backends):
 
 
 def test_one_shot_convergence_refuses(node):
-    done = node.run(
-        *("converge", "--config", str(node.scratch / "config.yaml"), "--kubeconfig", str(node.kubeconfig)),
-        *("--state-directory", str(node.scratch / "run"), "-o", "json"),
-    )
+    done = node.converge("-o", "json")
     assert done.returncode not in (0, 3)
     assert "userspace mode needs the agent, which forwards the connections itself" in done.stderr + done.stdout
     assert DEVICE not in system.run(["ip", "link"])
@@ -255,18 +252,13 @@ def test_one_shot_convergence_refuses(node):
 def test_a_rollback_removes_the_addresses_of_a_dead_agent(node, backends):
     node.store.put(service_of(1))
     node.store.put(endpoints_of(1, [FIRST]))
-    history = ("--history", str(node.scratch / "history"))
-    place = ("--state-directory", str(node.scratch / "run"))
-    done = node.run(
-        *("converge", "--mode", "nftables", "--config", str(node.scratch / "config.yaml")),
-        *("--kubeconfig", str(node.kubeconfig), "--keep-states", "5", *place, *history),
-    )
+    done = node.converge("--mode", "nftables", "--keep-states", "5")
     assert done.returncode == 0, done.stderr
     node.start()
     assert answering(cluster_ip(1), 80) == {FIRST}
     node.stop()
     assert addresses_on(DEVICE)
-    done = node.run("rollback", "--to", "1", *place, *history)
+    done = node.run("rollback", "--to", "1", *node.places)
     assert done.returncode == 0, done.stderr
     assert DEVICE not in system.run(["ip", "link"])
     assert "kube-proxy" not in system.run(["nft", "list", "tables"])

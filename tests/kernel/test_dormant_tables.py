@@ -163,10 +163,8 @@ def test_the_agent_and_a_convergence_make_each_table_active(node: AgentNode) -> 
 
     for table in tables:
         make_dormant(table)
-    options = ["--config", str(node.scratch / "config.yaml"), "--kubeconfig", str(node.kubeconfig)]
-    options += ["--state-directory", str(node.scratch / "run"), "--history", str(node.scratch / "history")]
-    shown = node.run("converge", "--check", "--diff", *options)
+    shown = node.converge("--check", "--diff")
     assert shown.stdout.count("flags dormant") == len(tables), shown.stdout + shown.stderr
     assert sorted(dormant()) == sorted(tables)
-    assert node.run("converge", *options).returncode == 0
+    assert node.converge().returncode == 0
     assert not dormant()

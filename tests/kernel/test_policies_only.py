@@ -93,9 +93,12 @@ def test_rules_of_kube_proxy_are_not_changed(tmp_path, recording, variant):
         run(["nft", "add table ip kube-proxy; add chain ip kube-proxy later; add table ip nat"])
         run(["iptables-nft", "-t", "nat", "-N", "KUBE-LATER"])
         later = of_kube_proxy()
-        rollback(RollbackRequest(to=2, history_directory=request.history_directory, stop_units=False))
+        saved = RollbackRequest(
+            history_directory=request.history_directory, state_directory=request.state_directory, stop_units=False
+        )
+        rollback(saved._replace(to=2))
         assert granted() and of_kube_proxy() == later
-        rollback(RollbackRequest(to=1, history_directory=request.history_directory, stop_units=False))
+        rollback(saved._replace(to=1))
         assert not policies() and of_kube_proxy() == later
         converge(request)
         assert converge(request._replace(state="absent")).changed

@@ -63,22 +63,12 @@ def test_the_agent_and_convergences_keep_a_referenced_chain_empty(node: AgentNod
     other = refer_to(node, 2)
     delete(node, 1)
     delete(node, 2)
-    options = ["--config", str(node.scratch / "config.yaml"), "--kubeconfig", str(node.kubeconfig)]
-    options += ["--state-directory", str(node.scratch / "run"), "--history", str(node.scratch / "history")]
     for changed in (True, False):
-        done = node.run("converge", *options)
+        done = node.converge()
         assert done.returncode == 0, done.stderr
         assert ("no differences" not in done.stdout) == changed, done.stdout
     assert cluster_ip(3) in nat(node, "-S") and cluster_ip(2) not in nat(node, "-S")
-    assert (
-        nat(
-            node,
-            "-S",
-            chain,
-        )
-        + nat(node, "-S", other)
-        == f"-N {chain}\n-N {other}\n"
-    )
+    assert nat(node, "-S", chain) + nat(node, "-S", other) == f"-N {chain}\n-N {other}\n"
     nat(node, "-F", "OTHERS")
-    assert node.run("converge", *options).returncode == 0
+    assert node.converge().returncode == 0
     assert chain not in nat(node, "-S") and other not in nat(node, "-S")

@@ -111,20 +111,16 @@ def test_a_rollback_restores_static_services_and_keeps_their_files(node, backend
     node.store.put(service(1))
     node.store.put(endpoint_slice(1))
     node.start_api()
-    places = ("--state-directory", str(node.scratch / "run"), "--history", str(node.scratch / "history"))
-    settings = ("--config", str(node.scratch / "config.yaml"), "--kubeconfig", str(node.kubeconfig))
-
-    def run(*words: str) -> None:
-        done = node.run(*words, *places)
-        assert done.returncode == 0, done.stderr
-
-    run("converge", *settings, "--keep-states", "3")
+    done = node.converge("--keep-states", "3")
+    assert done.returncode == 0, done.stderr
     assert {ask() for _request in range(40)} == {"1", "2", "3"}
     write_manifests(node.services, manifests((2,)))
-    run("converge", *settings, "--keep-states", "3")
+    done = node.converge("--keep-states", "3")
+    assert done.returncode == 0, done.stderr
     assert {ask() for _request in range(20)} == {"2"}
     files = {path.name: path.read_bytes() for path in node.services.iterdir()}
-    run("rollback")
+    done = node.run("rollback", *node.places)
+    assert done.returncode == 0, done.stderr
     assert {ask() for _request in range(40)} == {"1", "2", "3"}
     assert {path.name: path.read_bytes() for path in node.services.iterdir()} == files
     node.start()

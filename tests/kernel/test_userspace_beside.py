@@ -112,8 +112,7 @@ def test_a_dead_server_costs_no_request(node, backends):
 
 @pytest.mark.parametrize("node", ["nftables"], indirect=True)
 def test_without_the_agent_the_kernel_serves_it_with_a_warning(node, backends):
-    settings = ("--config", str(node.scratch / "config.yaml"), "--kubeconfig", str(node.kubeconfig))
-    done = node.run("converge", *settings, "--state-directory", str(node.scratch / "run"))
+    done = node.converge()
     assert done.returncode == 0, done.stderr
     assert "Service static/apiserver:https (6443/TCP): userspace mode needs the agent; nftables mode serves it" in (
         done.stdout + done.stderr

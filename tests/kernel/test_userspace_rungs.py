@@ -85,10 +85,7 @@ def test_auto_without_netfilter(node, backends):
     node.options += ["--mode", "auto"]
     node.before_exec = _without_netfilter
     # A one-shot convergence is refused and names what each mode lacks.
-    done = node.run(
-        *("converge", "--mode", "auto", "--config", str(node.scratch / "config.yaml")),
-        *("--kubeconfig", str(node.kubeconfig), "--state-directory", str(node.scratch / "run")),
-    )
+    done = node.converge("--mode", "auto")
     assert done.returncode not in (0, 3)
     for words in ("nftables mode is not possible", "ipvs mode is not possible", "iptables mode is not possible"):
         assert words in done.stderr
