@@ -165,7 +165,7 @@ class Demonstration:
         run = self._finish(self._others("converge"), "the convergence", self._names)
         if run is None:
             return False
-        self._print(f"{run.recap}\n{run.seconds:.1f} s")
+        self._print(run.recap)
         # The second run is in progress while the kernels and their traffic are shown.
         self._again = self._others("converge")
         return self._expect(all(run.changed.get(name) for name in self._names), "the convergence changed nothing")

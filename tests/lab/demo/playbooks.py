@@ -1,19 +1,21 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbooks of the demonstration, started in the background so that the next step does not wait."""
+"""Playbooks of the demonstration, started in the background so that the next step does not wait.
+
+The runs share the packed modules (:mod:`tests.lab.ansible_playbook`), which each run of Ansible would pack again.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, Dict, NamedTuple
 
+from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.cluster import ROOT, Lab
 
 VARIABLES = Path(__file__).with_name("variables.yml")
@@ -21,13 +23,12 @@ RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+fai
 
 
 class Run(NamedTuple):
-    """A playbook's command line, exit status, output, number of changed tasks by node, and seconds."""
+    """A playbook's command line, exit status, output, and number of changed tasks by node."""
 
     command: str
     status: int
     text: str
     changed: Dict[str, int]
-    seconds: float
 
     @property
     def recap(self) -> str:
@@ -52,7 +53,7 @@ class Playbooks:
         return self._pool.submit(work)
 
     def _run(self, name: str, options: tuple[str, ...]) -> Run:
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self._lab.inventory)]
+        argv = [*ansible_playbook(), "-i", str(self._lab.inventory)]
         argv += ["-e", f"@{VARIABLES}", "-e", f"service_proxy_snapshot={self._lab.snapshot}"]
         argv += [f"kubenode.proxy.{name}", *options]
         environment = {
@@ -65,8 +66,7 @@ class Playbooks:
             "ANSIBLE_DEPRECATION_WARNINGS": "0",
             "LC_ALL": "C.UTF-8",
         }
-        begin = time.monotonic()
         done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         changed = {match[0]: int(match[1]) for match in RECAP.findall(done.stdout)}
         command = " ".join(["ansible-playbook", "-i", "INVENTORY", f"kubenode.proxy.{name}", *options])
-        return Run(command, done.returncode, done.stdout, changed, time.monotonic() - begin)
+        return Run(command, done.returncode, done.stdout, changed)
