@@ -203,6 +203,7 @@ class Agent:
             self._inbox.wait((), self._cluster_pause())
             self._empty_inbox()
             self._look_after_threads()
+            self._reload_if_requested()
             self.parts.memory.look_if_due()
             self.parts.ports.open()
             self.timers.run()
@@ -232,9 +233,7 @@ class Agent:
             self._look_after_threads()
             if self.limited.pending:
                 self._suppressed.start(self.limited.seconds)
-            if self._reload:
-                self._reload = False
-                self._reload_configuration()
+            self._reload_if_requested()
             if self.views.preliminary and not self._stop and self.views.cluster_known(self.timers.clock()):
                 self._serve_cluster()
             if self._stop or self.sync.proxiers is None:
@@ -282,7 +281,7 @@ class Agent:
         if (first or not self._ready_sent) and (self.views.has_static or not self.views.preliminary):
             # kubelet waits for static Services, or for all.
             self._send_ready()
-            self.sync.clean_up()
+            self.sync.clean_up_once_serving()
         if first and not self.views.preliminary:
             self._collect_timer.cancel()
             end_loading()
@@ -360,10 +359,19 @@ class Agent:
         if self.sync.proxiers is not None:
             self.systemd.status(status_text(self.parts.state()))
 
+    def _reload_if_requested(self) -> None:
+        if self._reload:
+            self._reload = False
+            self._reload_configuration()
+
     def _reload_configuration(self) -> None:
-        self.systemd.reloading()
+        # While the agent waits for the cluster, systemd still waits for its start.
+        started = not self.systemd.in_transition
+        if started:
+            self.systemd.reloading()
         try:
             if reload(self.parts):
                 self._ready_sent = False
         finally:
-            self.systemd.ready()
+            if started:
+                self.systemd.ready()

@@ -108,8 +108,10 @@ def _claims_of(name: NamespacedName, service: Optional[Service], leading: Frozen
                     # The first kind is the strongest one.
                     claims.setdefault(Claim(address, port.port, port.protocol), claimant)
     for claim in leading:
-        if claims[claim].kind == _LOAD_BALANCER:
-            claims[claim] = claims[claim]._replace(kind=_FOR_API_SERVERS)
+        # A load balancer may have an address of a family in which the Service has no cluster IP.
+        leader = claims.get(claim)
+        if leader is not None and leader.kind == _LOAD_BALANCER:
+            claims[claim] = leader._replace(kind=_FOR_API_SERVERS)
     node_ports = [port for port in service.ports if port.node_port]
     if node_ports:
         claimant = _Claimant(of_cluster, _NODE_PORT, created, name)

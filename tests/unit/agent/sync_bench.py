@@ -123,7 +123,7 @@ class SyncBench:
             FamilyContext(settings._replace(family=family), NodeContext(family, "n1", ""), None) for family in families
         ]
         self.context = self.contexts[0]
-        self.health = ProxyHealth(60.0, lambda: self.now)
+        self.health = ProxyHealth(60.0, lambda: self.now, lambda: self.now)
         surface = SimpleNamespace(
             configure=lambda _configuration: None,
             keep_families=lambda _families: None,

@@ -64,3 +64,17 @@ def test_a_configuration_that_cannot_be_read_leaves_the_previous_one_in_effect(t
     agent._reload_configuration()
     assert agent.parts.configuration.mode == "nftables"
     assert "reload failed; keeping the previous configuration" in text.getvalue()
+
+
+def test_a_configuration_that_is_corrected_while_the_agent_waits_for_the_cluster_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "config.conf"
+    path.write_text(HEAD + "mode: nftables\nclientConnection: {kubeconfig: /nowhere}")
+    agent = Agent(AgentOptions(configuration=str(path)), Log(io.StringIO()))
+    sent = []
+    monkeypatch.setattr(agent.systemd, "send", lambda *lines: sent.append(lines))
+    path.write_text(HEAD + "mode: nftables\nclientConnection: {kubeconfig: /etc/kubeconfig}")
+    agent.reload()
+    monkeypatch.setattr(agent.parts.memory, "look_if_due", agent.stop)
+    agent._await_cluster()
+    assert agent.parts.configuration.client_connection.kubeconfig == "/etc/kubeconfig"
+    assert ("READY=1",) not in sent, "the start has not ended"

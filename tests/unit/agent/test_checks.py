@@ -358,6 +358,12 @@ def failed(view):
     return VerdictChange(target, Verdict(False, 3, "Connection refused", 3))
 
 
+def found_by_prober(checks, change):
+    """Record a verdict as the thread of the checks does before it delivers the change."""
+    with checks._prober._lock:
+        checks._prober._verdicts[change.target] = change.verdict
+
+
 def test_a_result_of_a_service_that_is_deleted_meanwhile_is_dropped():
     checks, view = followed_checks()
     change = failed(view)
@@ -370,6 +376,7 @@ def test_a_result_of_a_service_that_is_deleted_meanwhile_is_dropped():
 def test_another_panic_threshold_applies_to_endpoints_that_fail_already():
     checks, view = followed_checks()
     change = failed(view)
+    found_by_prober(checks, change)
     checks.changed(view, change)
     view.pop_dirty()
     checks.settings = HealthChecks(panic_percent=50)
@@ -392,3 +399,22 @@ def test_requests_of_tenants_that_are_not_allowed_cost_little():
     assert time.process_time() - began < 3.0
     assert len(checks.unchecked) == 5000 and len(log.getvalue().splitlines()) == 21
     assert checks.count() == (2, 0)
+
+
+def test_a_target_that_is_left_out_for_a_moment_still_fails():
+    """An endpoint may move from one slice to another, and the thread of the checks need not notice the gap."""
+    checks, view = followed_checks()
+    change = failed(view)
+    found_by_prober(checks, change)
+    manifest = objects("a", "static", ["192.0.2.1", "192.0.2.2"], **{"": "tcp"})
+    for attempt in (True, False):
+        if attempt:
+            checks.changed(view, change)
+        assert checks.count() == (1, 1)
+        view.set_static(parse_static({}))
+        checks.follow(view, tuple)
+        # Without the attempt, the change arrives while the target is left out.
+        checks.changed(view, change)
+        view.set_static(parse_static({"f.yaml": manifest}))
+        checks.follow(view, tuple)
+        assert checks.count() == (1, 1) and view.state.failing(change.target.service).reasons

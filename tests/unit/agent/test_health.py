@@ -24,7 +24,7 @@ def clock():
 
 @pytest.fixture
 def health(clock):
-    result = ProxyHealth(60.0, clock)
+    result = ProxyHealth(60.0, clock, clock)
     result.updated("IPv4")
     result.updated("IPv6")
     result.node_seen(Node("n"))
@@ -76,7 +76,7 @@ def test_eligibility_of_the_node_concerns_healthz_only(health, node, expected):
 
 
 def test_an_unknown_node_is_not_eligible(clock):
-    health = ProxyHealth(60.0, clock)
+    health = ProxyHealth(60.0, clock, clock)
     health.updated("IPv4")
     answer = health.answer(True)
     assert answer.code == 503
@@ -92,7 +92,7 @@ def test_body_has_the_keys_in_order(health):
 
 
 def test_status_is_omitted_before_the_first_update_and_last_updated_is_the_zero_time(clock):
-    body = json.loads(ProxyHealth(60.0, clock).answer(True).body)
+    body = json.loads(ProxyHealth(60.0, clock, clock).answer(True).body)
     assert "status" not in body
     assert body["lastUpdated"] == "0001-01-01T00:00:00Z"
 
@@ -113,3 +113,16 @@ def test_a_node_that_serves_only_the_first_services_is_alive_but_gets_no_traffic
     health.preliminary = lambda: True
     assert codes(health) == (503, 200)
     assert json.loads(health.answer(True).body)["nodeEligible"] is False
+
+
+def test_a_step_of_the_wall_clock_changes_no_answer():
+    wall, steady = Clock(1_700_000_000.0), Clock(5.0)
+    health = ProxyHealth(60.0, wall, steady)
+    health.updated("IPv4")
+    health.node_seen(Node("n"))
+    health.queued("IPv4")
+    wall.now += 86400
+    assert codes(health) == (200, 200)
+    wall.now -= 2 * 86400
+    steady.now += 60
+    assert codes(health) == (503, 503)

@@ -118,7 +118,7 @@ class Bench:
     def __init__(self, limit=100 * MIB):
         self.clock = Clock()
         self.log = io.StringIO()
-        self.health = ProxyHealth(60.0, lambda: self.clock.now)
+        self.health = ProxyHealth(60.0, lambda: self.clock.now, lambda: self.clock.now)
         self.posted = []
         self.group = Group(limit) if limit else None
         self.size = self.held = self.lists = 0

@@ -229,3 +229,26 @@ def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, m
     now[0] += policy.RETRY_SECONDS
     timers.run()
     assert not sync.status()["error"] and sync.filenos() == [kernel.fileno()]
+
+
+def test_new_settings_wait_for_the_objects_that_they_need_and_the_previous_ones_remain(kernel, monkeypatch):
+    kernel.fileno = lambda: 77
+    view = ClusterView()
+    for item in cases.steps("default-deny-ingress")[0].objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS
+    sync = follower(kernel, view)
+    assert sync.filenos() == [] and not sync.status()["inForce"]
+    sync.sync(())
+    assert sync.filenos() == [77] and sync.status()["inForce"]
+    sync.configure(NetworkPolicySettings(enabled=True, cluster_policies=True), "node1")
+    before = dict(kernel.entries)
+    # A change by another program is noticed, and its descriptor is read, so that the loop does not spin.
+    kernel.entries.clear()
+    kernel.notified = True
+    sync.sync(())
+    assert not kernel.notified and kernel.entries == before
+    assert "previous settings" in sync.status()["error"]
+    view.listed |= {"ClusterNetworkPolicy", "AdminNetworkPolicy", "BaselineAdminNetworkPolicy"}
+    sync.sync(())
+    assert sync.status()["inForce"] and not sync.status()["error"]

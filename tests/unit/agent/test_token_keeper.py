@@ -185,6 +185,15 @@ def test_a_token_without_expiry_and_no_token_are_left_alone(tmp_path, server, lo
     assert keeper.step() == CHECK_SECONDS and read_token(path) == secret and log.getvalue() == ""
 
 
+def test_a_node_whose_clock_is_behind_keeps_a_valid_token(path, server, log):
+    keeper = TokenKeeper(path, lambda _expect: Client(server, path), Log(log), lambda: server.now - 10 * DAY)
+    keeper._monotonic = lambda: server.now
+    end = server.now + 5 * DAY
+    while server.now < end:
+        server.now += keeper.step()
+        assert server.accounts.review(read_token(path))
+
+
 def test_a_wrong_clock_causes_at_most_one_request_a_minute(keeper, server, path):
     keeper._clock = lambda: server.now + 10 * DAY
     run(keeper, server, 3600.0)

@@ -24,6 +24,8 @@ from tests.lab import manifests
 
 CONTEXT = NodeContext("IPv4", "node-1")
 SERVER, OTHER, VIP = "192.0.2.11", "192.0.2.12", "192.0.2.100"
+#: Of a family in which no Service here has a cluster IP.
+SERVER6 = "2001:db8::11"
 NAME = NamespacedName("tenant", "web")
 SERVERS = manifests.api_servers([SERVER, OTHER], 6443)
 
@@ -94,6 +96,14 @@ def test_a_load_balancer_of_the_api_servers_keeps_their_address() -> None:
     assert served(state, VIP) == [], "tenants write external IPs"
 
 
+def test_a_load_balancer_may_have_addresses_of_a_family_that_its_service_does_not_have() -> None:
+    state = ClusterState()
+    state.set_api_servers(claims_at([(SERVER6, 6443), (SERVER, 6443)]))
+    for raw in (service(type="LoadBalancer", ingress=[SERVER6, VIP]), endpoints([SERVER])):
+        state.upsert(raw)
+    assert served(state, VIP) == ["web:6443"] and served(state, SERVER6) == [] and state.conflicts == ()
+
+
 def test_cluster_ips_and_static_services_keep_the_address() -> None:
     state = ClusterState.from_objects([service(), endpoints(["10.244.1.1"]), SERVERS])
     state.set_api_servers(claims_at([("10.96.0.1", 6443), (VIP, 6443)]))
@@ -112,7 +122,7 @@ def test_cluster_ips_and_static_services_keep_the_address() -> None:
     assert conflict.winner == NamespacedName("static", "apiserver")
 
 
-ADDRESSES = st.lists(st.sampled_from([SERVER, OTHER, VIP]), max_size=2)
+ADDRESSES = st.lists(st.sampled_from([SERVER, OTHER, VIP, SERVER6]), max_size=2)
 OBJECTS = st.one_of(
     st.builds(
         lambda number, external, ingress: service(
@@ -127,7 +137,7 @@ OBJECTS = st.one_of(
         st.integers(1, 3),
         st.lists(st.sampled_from([SERVER, OTHER, "10.244.1.1"]), max_size=2),
     ),
-    ADDRESSES.map(lambda addresses: manifests.api_servers(addresses, 6443)),
+    ADDRESSES.map(lambda addresses: manifests.api_servers([item for item in addresses if item != SERVER6], 6443)),
 )
 
 

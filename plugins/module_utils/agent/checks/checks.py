@@ -78,7 +78,9 @@ class Checks:
         self._report(chosen.unchecked)
         self._targets = chosen.targets
         wanted = set(chosen.targets)
-        self._failing = {target: verdict for target, verdict in self._failing.items() if target in wanted}
+        # Not what this object knew before: a target may have been left out for a moment, unnoticed by the prober.
+        verdicts = {target: verdict for target, verdict in self._prober.verdicts().items() if target in wanted}
+        self._failing = {target: verdict for target, verdict in verdicts.items() if not verdict.passing}
         self._addresses_of_target = {
             name: places_of(view.state, name) for name in {target.service for target in wanted}
         }

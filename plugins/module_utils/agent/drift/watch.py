@@ -53,13 +53,19 @@ class DriftWatch:
         self._due: Dict[Watch, float] = {}
         self._suspects: Dict[str, str] = {}
         self._settled_at = 0.0
-        names = [family.family for family in families]
+        try:
+            self._watch(subsystems, families, handles)
+        except BaseException:
+            self.close()
+            raise
+
+    def _watch(self, subsystems: Subsystems, families: Sequence[Proxier], handles: KernelHandles) -> None:
         if subsystems.nftables or subsystems.ipvs_table:
             self._watches.append(nftables_watch(families))
         if subsystems.chains:
             self._watch_chains(families)
         if subsystems.ipvs:
-            self._watch_ipvs(names, handles, subsystems.ipsets)
+            self._watch_ipvs([family.family for family in families], handles, subsystems.ipsets)
 
     def _watch_ipvs(self, families: Sequence[str], handles: KernelHandles, ipsets: bool) -> None:
         notified: Callable[[], bool] = bool

@@ -34,16 +34,23 @@ def timestamp(seconds: Optional[float]) -> str:
 class ProxyHealth:
     """Health per family and the eligibility of the node; safe to use from several threads.
 
-    ``timeout`` is in seconds (kube-proxy: twice the syncPeriod). ``clock`` returns seconds since the epoch.
+    ``timeout`` is in seconds (kube-proxy: twice the syncPeriod). ``clock`` returns seconds since the epoch, for the
+    answers; ``monotonic`` is the clock by which a change is pending for too long.
     """
 
-    def __init__(self, timeout: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.timeout = timeout
         #: Returns whether load balancers shall leave this node; the agent replaces it.
         self.drained: Callable[[], bool] = bool
         #: Returns whether only part of the Services is served yet; the agent replaces it.
         self.preliminary: Callable[[], bool] = bool
         self._clock = clock
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._updated: Dict[str, float] = {}
         self._oldest_pending: Dict[str, float] = {}
@@ -64,7 +71,7 @@ class ProxyHealth:
     def queued(self, family: str) -> None:
         """Record that a sync of the family was requested."""
         with self._lock:
-            self._oldest_pending.setdefault(family, self._clock())
+            self._oldest_pending.setdefault(family, self._monotonic())
 
     def forget(self, family: str) -> None:
         """Forget a family that is not served any more."""
@@ -77,7 +84,8 @@ class ProxyHealth:
         with self._lock:
             self._node_eligible = not node.deleting and DELETION_TAINT not in node.taint_keys
 
-    def _families(self, now: float) -> Dict[str, bool]:
+    def _families(self) -> Dict[str, bool]:
+        now = self._monotonic()
         return {
             family: family not in self._oldest_pending or now - self._oldest_pending[family] < self.timeout
             for family in sorted(self._updated)
@@ -87,13 +95,13 @@ class ProxyHealth:
     def healthy(self) -> bool:
         """Return whether no thread is stuck and no family has a change pending for longer than the timeout."""
         with self._lock:
-            return not self._stuck and all(self._families(self._clock()).values())
+            return not self._stuck and all(self._families().values())
 
     def answer(self, with_eligibility: bool) -> Response:
         """Return the answer of /healthz (with the node's eligibility) or /livez (without)."""
         with self._lock:
             now = self._clock()
-            families = self._families(now)
+            families = self._families()
             updated = dict(self._updated)
             eligible = self._node_eligible and not self.drained() and not self.preliminary()
             healthy = not self._stuck and all(families.values())

@@ -33,7 +33,8 @@ class Systemd:
         period = environment.get("WATCHDOG_USEC", "") if own else ""
         self.watchdog_seconds = int(period) / _MICROSECONDS if period.isdecimal() else 0.0
         self._status = ""
-        self._in_transition = True
+        #: Whether the agent is starting or reloading.
+        self.in_transition = True
         self._last_progress = 0.0
 
     def send(self, *lines: str) -> None:
@@ -44,7 +45,7 @@ class Systemd:
 
     def ready(self) -> None:
         """Report that the agent has started or reloaded."""
-        self._in_transition = False
+        self.in_transition = False
         self.send("READY=1")
 
     def status(self, text: str) -> None:
@@ -67,12 +68,12 @@ class Systemd:
         if now - self._last_progress < 1.0:
             return
         self._last_progress = now
-        extension = [f"EXTEND_TIMEOUT_USEC={PROGRESS_SECONDS * _MICROSECONDS}"] if self._in_transition else []
+        extension = [f"EXTEND_TIMEOUT_USEC={PROGRESS_SECONDS * _MICROSECONDS}"] if self.in_transition else []
         self.send("WATCHDOG=1", *extension)
 
     def reloading(self) -> None:
         """Report that the configuration is being reloaded, until ``ready`` is called."""
-        self._in_transition = True
+        self.in_transition = True
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:

@@ -88,6 +88,11 @@ class LossWatch:
                 self._served.discard(name)
                 self._lost[name] = now
 
+    def release(self) -> None:
+        """Hold back the present loss no longer."""
+        self._since = min(self._since, self._clock() - self._hold_seconds)
+        self.held_until = 0.0
+
     def forget(self) -> None:
         """Reset the records, because all Services are about to be programmed again."""
         self._served.clear()

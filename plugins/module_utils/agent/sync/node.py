@@ -14,7 +14,7 @@ from ...addresses import FAMILIES
 from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.request import Request
-from ...errors import ProxyError
+from ...errors import KernelError, ProxyError
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import NORMAL, WARNING, Post
@@ -91,9 +91,11 @@ class NodeSync:
         self._refusals = RefusalEvents(limited, post)
         # Whether the Event about the change to the mode in effect was posted.
         self._mode_posted = False
+        self._leftovers_due = False
         self._slow_start = SlowStart(timers.clock)
         self._draining = timers.add("remove drained real servers", self._drain)
         self._leftovers = timers.add("remove leftovers of other modes", self.clean_up)
+        self._watching = timers.add("watch for changes by other programs", self._watch_again)
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)
         self._gauges = timers.add("refresh gauges", self._refresh_gauges)
         self._check = timers.add("check everything", self._check_everything)
@@ -179,6 +181,7 @@ class NodeSync:
         self.schedule.started()
         started = self._clock()
         self._slow_start.update(self._view, self.configuration.node_proxy.service_policy)
+        first = first or not self.syncer.started
         outcome = self.syncer.start(proxiers) if first else self.syncer.sync(proxiers)
         now = self._clock()
         self.schedule.ended(now, outcome.succeeded)
@@ -188,8 +191,9 @@ class NodeSync:
             trim_memory()
         if self.drift is None:
             # Not before the first sync of a node: it may cause more notifications than any buffer holds.
-            self.drift = DriftWatch(proxiers.mode.subsystems, proxiers.families, self._handles, self._log)
-        self.drift.synced(outcome.changes > 0, outcome.observed)
+            self._watch(proxiers)
+        if self.drift is not None:
+            self.drift.synced(outcome.changes > 0, outcome.observed)
         if outcome.observed:
             self._check.restart(max(proxiers.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started)))
         else:
@@ -209,11 +213,35 @@ class NodeSync:
             self._draining.start(DRAIN_SECONDS)
         self._gauges.start(GAUGES_SECONDS)
         self._parameters.start(PARAMETERS_SECONDS)
+        if self._leftovers_due and outcome.succeeded:
+            self.clean_up()
+
+    def _watch(self, proxiers: Proxiers) -> None:
+        """Watch for changes by other programs; if that is not possible now, try again later."""
+        try:
+            self.drift = DriftWatch(proxiers.mode.subsystems, proxiers.families, self._handles, self._log)
+        except KernelError as error:
+            text = "changes by other programs cannot be watched, retrying"
+            self._limited.warning("watch", text, error=error)
+            self._watching.start(RETRY_SECONDS)
+
+    def _watch_again(self) -> None:
+        if self.proxiers is not None and self.drift is None:
+            self._watch(self.proxiers)
+            # Nothing has reported the changes since the last sync.
+            self._check_everything()
+
+    def clean_up_once_serving(self) -> None:
+        """Remove other modes' leftovers, after the next sync if the last one has failed: until then, they serve."""
+        self._leftovers_due = True
+        if not self.syncer.last_error:
+            self.clean_up()
 
     def clean_up(self) -> None:
         """Remove other modes' leftovers now that this mode is serving. Failures are logged and not fatal."""
         if self.proxiers is None:
             return
+        self._leftovers_due = False
         try:
             found = remove_leftovers(self.proxiers, self._handles)
             if found.removed:

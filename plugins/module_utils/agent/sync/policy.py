@@ -97,6 +97,8 @@ class PolicySync:
         self._effective = self._settings
         self._ranges: Tuple[Network, ...] = ()
         self._node_name = ""
+        # New settings that need objects which are not known yet, and the name of the node.
+        self._waiting: Optional[Tuple[NetworkPolicySettings, str]] = None
         # The addresses of the node that the table is for, and those of the last call of :meth:`sync`.
         self._addresses: Addresses = ()
         self._latest_addresses: Addresses = ()
@@ -115,9 +117,21 @@ class PolicySync:
         self._rest = timers.add("program further grants of network policies", lambda: self.sync(self._latest_addresses))
 
     def configure(self, settings: NetworkPolicySettings, node_name: str) -> None:
-        """Adopt settings and the name of the node; the next sync applies them."""
-        if self._policy is not None and (settings, node_name) == (self._settings, self._node_name):
-            return
+        """Adopt settings and the name of the node; the next sync applies them.
+
+        While they need objects that are not known yet, the previous settings remain in effect.
+        """
+        self._waiting = None
+        if self._policy is not None:
+            if (settings, node_name) == (self._settings, self._node_name):
+                return
+            if settings.enabled and not self._knows(settings):
+                self._waiting = (settings, node_name)
+                return
+        self._adopt(settings, node_name)
+
+    def _adopt(self, settings: NetworkPolicySettings, node_name: str) -> None:
+        self._waiting = None
         self._settings, self._node_name = settings, node_name
         self._policy = None
         self._failed = False
@@ -140,8 +154,8 @@ class PolicySync:
             return {}
         policy, objects = self._policy, self._view.state.policy
         return {
-            "inForce": bool(self._last_sync) and not self._error,
-            "error": self._error or ("" if policy is not None else "waiting for pods, namespaces and policies"),
+            "inForce": bool(self._last_sync) and policy is not None and not self._error,
+            "error": self._error or self._awaited(),
             "policies": len(objects.policies) + len(objects.cluster_policies),
             "pods": len(policy.local) if policy is not None else 0,
             "elements": len(policy.table.rows) if policy is not None else 0,
@@ -151,6 +165,14 @@ class PolicySync:
             "repaired": self._repaired,
             "warnings": policy_warnings(policy) if policy is not None else [],
         }
+
+    def _awaited(self) -> str:
+        """Return what has to be known before the settings can be applied; empty if they are in effect."""
+        if self._policy is None:
+            return "waiting for pods, namespaces and policies"
+        if self._waiting is not None:
+            return "waiting for the objects that the new settings need; the previous settings are in effect"
+        return ""
 
     def coverage(self) -> PolicyStatus:
         """Return the pods of this node that no policy selects, and the policies that select no pod at all, by name."""
@@ -181,17 +203,16 @@ class PolicySync:
         )
 
     def filenos(self) -> List[int]:
-        """Return the descriptors to wait for; none until the next attempt after a failure, since none is read then."""
-        if self._failed:
+        """Return the descriptors to wait for; none while none is read: after a failure, and before policies apply."""
+        if self._failed or self._policy is None:
             return []
         watched = [self._monitor.fileno()] if self._monitor is not None else []
         return [*watched, *self._denied.filenos()]
 
-    @property
-    def _known(self) -> bool:
-        """Whether the cluster is known completely: partial knowledge would deny or allow wrongly."""
-        needed = {resource.kind for resource in policy_resources(self._settings)}
-        if self._settings.unknown_pods == DENY and not self._settings.pod_cidrs:
+    def _knows(self, settings: NetworkPolicySettings) -> bool:
+        """Return whether the cluster is known completely: partial knowledge would deny or allow wrongly."""
+        needed = {resource.kind for resource in policy_resources(settings)}
+        if settings.unknown_pods == DENY and not settings.pod_cidrs:
             needed.add(NODES.kind)
         return needed <= self._view.listed | self._view.from_disk
 
@@ -200,12 +221,14 @@ class PolicySync:
         self._latest_addresses = addresses
         if self._failed:
             return
+        if self._waiting is not None and self._knows(self._waiting[0]):
+            self._adopt(*self._waiting)
         try:
             if self._remove:
                 apply_plan(plan(policy_removal_stages(self._handles)))
                 self._stop_watching()
                 self._remove = False
-            elif self._settings.enabled and self._known:
+            elif self._settings.enabled and self._knows(self._settings):
                 self._follow(addresses)
                 self._last_sync = time.time()
                 self._health.updated(HEALTH)

@@ -79,7 +79,11 @@ def result_of(planned: Iterable[PlannedChange], seconds: Dict[str, float]) -> Sy
 
 
 class Proxier:
-    """Keeps one family in sync. ``needs_full``: whether the next sync must observe the kernel."""
+    """Keeps one family in sync.
+
+    ``needs_full``: whether the next sync must observe the kernel. ``rendered``: whether the desired tables have been
+    brought up to date since they were created.
+    """
 
     def __init__(
         self, configuration: KubeProxyConfiguration, mode: Mode, context: FamilyContext, handles: KernelHandles
@@ -87,6 +91,7 @@ class Proxier:
         self.mode = mode
         self.context = context
         self.needs_full = True
+        self.rendered = False
         self.summaries = Summaries(mode.counts_ports)
         self.tables = DesiredTables(mode.rendering, context.settings, handles.progress)
         self.slot_limit = SlotLimit(mode.rendering)
@@ -186,14 +191,15 @@ class Proxier:
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
             self._flows.note(service, found)
+        self.rendered = True
 
     def _find_schedulers(self, infos: Sequence[ServicePortInfo]) -> None:
         """Load the kernel modules of schedulers that no ServicePort has requested before."""
         new = requested(self.mode.rendering, infos, self.settings) - self._asked
         if not new:
             return
-        self._asked |= new
         self.context = with_schedulers(self.context, self.mode.rendering, infos, load=True)
+        self._asked |= new
         self.tables.follow(self.settings)
 
     def totals(self, state: ClusterState) -> Totals:

@@ -82,7 +82,8 @@ class Syncer:
 
     ``suspects``: families whose tables another program may have changed, with the reason; they are observed.
     ``begun``: the Services of the previous view, the only ones in an otherwise empty kernel. ``last_error`` is
-    empty after a sync that succeeded. ``post`` sends an Event.
+    empty after a sync that succeeded. ``started``: the first sync of the node has succeeded; until then, it has to be
+    repeated as the first one. ``post`` sends an Event.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Syncer:
         self.suspects: Dict[str, str] = {}
         self.begun: FrozenSet[NamespacedName] = frozenset()
         self.last_error = ""
+        self.started = False
         self.syncs = 0
         #: Called after each sync of a family with its changes.
         self.applied: Callable[[str, Sequence[PlannedChange]], None] = lambda _family, _changes: None
@@ -114,14 +116,18 @@ class Syncer:
         self._conflicts: Tuple[Conflict, ...] = ()
         self.losses = losses or LossWatch(DEFAULT_LOSS_PERCENT, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
+        # The Services of a sync that has failed, which some family may not have applied.
+        self._unapplied: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
         self._unserved: Set[str] = set()
         self._kept_chains: Set[Tuple[str, str]] = set()
 
     def start(self, proxy: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
+        self.started = False
         self.view.pop_dirty()
         services = list(self.view.state.services)
+        self._unapplied = set(services)
         begun, self.begun = self.begun, frozenset()
         try:
             cold = bool(services and proxy.families) and (begun or all(family.is_cold() for family in proxy.families))
@@ -134,11 +140,12 @@ class Syncer:
                     family.apply_services(self.view.state, services)
         except ProxyError as error:
             return self._failure(proxy, str(error))
-        self._held = set()
+        self._held, self._unapplied = set(), set()
         self.losses.forget()
         outcome = self.sync(proxy)
         if not outcome.succeeded:
             return outcome
+        self.started = True
         self.losses.programmed(services, lambda service: self._serves(proxy, service))
         return outcome._replace(loss=self._loss_of_start(proxy))
 
@@ -170,7 +177,11 @@ class Syncer:
         loss = self.losses.judge(
             dirty, lambda service: any(family.would_serve(state, service) for family in proxy.families)
         )
-        if loss.held:
+        if loss.held and not all(family.rendered for family in proxy.families):
+            # Its tables do not have the former endpoints, so without them the Services would be removed.
+            self._log.warning("a loss is no longer held back, because the node was set up again", loss=loss.text)
+            self.losses.release()
+        elif loss.held:
             self._held = loss.services
             dirty -= loss.services
         if not loss.is_new:
@@ -211,8 +222,8 @@ class Syncer:
 
     def sync(self, proxy: Proxiers) -> SyncOutcome:
         """Render dirty Services again and apply every family's tables to the kernel."""
-        dirty = self.view.pop_dirty() | self._held
-        self._held = set()
+        dirty = self.view.pop_dirty() | self._held | self._unapplied
+        self._held, self._unapplied = set(), set()
         loss = self._hold_back(proxy, dirty)
         succeeded = True
         failed: List[FailedPort] = []
@@ -234,7 +245,9 @@ class Syncer:
                 self._family_failed(family, str(error))
                 continue
             failed += self.surface.sync_service_health(family)
-        if succeeded:
+        if not succeeded:
+            self._unapplied = dirty
+        else:
             self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
         self._finish(proxy, succeeded)
         return SyncOutcome(

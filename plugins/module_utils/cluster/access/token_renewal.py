@@ -28,14 +28,25 @@ PAUSE_SECONDS = 60.0
 class TokenRenewal:
     """Renews the token in the file at ``path``; does nothing while there is no file, or if its token never expires.
 
-    ``connect`` creates a client that uses the token. ``clock``: seconds since the epoch.
+    ``connect`` creates a client that uses the token. ``clock``: seconds since the epoch. ``monotonic``: seconds, which
+    only count how long a token is known: a node's clock may be behind that of the API server.
     """
 
-    def __init__(self, path: str, connect: Connect, log: Log, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: str,
+        connect: Connect,
+        log: Log,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path = path
         self._client = AbortableClient(connect)
         self._log = log
         self._clock = clock
+        self._monotonic = monotonic
+        self._expires = 0.0
+        self._known_since = 0.0
         self._last_logged = ""
 
     def interrupt(self) -> None:
@@ -60,7 +71,10 @@ class TokenRenewal:
             return CHECK_SECONDS
         if not token.expires:
             return CHECK_SECONDS
-        left = token.renewal - self._clock()
+        if token.expires != self._expires:
+            self._expires, self._known_since = token.expires, self._monotonic()
+        known = self._monotonic() - self._known_since
+        left = min(token.renewal - self._clock(), token.lifetime / 2 - known)
         if left > 0:
             self._last_logged = ""
             return min(left, CHECK_SECONDS)
