@@ -401,7 +401,7 @@ def test_requests_of_tenants_that_are_not_allowed_cost_little():
     assert checks.count() == (2, 0)
 
 
-def test_a_target_that_is_left_out_for_a_moment_still_fails():
+def test_a_target_that_is_omitted_for_a_moment_still_fails():
     """An endpoint may move from one slice to another, and the thread of the checks need not notice the gap."""
     checks, view = followed_checks()
     change = failed(view)
@@ -413,7 +413,7 @@ def test_a_target_that_is_left_out_for_a_moment_still_fails():
         assert checks.count() == (1, 1)
         view.set_static(parse_static({}))
         checks.follow(view, tuple)
-        # Without the attempt, the change arrives while the target is left out.
+        # Without the attempt, the change arrives while the target is omitted.
         checks.changed(view, change)
         view.set_static(parse_static({"f.yaml": manifest}))
         checks.follow(view, tuple)

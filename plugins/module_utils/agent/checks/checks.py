@@ -78,7 +78,7 @@ class Checks:
         self._report(chosen.unchecked)
         self._targets = chosen.targets
         wanted = set(chosen.targets)
-        # Not what this object knew before: a target may have been left out for a moment, unnoticed by the prober.
+        # Not what this object knew before: a target may have been omitted for a moment, unnoticed by the prober.
         verdicts = {target: verdict for target, verdict in self._prober.verdicts().items() if target in wanted}
         self._failing = {target: verdict for target, verdict in verdicts.items() if not verdict.passing}
         self._addresses_of_target = {

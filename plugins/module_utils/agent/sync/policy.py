@@ -167,7 +167,7 @@ class PolicySync:
         }
 
     def _awaited(self) -> str:
-        """Return what has to be known before the settings can be applied; empty if they are in effect."""
+        """Return what must be known before the settings can be applied; empty if they are in effect."""
         if self._policy is None:
             return "waiting for pods, namespaces and policies"
         if self._waiting is not None:

@@ -82,7 +82,7 @@ class Syncer:
 
     ``suspects``: families whose tables another program may have changed, with the reason; they are observed.
     ``begun``: the Services of the previous view, the only ones in an otherwise empty kernel. ``last_error`` is
-    empty after a sync that succeeded. ``started``: the first sync of the node has succeeded; until then, it has to be
+    empty after a sync that succeeded. ``started``: the first sync of the node has succeeded; until then, it must be
     repeated as the first one. ``post`` sends an Event.
     """
 
