@@ -76,7 +76,9 @@ def test_answers_and_closes():
         (b"GET /x?y=z HTTP/1.1\nHost: n\n\n", b"HTTP/1.1 200 OK", b"GET /x"),
         (b"DELETE /x HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK", b"DELETE /x"),
         (b"GET http://n:80/x HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK", b"GET /x"),
-        (b"POST /x HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", b"HTTP/1.1 405 Method Not Allowed", b"served\n"),
+        # As kube-proxy, whose handlers do not look at the method; HAProxy's checks send OPTIONS by default.
+        (b"OPTIONS /x HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK", b"OPTIONS /x"),
+        (b"POST /x HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", b"HTTP/1.1 200 OK", b"POST /x"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 505 ", b"served\n"),
         (b"GET  /x HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request", b"not valid\n"),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"HTTP/1.1 400 Bad Request", b"not valid\n"),
@@ -258,16 +260,33 @@ def test_who_counts_as_one_client(address, client):
     assert client_of(address) == client
 
 
-def test_both_families_share_a_port_on_unspecified_addresses():
+@pytest.mark.parametrize("address", ["::", "0.0.0.0"])
+def test_both_families_share_a_port_on_unspecified_addresses(address):
     with running() as found:
-        port = found.server.open("::", 0, respond, both_families=True)
+        port = found.server.open(address, 0, respond, both_families=True)
         assert ask(port.port).endswith(b"GET /healthz")
         with socket.create_connection(("::1", port.port), timeout=PATIENCE) as sock:
             sock.sendall(GET)
             assert read_all(sock).endswith(b"GET /healthz")
-        alone = found.server.open("::", 0, respond)
-        with socket.socket() as sock:
-            assert sock.connect_ex((HERE, alone.port)) == errno.ECONNREFUSED
+        alone = found.server.open(address, 0, respond)
+        other = (socket.AF_INET, HERE) if address == "::" else (socket.AF_INET6, "::1")
+        with socket.socket(other[0]) as sock:
+            assert sock.connect_ex((other[1], alone.port)) == errno.ECONNREFUSED
+
+
+def test_a_kernel_without_ipv6_serves_ipv4(monkeypatch):
+    create = socket.socket
+
+    def without_ipv6(family=socket.AF_INET, *arguments, **options):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return create(family, *arguments, **options)
+
+    with running() as found:
+        monkeypatch.setattr(socket, "socket", without_ipv6)
+        port = found.server.open("0.0.0.0", 0, respond, both_families=True)
+        monkeypatch.undo()
+        assert ask(port.port).endswith(b"GET /healthz")
 
 
 def test_thousands_of_idle_connections_of_one_client_delay_no_other_client():

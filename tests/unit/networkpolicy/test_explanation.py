@@ -66,7 +66,7 @@ OBJECTS = [
 ]
 
 
-def explained(source, destination, endpoints=(), tiers=False, objects=OBJECTS):
+def explained(source, destination, endpoints=(), tiers=False, objects=OBJECTS, own=(NODE_ADDRESS,)):
     state = ClusterState.from_objects(objects)
     assert not state.refusals and not state.skipped
     found = NodePolicy("node1", state.policy, [bytes((172, 18, 0, 2))], tiers)
@@ -74,7 +74,7 @@ def explained(source, destination, endpoints=(), tiers=False, objects=OBJECTS):
         state,
         found,
         node_name="node1",
-        node_addresses=[NODE_ADDRESS],
+        node_addresses=own,
         options=Options(tiers=tiers),
         endpoints=endpoints,
     )
@@ -141,6 +141,22 @@ def test_services_are_resolved_first():
     shown = text("shop/web", "10.96.0.9:3306", endpoints=endpoints)
     assert "10.96.0.9:3306/tcp is a Service: policies judge its endpoints" in shown
     assert "-> 10.244.1.13:5432/tcp (Service shop/sql): allowed" in shown
+
+
+@pytest.mark.parametrize("destination", ["10.96.0.10:53/udp", "shop/dns:53/udp"])
+def test_an_address_of_a_service_that_a_program_of_the_node_has_is_judged_as_well(destination):
+    ports = [{"port": 53, "protocol": "UDP"}]
+    service = {
+        "kind": "Service",
+        "metadata": {"namespace": "shop", "name": "dns"},
+        "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"], "ports": ports},
+    }
+    more = {"endpoints": [Resolved("10.244.1.13", 53, "udp", "shop/dns")], "objects": [*OBJECTS, service]}
+    assert explained("shop/web", destination, **more)["allowed"]
+    document = explained("shop/web", destination, own=(NODE_ADDRESS, "10.96.0.10"), **more)
+    assert not document["allowed"] and "10.96.0.10 is also an address of this node" in "".join(document["notes"])
+    denied = [item for item in document["connections"] if not item["allowed"]]
+    assert [(item["destination"], item["port"], item["protocol"]) for item in denied] == [("10.96.0.10", 53, "udp")]
 
 
 def test_cluster_policies_are_named_by_tier_and_rule():

@@ -37,10 +37,7 @@ class SyncMetrics:
         ``seconds``: how long it took. ``latencies``: the seconds since the triggers of the changes that it programmed.
         """
         metrics, name = self._metrics, family.family
-        metrics.sync_duration.labels(name).observe(seconds)
-        if proxy.mode.measures_kinds:
-            by_kind = metrics.full_sync_duration if kind == FULL else metrics.partial_sync_duration
-            by_kind.labels(name).observe(seconds)
+        self._observe(proxy, family, kind, seconds)
         metrics.last_sync.labels(name).set_to_current_time()
         for latency in latencies:
             metrics.programming_duration.labels(name).observe(latency)
@@ -77,7 +74,15 @@ class SyncMetrics:
         for table, rules in proxy.mode.rule_counts(written).items():
             self._metrics.iptables_rules_last.labels(table, family.family).set(rules)
 
-    def count_failure(self, proxy: Proxiers, family: Proxier, kind: str, error: ProxyError) -> None:
-        """Count a failed sync as kube-proxy counts it in this mode."""
+    def _observe(self, proxy: Proxiers, family: Proxier, kind: str, seconds: float) -> None:
+        metrics, name = self._metrics, family.family
+        metrics.sync_duration.labels(name).observe(seconds)
+        if proxy.mode.measures_kinds:
+            by_kind = metrics.full_sync_duration if kind == FULL else metrics.partial_sync_duration
+            by_kind.labels(name).observe(seconds)
+
+    def count_failure(self, proxy: Proxiers, family: Proxier, kind: str, seconds: float, error: ProxyError) -> None:
+        """Count a failed sync that took ``seconds`` as kube-proxy counts it in this mode."""
+        self._observe(proxy, family, kind, seconds)
         for name in proxy.mode.failure_counters(error, kind == PARTIAL):
             getattr(self._metrics, name).labels(family.family).inc()

@@ -209,7 +209,7 @@ class Syncer:
                     self._apply(family, full=number == 0)
                 except KernelError as error:
                     self._log.error("sync failed", family=family.family, kind=COLD, error=error)
-                    self.measures.count_failure(proxy, family, FULL, error)
+                    self.measures.count_failure(proxy, family, FULL, time.monotonic() - began, error)
                     return set()
                 finally:
                     self._filling[family.family] = self._filling.get(family.family, 0.0) + time.monotonic() - began
@@ -234,6 +234,7 @@ class Syncer:
         for family in proxy.families:
             suspicion = suspects.get(family.family, "")
             kind = FULL if family.needs_full else PARTIAL
+            began = time.monotonic()
             try:
                 family.apply_services(self.view.state, dirty)
                 changes += self._sync_family(proxy, family, dirty, suspicion)
@@ -241,7 +242,7 @@ class Syncer:
                 succeeded = False
                 if suspicion:
                     self.repairs.failed(family.family, suspicion, error)
-                self.measures.count_failure(proxy, family, kind, error)
+                self.measures.count_failure(proxy, family, kind, time.monotonic() - began, error)
                 self._family_failed(family, str(error))
                 continue
             failed += self.surface.sync_service_health(family)

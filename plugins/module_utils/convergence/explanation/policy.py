@@ -111,9 +111,24 @@ class PolicyExplainer:
         if self._endpoints and (not end.name or _key(end) not in self._cluster.policy.pods):
             notes.append(f"{end} is a Service: policies judge its endpoints, at their own addresses and ports")
             yield from self._endpoints
+            yield from self._held_by_node(end, notes)
             return
         for address in self._addresses(end, notes):
             yield Resolved(address, end.port, end.protocol)
+
+    def _held_by_node(self, end: End, notes: List[str]) -> Iterator[Resolved]:
+        """Yield the addresses of a Service that this node has itself, as NodeLocal DNSCache adds them.
+
+        What a program of the node answers there is not sent to an endpoint (network policy contract, section 3.2).
+        """
+        service = self._cluster.services.get(_key(end)) if end.name else None
+        given = [end.address] if service is None else [service.cluster_ip_v4, service.cluster_ip_v6]
+        for address in given:
+            if address in self._own:
+                notes.append(
+                    f"{address} is also an address of this node: where a program here answers, ipBlock matches it"
+                )
+                yield Resolved(address, end.port, end.protocol, str(end))
 
     def _addresses(self, end: End, notes: List[str]) -> Iterator[str]:
         if not end.name:

@@ -14,7 +14,6 @@ import re
 from typing import Callable, List, NamedTuple, Optional, Tuple
 
 MOST_HEAD_BYTES = 8192
-METHODS = ("GET", "HEAD", "DELETE")
 
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
@@ -80,8 +79,6 @@ def parse_head(head: bytes) -> HttpRequest:
         raise BadRequest(400, "the request line is not valid")
     if version.group(1) != "1":
         raise BadRequest(505, "only HTTP/1.0 and HTTP/1.1 are served")
-    if method not in METHODS:
-        raise BadRequest(405, "only GET and HEAD are served")
     path = target.partition("?")[0]
     if path.startswith("http://"):
         # The absolute form, which clients send to a proxy (RFC 9112, section 3.2.2).

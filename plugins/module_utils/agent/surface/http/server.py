@@ -89,7 +89,7 @@ class HttpServer:
     def open(self, address: str, port: int, responder: Responder, both_families: bool = False) -> OpenPort:
         """Listen on an address and port, and answer requests there with ``responder``, in the server's thread.
 
-        ``both_families``: ``::`` includes IPv4, as with Go's listeners without an explicit family. Raises
+        ``both_families``: ``::`` and ``0.0.0.0`` include both, as Go's listeners without an explicit family do. Raises
         KernelError.
         """
         if self._opened >= self._limits.ports:
@@ -333,6 +333,13 @@ class HttpServer:
 
 
 def _listen(address: str, port: int, both_families: bool) -> socket.socket:
+    if address == "0.0.0.0" and both_families:
+        try:
+            return _listen("::", port, both_families)
+        except OSError as error:
+            # Without IPv6 in the kernel, or with disable_ipv6.
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
