@@ -179,7 +179,8 @@ def test_a_change_whose_probes_fail_is_reverted_at_once(fleet, before):
     text = fleet.migrate(service_proxy_probes=["tcp://10.96.2.1:9"], service_proxy_probe_timeout=3, failing=True)
     assert "not confirmed because probes failed: tcp://10.96.2.1:9" in text, text
     assert "kube-proxy serves this host again" in text, text
-    assert outcomes(fleet.members[0]) == ["rolled back"]
+    # By the playbook, or before it by the program that the failed probe starts.
+    assert outcomes(fleet.members[0]) in (["rolled back"], ["reverted"])
     assert_untouched(fleet, before, *fleet.members)
 
 
@@ -239,6 +240,16 @@ def test_running_again_finishes(fleet):
         assert by_the_agent(node)
         assert outcomes(node)[-1] == "confirmed"
         assert node.run("test", "-e", PENDING, check=False).returncode != 0
+
+
+@pytest.mark.full
+def test_hosts_that_are_finished_are_only_checked(fleet):
+    started = [node.unit(UNIT, "ActiveEnterTimestampMonotonic") for node in fleet.members]
+    rules = [dataplane(node) for node in fleet.members]
+    fleet.migrate()
+    assert fleet.labelled() == [node.name for node in fleet.members] and fleet.with_kube_proxy() == []
+    assert [node.unit(UNIT, "ActiveEnterTimestampMonotonic") for node in fleet.members] == started
+    assert [dataplane(node) for node in fleet.members] == rules
 
 
 @pytest.mark.full

@@ -220,6 +220,15 @@ def test_kubelet_is_pointed_to_the_address_and_restarted(node, installed, kubele
     assert started(node, "kubelet.service") > started_before
 
 
+@pytest.mark.full
+def test_removing_the_agent_restores_the_kubeconfig_of_kubelet(node, kubelet):
+    node.role("agent", {**kubelet, "agent_state": "absent"})
+    assert kubelet_server(node) == SERVER
+    assert node.output("ls", "/etc/kubernetes").split() == ["kubelet.conf"]
+    node.role("agent", kubelet)
+    assert kubelet_server(node) == f"https://{KUBELET_ADDRESS}:6443"
+
+
 def test_a_node_boots_with_its_address_of_the_api_servers_while_one_of_three_is_dead(node, kubelet, behind_the_address):
     dead, *others = (f"--to-destination {BRIDGE}:{port_of(server)}" for server in behind_the_address)
     behind_the_address[0].close()
@@ -247,6 +256,10 @@ def test_without_the_variable_static_services_are_removed_and_other_files_are_ke
 def test_absent_leaves_nothing(node, before, installed, variables):
     node.run("systemctl", "disable", "--now", "kubelet.service")
     node.run("rm", "/etc/systemd/system/kubelet.service")
+    own = "/etc/kubenode-proxy/services.d/own.yaml"
+    node.write(own, "apiVersion: v1\nkind: List\nitems: []\n")
     node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
+    assert node.output("find", "/etc/kubenode-proxy", "-type", "f").split() == [own]
+    node.run("rm", "-r", "/etc/kubenode-proxy")
     left = node.output("sh", "-c", "ls -d /etc/kubenode-proxy /etc/systemd/system/kubenode* 2>/dev/null || true")
     assert left == ""

@@ -36,9 +36,10 @@ SCHEDULERS: Mapping[str, str] = {
 # extensions when a rule that names them is added.
 _MODULES: Mapping[str, Tuple[str, ...]] = {
     "iptables": ("nf_conntrack",),
+    # Unloaded in reverse: ip_vs uses nf_conntrack.
     "ipvs": (
-        "ip_vs",
         "nf_conntrack",
+        "ip_vs",
         "dummy",
         "ip_set",
         "ip_set_hash_ip",
@@ -56,7 +57,7 @@ _MODULES: Mapping[str, Tuple[str, ...]] = {
 }
 # Instead of the above, for the glues of ipvs mode that are not made of ipsets and iptables.
 _MODULES_OF_GLUE: Mapping[str, Tuple[str, ...]] = {
-    "nftables": ("ip_vs", "nf_conntrack", "dummy", "nf_tables", "nft_chain_nat"),
+    "nftables": ("nf_conntrack", "ip_vs", "dummy", "nf_tables", "nft_chain_nat"),
 }
 
 
