@@ -418,3 +418,15 @@ def test_a_target_that_is_omitted_for_a_moment_still_fails():
         view.set_static(parse_static({"f.yaml": manifest}))
         checks.follow(view, tuple)
         assert checks.count() == (1, 1) and view.state.failing(change.target.service).reasons
+
+
+def test_connections_are_ended_even_if_the_verdict_was_known_before_its_change_arrived():
+    checks, view = followed_checks()
+    change = failed(view)
+    found_by_prober(checks, change)
+    # The Service changes before the loop reads the inbox.
+    view.dirty.add(change.target.service)
+    checks.follow(view, tuple)
+    view.pop_dirty()
+    checks.changed(view, change)
+    assert view.dirty == {change.target.service} and checks._newly_failed

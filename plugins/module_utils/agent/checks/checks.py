@@ -76,11 +76,13 @@ class Checks:
         self._services = (self._services - known) | asking
         chosen = choose(view.state, self._services, self.settings, own_addresses())
         self._report(chosen.unchecked)
-        self._targets = chosen.targets
         wanted = set(chosen.targets)
-        # Not what this object knew before: a target may have been omitted for a moment, unnoticed by the prober.
-        verdicts = {target: verdict for target, verdict in self._prober.verdicts().items() if target in wanted}
-        self._failing = {target: verdict for target, verdict in verdicts.items() if not verdict.passing}
+        new = wanted.difference(self._targets)
+        self._targets = chosen.targets
+        self._failing = {target: verdict for target, verdict in self._failing.items() if target in wanted}
+        # The target may have been omitted for a moment, unnoticed by the prober, which then delivers no change.
+        verdicts = self._prober.verdicts() if new else {}
+        self._failing.update({item: verdicts[item] for item in new & verdicts.keys() if not verdicts[item].passing})
         self._addresses_of_target = {
             name: places_of(view.state, name) for name in {target.service for target in wanted}
         }
@@ -123,6 +125,8 @@ class Checks:
             self._newly_failed += [
                 (name, address, port) for address, port in self._addresses_of_target[name].get(target, ())
             ]
+            # Connections are ended after a sync, also if :meth:`follow` already knew the verdict.
+            view.dirty.add(name)
         about = None if view.state.services[name].static else service_reference(*name)
         self._post(about, kind, reason, "CheckEndpoint", f"Service {name}: endpoint {target} {text}")
         self._apply(view, name)
