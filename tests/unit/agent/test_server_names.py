@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import socket
 import threading
-import time
 
 import pytest
 
@@ -18,6 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access import names
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.servers import KUBECONFIG, Candidate
+from tests.unit.agent.http_bench import wait_for
 
 OWN = Candidate("", KUBECONFIG)
 NAME, OTHER = "api.example.com", "other.example.com"
@@ -49,13 +49,6 @@ class Setup:
 @pytest.fixture
 def setup():
     return Setup()
-
-
-def wait_until(condition):
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_each_server_claims_the_addresses_of_its_name(setup):
@@ -95,11 +88,11 @@ def test_a_new_name_is_resolved_at_once_and_the_thread_ends(setup):
     setup.answers = {NAME: ("192.0.2.11",)}
     setup.servers.opened(OWN, f"https://{NAME}:6443")
     setup.names.follow()
-    wait_until(lambda: setup.claimed)
+    wait_for(lambda: setup.claimed)
     asked = len(setup.asked)
     setup.names.follow()
     setup.names.stop()
-    wait_until(lambda: not task.alive)
+    wait_for(lambda: not task.alive)
     assert len(setup.asked) == asked
 
 

@@ -16,7 +16,7 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...cluster.access.names import is_name
 from ...cluster.access.servers import KUBECONFIG, Candidate, configured_servers, named_servers
-from ...cluster.api_addresses import KUBERNETES, claims_at
+from ...cluster.api_addresses import KUBERNETES, NO_CLAIMS, claims_at
 from ...cluster.claims import Claim
 from ...cluster.connection import scheme_host_and_port
 from ...cluster.model import EndpointSlice
@@ -54,6 +54,8 @@ class ApiServers:
         self._worked = False
         self._configured: Tuple[Candidate, ...] = ()
         self._addresses: Dict[str, Tuple[str, ...]] = {}
+        # Determined when they may change, and not each time that the loop wakes.
+        self._claims: FrozenSet[Claim] = NO_CLAIMS
         self._learned: Tuple[Candidate, ...] = ()
         self._slice: Optional[EndpointSlice] = None
         self._discover = True
@@ -65,6 +67,7 @@ class ApiServers:
         with self._lock:
             self._configured = configured_servers(servers)
             self._discover = discover
+            self._claim()
 
     def learn(self, state: ClusterState) -> None:
         """Learn the servers that the cluster names. An absent or empty slice changes nothing."""
@@ -84,9 +87,7 @@ class ApiServers:
     def claims(self) -> FrozenSet[Claim]:
         """Return the addresses of the servers of the kubeconfig, if one was used, and of the configuration."""
         with self._lock:
-            return claims_at(
-                (address, port) for host, port in self._given() for address in (host, *self._addresses.get(host, ()))
-            )
+            return self._claims
 
     def names(self) -> List[str]:
         """Return the hosts of these servers that are names."""
@@ -104,6 +105,7 @@ class ApiServers:
             before = self._addresses.get(name, ())
             if addresses:
                 self._addresses[name] = tuple(dict.fromkeys([*addresses, *before]))[:_MOST_ADDRESSES]
+                self._claim()
             return not set(addresses).issubset(before)
 
     @property
@@ -122,6 +124,7 @@ class ApiServers:
         if candidate == self._own:
             with self._lock:
                 self._own_url = url
+                self._claim()
 
     def answered(self, candidate: Candidate) -> None:
         """Record that a server has answered."""
@@ -168,6 +171,12 @@ class ApiServers:
         """Return the number of servers that are known."""
         with self._lock:
             return len(self._candidates())
+
+    def _claim(self) -> None:
+        """Determine the claims again; the caller holds the lock."""
+        self._claims = claims_at(
+            (address, port) for host, port in self._given() for address in (host, *self._addresses.get(host, ()))
+        )
 
     def _given(self) -> List[Tuple[str, int]]:
         """Return host and port of the servers of the kubeconfig, if one was used, and of the configuration."""
