@@ -54,7 +54,8 @@ def claims_of(token: str) -> Optional[Object]:
     return claims if sign(claims) == token else None
 
 
-def _failure(code: int, reason: str, message: str) -> Answer:
+def failure(code: int, reason: str, message: str) -> Answer:
+    """Return the answer to a request that fails."""
     return code, Failure(code, reason, message).body
 
 
@@ -131,7 +132,7 @@ class Accounts:
             return self._create(f"{path}/{body['metadata']['name']}", body)
         known = self.objects.get(path)
         if known is None:
-            return _failure(404, "NotFound", f'{place["kind"]} "{place["name"]}" not found')
+            return failure(404, "NotFound", f'{place["kind"]} "{place["name"]}" not found')
         if method == "GET":
             return 200, self._read(path, known)
         self.writes.append(f"{method} {path}")
@@ -144,7 +145,7 @@ class Accounts:
 
     def _create(self, path: str, body: Object) -> Answer:
         if path in self.objects:
-            return _failure(409, "AlreadyExists", f"{path} already exists")
+            return failure(409, "AlreadyExists", f"{path} already exists")
         uid = f"00000000-0000-4000-8000-{next(self._numbers):012d}"
         self.objects[path] = {**body, "metadata": {**body["metadata"], "uid": uid}}
         self.writes.append(f"POST {path}")
@@ -189,9 +190,9 @@ class Accounts:
     def _token_request(self, path: str, body: Object) -> Answer:
         account = self.objects.get(path)
         if not self.has_requests:
-            return _failure(404, "NotFound", "the server could not find the requested resource")
+            return failure(404, "NotFound", "the server could not find the requested resource")
         if account is None:
-            return _failure(404, "NotFound", f"{path} not found")
+            return failure(404, "NotFound", f"{path} not found")
         self.requests.append((path, body))
         spec, now = body["spec"], int(self._clock())
         metadata, bound = account["metadata"], spec.get("boundObjectRef")
@@ -200,13 +201,13 @@ class Accounts:
             "serviceaccount": {"name": metadata["name"], "uid": metadata["uid"]},
         }
         if spec.get("expirationSeconds", 3600) < 600:
-            return _failure(422, "Invalid", "may not specify a duration less than 10 minutes")
+            return failure(422, "Invalid", "may not specify a duration less than 10 minutes")
         if bound is not None:
             if bound["kind"] != "Node" or not self.binds_nodes:
-                return _failure(422, "Invalid", 'spec.boundObjectRef.kind: Unsupported value: "Node"')
+                return failure(422, "Invalid", 'spec.boundObjectRef.kind: Unsupported value: "Node"')
             uid = self._node_uid(bound["name"])
             if uid != bound.get("uid", uid) or not uid:
-                return _failure(409 if uid else 404, "Conflict", f"the UID in the bound object reference is not {uid}")
+                return failure(409 if uid else 404, "Conflict", f"the UID in the bound object reference is not {uid}")
             own["node"] = {"name": bound["name"], "uid": uid}
         claims = {
             "iat": now,

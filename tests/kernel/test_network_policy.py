@@ -170,13 +170,48 @@ async def unknown_pod_answers(network, node):
     return found, set(flows)
 
 
+def configure(node, tmp_path, policy):
+    """Write this section ``networkPolicy`` into the node's configuration, and leave the rest to it."""
+    document = {"apiVersion": "kubenode.proxy/v1alpha1", "kind": "NodeProxyConfiguration", "networkPolicy": policy}
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text(encoding="utf-8").partition("---")[0] + f"---\n{json.dumps(document)}\n")
+    node.environment.pop("LAB_NETWORK_POLICY", None)
+
+
+async def answers(network, node, objects, flows):
+    """Return which of these flows pass in each family, as texts."""
+    wire = Wire(network)
+    probes = [(flow, family, probe) for flow in flows for family, probe in cases.probes_of(flow, objects).items()]
+    try:
+        await asyncio.to_thread(node.converge, objects.values())
+        found = await wire.allowed([probe for _flow, _family, probe in probes])
+    finally:
+        wire.close()
+    return {(flow, family) for flow, family, probe in probes if found[probe]}
+
+
+def test_egress_rules_are_not_applied_to_unjudged_destinations(lab, tmp_path):
+    """As for a DNS cache on the node; another destination, and the ingress rules of a pod, are judged as before."""
+    network, node = lab("nftables")
+    objects = cases.steps("own-node")[0].objects
+    flows = ["tcp shop/web -> node1:80", "tcp shop/web -> node2:80", "tcp shop/web -> shop/db:8080"]
+    configure(node, tmp_path, {"enabled": True})
+    assert asyncio.run(answers(network, node, objects, flows)) == set()
+    unjudged = ["172.18.0.2/32", "fd00:172:18::2/128", "10.244.0.0/16"]
+    configure(node, tmp_path, {"enabled": True, "unjudgedDestinations": unjudged})
+    passed = asyncio.run(answers(network, node, objects, flows))
+    assert passed == {(flows[0], family) for family in cases.FAMILIES}
+    # The destination's own policy denies the packets of the third flow.
+    first = rules(node)
+    node.inside("nft", "delete", "element", *TABLE.split(), "unjudged4", "{ 10.244.0.0/16 }")
+    node.converge(objects.values())
+    assert sorted(rules(node).split()) == sorted(first.split())
+
+
 def test_addresses_of_no_known_pod_reach_only_their_node(lab, tmp_path):
     network, node = lab("nftables")
     policy = {"enabled": True, "unknownPods": "deny", "podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]}
-    document = {"apiVersion": "kubenode.proxy/v1alpha1", "kind": "NodeProxyConfiguration", "networkPolicy": policy}
-    with open(tmp_path / "config.yaml", "a", encoding="utf-8") as file:
-        file.write(f"---\n{json.dumps(document)}\n")
-    del node.environment["LAB_NETWORK_POLICY"]
+    configure(node, tmp_path, policy)
     (unknown, known), every = asyncio.run(unknown_pod_answers(network, node))
     assert unknown == {"to it from its node", "from it to its node", "between known pods"} and known == every
     first = rules(node)
@@ -185,9 +220,7 @@ def test_addresses_of_no_known_pod_reach_only_their_node(lab, tmp_path):
     node.inside("nft", "-f", str(listed))
     assert sorted(rules(node).replace(",", " ").split()) == sorted(first.replace(",", " ").split())
     policy["podCIDRs"] = ["10.244.3.0/24"]
-    (tmp_path / "config.yaml").write_text(
-        (tmp_path / "config.yaml").read_text().partition("---")[0] + f"---\n{json.dumps(document)}\n"
-    )
+    configure(node, tmp_path, policy)
     with pytest.raises(
         AssertionError, match=r"pods of this node have addresses outside of 10\.244\.3\.0/24: 10\.244\.1\.11"
     ):

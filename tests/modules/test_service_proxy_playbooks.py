@@ -201,6 +201,19 @@ def test_an_error_on_the_controller_stops_before_any_node(playbooks):
     playbooks.assert_controller_is_clean()
 
 
+def test_policies_are_read_if_any_host_of_the_play_needs_them(playbooks):
+    """The first host, for which the controller reads the cluster's state, may need less than the others."""
+    inventory = json.loads(playbooks.lab.inventory.read_text(encoding="utf-8"))
+    inventory["lab"]["hosts"]["lab-nftables"]["service_proxy_network_policy"] = True
+    inventory["lab"]["hosts"]["lab-iptables"]["service_proxy_outside_host"] = True
+    mixed = playbooks.scratch / "mixed.json"
+    mixed.write_text(json.dumps(inventory), encoding="utf-8")
+    options = ("--check", "-e", "proxy_prepare_kernel=false", "-i", str(mixed))
+    status, text, _changed = playbooks.run("converge", *options)
+    # This snapshot has no policies.
+    assert status != 0 and "the cluster state has no Pod" in text and "lab-iptables would serve" not in text, text
+
+
 def test_unknown_tags_do_nothing_and_succeed(playbooks):
     status, text, changed = playbooks.run("converge", "--tags", "anything")
     assert status == 0 and not any(changed.values()), text

@@ -32,11 +32,16 @@ _NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
 
 
 _POD_RANGES = ("10.244.1.0/24", "fd00:10:244:1::/64")
+#: Pods of the node and of others, an address of the node, and one outside; two ranges overlap.
+_UNJUDGED = ("10.244.1.12/30", "10.244.2.0/24", "10.244.2.0/28", "172.18.0.2/32", "fd00:10:244:1::/64")
 
 
 def _policy(cluster: ClusterState, options: Options, portion: int = 1) -> NodePolicy:
     ranges = [parse_network(text) for text in _POD_RANGES] if options.unknown else []
-    return NodePolicy("node1", cluster.policy, _OWN, options.tiers, pod_ranges=ranges, portion=portion)
+    unjudged = [parse_network(text) for text in _UNJUDGED] if options.unjudged else []
+    return NodePolicy(
+        "node1", cluster.policy, _OWN, options.tiers, pod_ranges=ranges, unjudged=unjudged, portion=portion
+    )
 
 
 def _apply(change: Any, table: dict[Any, Any]) -> None:
@@ -53,7 +58,13 @@ def differences(seed: int) -> list[str]:
     """
     generator = Generator(seed)
     tiers = seed % 3 != 0
-    options = Options(tiers=tiers, cut=seed % 5 == 0, log_group=9 if seed % 7 == 0 else -1, unknown=seed % 4 == 1)
+    options = Options(
+        tiers=tiers,
+        cut=seed % 5 == 0,
+        log_group=9 if seed % 7 == 0 else -1,
+        unknown=seed % 4 == 1,
+        unjudged=seed % 11 < 3,
+    )
     objects = generator.cluster()
     if not tiers:
         objects = {key: item for key, item in objects.items() if key[0] != "ClusterNetworkPolicy"}
@@ -65,7 +76,8 @@ def differences(seed: int) -> list[str]:
     table = desired_table(policy.table.rows, options)
     wrong: list[str] = []
     for step in range(STEPS):
-        judge = Oracle(objects.values(), "node1", NODE_ADDRESSES, _POD_RANGES if options.unknown else ())
+        ranges, unjudged = _POD_RANGES if options.unknown else (), _UNJUDGED if options.unjudged else ()
+        judge = Oracle(objects.values(), "node1", NODE_ADDRESSES, ranges, unjudged)
         interpreter = Interpreter(table)
         user_space = policy.judge()
         for packet in generator.packets(PACKETS):
@@ -169,7 +181,8 @@ def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers:
         raw, other = packed(own), packed(peer)
         assert raw is not None and other is not None
         owner = policy.owners.owners.get(raw)
-        if owner is not None and owner.node_name == "node1":
+        unjudged = direction == EGRESS and policy.is_unjudged(other)
+        if owner is not None and owner.node_name == "node1" and not unjudged:
             flow = Flow(other, packet.protocol, packet.port)
             if not verdicts.side(direction, raw, flow).allowed:
                 return False

@@ -99,7 +99,8 @@ def network(text: Any) -> Network:
 class Oracle:
     """Decide about packets for the pods of one node, in a cluster of raw objects.
 
-    ``pod_ranges``: where addresses of no known pod exchange packets with their own node only.
+    ``pod_ranges``: where addresses of no known pod exchange packets with their own node only. ``unjudged``: ranges of
+    destinations to which no egress rule is applied.
     """
 
     def __init__(
@@ -108,12 +109,14 @@ class Oracle:
         node: str = "node1",
         node_addresses: Iterable[str] = (),
         pod_ranges: Iterable[str] = (),
+        unjudged: Iterable[str] = (),
     ) -> None:
         by_key = {(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]): item for item in objects}
         items = list(by_key.values())
         self._node = node
         self._own = set(map(ipaddress.ip_address, node_addresses))
         self._ranges = list(map(ipaddress.ip_network, pod_ranges))
+        self._unjudged = list(map(ipaddress.ip_network, unjudged))
         self.pods = [item for item in items if item["kind"] == "Pod" and self._counts(item)]
         self.namespaces = {
             item["metadata"]["name"]: item["metadata"].get("labels") or {}
@@ -168,7 +171,8 @@ class Oracle:
         source, destination = self.pod_at(packet.source), self.pod_at(packet.destination)
         if packet.from_node:
             return True
-        if self._is_own(source) and not self._side(packet, "Egress", source, destination):  # type: ignore[arg-type]
+        judged = not any(ipaddress.ip_address(packet.destination) in each for each in self._unjudged)
+        if judged and self._is_own(source) and not self._side(packet, "Egress", source, destination):  # type: ignore[arg-type]
             return False
         if packet.to_node:
             return True

@@ -165,6 +165,22 @@ def test_changed_configuration_is_read_without_a_restart(node, installed, variab
     wait_for("everything is masqueraded", lambda: "-d 10.96.0.10/32" in _masqueraded(node))
 
 
+def test_files_of_a_run_that_failed_are_read_after_the_next_one(node, installed, variables):
+    # The following tests keep this configuration, too.
+    variables["agent_configuration"]["iptables"]["masqueradeBit"] = 15
+    node.role("agent", {**variables, "agent_kubeconfig": "/nonexistent"}, failing=True)
+    before = start_of(node)
+    assert "/0x8000" not in _masqueraded_mark(node), "the run must fail before its handlers"
+    task = "kubenode.proxy.agent : Restart the agent if it has not read all files"
+    assert node.role("agent", variables).changed_tasks == [task]
+    assert start_of(node) != before
+    wait_for("the new bit", lambda: "/0x8000" in _masqueraded_mark(node))
+
+
+def _masqueraded_mark(node):
+    return "\n".join(line for line in rules(node).splitlines() if line.startswith("-A KUBE-MARK-MASQ"))
+
+
 def _masqueraded(node):
     return "\n".join(line for line in rules(node).splitlines() if line.endswith("-j KUBE-MARK-MASQ"))
 

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from tests.apiserver.accounts import claims_of, sign
+from tests.apiserver.accounts import claims_of, failure, sign
 from tests.apiserver.tls import write_kubeconfig
 
 from .cluster import BRIDGE, POD, Cluster, endpoint_slice
@@ -93,6 +93,16 @@ def test_agent_renews_its_token_at_half_its_lifetime(node, cluster, accounts, va
     assert node.output("stat", "-c", "%U %a", TOKEN_FILE).split() == ["kubenode-proxy", "600"]
     cluster.store.put(endpoint_slice("web", [POD, "10.244.1.3"]))
     wait_for("a change is served", lambda: "10.244.1.3" in node.output("nft", "list", "ruleset"))
+
+
+def test_the_reason_is_shown_if_no_token_is_issued(node, accounts, variables, monkeypatch):
+    """The task's own result is hidden, since it may contain a token."""
+    node.run("mv", TOKEN_FILE, f"{TOKEN_FILE}.old")
+    refusal = failure(403, "Forbidden", "no tokens for this account")
+    monkeypatch.setattr(accounts, "_token_request", lambda path, body: refusal)
+    done = node.role("agent", variables, failing=True)
+    node.run("mv", f"{TOKEN_FILE}.old", TOKEN_FILE)
+    assert "no tokens for this account" in " ".join(done.output.split())
 
 
 def test_rotation_revokes_issued_tokens(node, cluster, accounts, variables):

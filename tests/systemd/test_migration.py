@@ -253,6 +253,14 @@ def test_hosts_that_are_finished_are_only_checked(fleet):
 
 
 @pytest.mark.full
+def test_no_agent_is_removed_if_there_is_no_kube_proxy_to_return(fleet):
+    text = fleet.migrate(migrate_direction="back", migrate_kube_proxy_name="other", failing=True)
+    assert 'daemonsets.apps "other" not found' in text or "other" in text, text
+    for node in fleet.members:
+        assert by_the_agent(node)
+
+
+@pytest.mark.full
 def test_hosts_with_an_agent_are_given_back(fleet, before):
     fleet.migrate(migrate_direction="back", migrate_kube_proxy_mode="iptables", proxy_serial="100%")
     assert fleet.labelled() == []

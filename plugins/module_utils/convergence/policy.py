@@ -37,6 +37,7 @@ def policy_options(settings: NetworkPolicySettings) -> Options:
         cut=settings.established_connections == CUT,
         log_group=settings.log_group if settings.log_denied else NO_LOG,
         unknown=settings.unknown_pods == DENY,
+        unjudged=bool(settings.unjudged_destinations),
     )
 
 
@@ -58,6 +59,7 @@ def node_policy(
         raw_addresses(addresses),
         settings.cluster_policies,
         pod_ranges=pod_ranges(cluster, settings, node_name),
+        unjudged=networks_of(settings.unjudged_destinations),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Callable, Optional
 
 from ..cluster.policy_model import ACCEPT, ADMIN, BASELINE, DENY
+from .address_ranges import AddressRanges
 from .family_tables import FamilyTables
 from .matching.owners import Address
 from .matching.ports import EVERYTHING, PortSet, TierOutcome
@@ -18,12 +19,23 @@ ValueOf = Callable[[int], object]
 
 
 class Judge:
-    """Evaluates connections by rows. ``value_of`` returns the content of port sets and outcomes by number."""
+    """Evaluates connections by rows.
 
-    def __init__(self, rows: PolicyRows, families: Callable[[Address], FamilyTables], value_of: ValueOf) -> None:
+    ``value_of`` returns the content of port sets and outcomes by number. ``unjudged``: the destinations to which no
+    egress rule is applied.
+    """
+
+    def __init__(
+        self,
+        rows: PolicyRows,
+        families: Callable[[Address], FamilyTables],
+        value_of: ValueOf,
+        unjudged: AddressRanges,
+    ) -> None:
         self._rows = rows.rows
         self._families = families
         self._value_of = value_of
+        self._unjudged = unjudged
 
     def is_policed(self, address: Address) -> bool:
         """Return whether any policy selects the pod of this node that has an address."""
@@ -46,7 +58,7 @@ class Judge:
         return int(number)
 
     def _side_allows(self, side: str, own: Address, peer: Address, protocol: int, port: int) -> bool:
-        if (POLICED, side, own) not in self._rows:
+        if (POLICED, side, own) not in self._rows or (side == "out" and self._unjudged.contain(peer)):
             return True
         number = self.class_of(peer)
         action = self._outcome(ADMIN, side, number=number, own=own, protocol=protocol, port=port)

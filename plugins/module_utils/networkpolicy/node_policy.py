@@ -31,8 +31,8 @@ class NodePolicy:
 
     ``node_name``: the node whose pods are selected. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``most_rows``: the maximum number of elements that depend on the content of policies. ``pod_ranges``: the addresses
-    of the node's pods; traffic of those in them that belong to no known pod is denied. ``portion``: see
-    :class:`.PolicyState`.
+    of the node's pods; traffic of those in them that belong to no known pod is denied. ``unjudged``:
+    destinations to which no egress rule is applied. ``portion``: see :class:`.PolicyState`.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class NodePolicy:
         most_rows: int = MOST_ROWS,
         *,
         pod_ranges: Sequence[Network] = (),
+        unjudged: Sequence[Network] = (),
         portion: int = PORTION,
     ) -> None:
         self._node_name = node_name
@@ -52,6 +53,7 @@ class NodePolicy:
         self._cluster_policies = cluster_policies
         self._most_rows = most_rows
         self._pod_ranges = tuple(pod_ranges)
+        self._unjudged = tuple(unjudged)
         self._portion = portion
         self._refused: FrozenSet[PolicySide] = frozenset()
         self._state = self._made(self._refused) or self._search()
@@ -79,6 +81,10 @@ class NodePolicy:
     def is_unknown(self, address: Address) -> bool:
         """Return whether an address in the pod ranges belongs to no known pod."""
         return self._state.pod_ranges.contain(address) and address not in self.owners.owners
+
+    def is_unjudged(self, address: Address) -> bool:
+        """Return whether no egress rule is applied to connections to an address."""
+        return self._state.unjudged.contain(address)
 
     def judge(self) -> Judge:
         """Return a judge that uses the current rows."""
@@ -146,6 +152,7 @@ class NodePolicy:
             self._node_addresses,
             cluster_policies=self._cluster_policies,
             pod_ranges=self._pod_ranges,
+            unjudged=self._unjudged,
             refused=refused,
             most_rows=most_rows,
             portion=self._portion,

@@ -16,6 +16,7 @@ from ..addresses import FAMILIES, Network, family_of_packed
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, ContainerPort, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
+from .address_ranges import AddressRanges, PodRanges
 from .budget import PolicySide
 from .family_tables import FamilyTables
 from .judge import Judge
@@ -23,8 +24,7 @@ from .limits import MOST_PIECES
 from .matching.compiled import CompiledRule, side
 from .matching.owners import Address, AddressOwners, counts
 from .matching.peers import Content, PodPeers
-from .pod_ranges import PodRanges
-from .rows import ISOLATED, POLICED, SELF, PolicyRows
+from .rows import ISOLATED, POLICED, SELF, UNJUDGED, PolicyRows
 from .rule_compiler import RuleCompiler
 from .subjects import NETWORK_POLICY, Subject, SubjectKey
 from .values import GrantValues
@@ -58,7 +58,7 @@ class PolicyState:
     """The rows of one node. If TooManyRows is raised, the state is incomplete and must not be used.
 
     ``node_name``: the node whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
-    ``pod_ranges``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`. ``most_rows``: see
+    ``pod_ranges``, ``unjudged``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`. ``most_rows``: see
     :class:`.PolicyRows`. ``portion``: if pods of this node come or go, an update classifies at most this many other
     pods again, and leaves more of them to :meth:`proceed`.
     """
@@ -71,6 +71,7 @@ class PolicyState:
         *,
         cluster_policies: bool = False,
         pod_ranges: Sequence[Network] = (),
+        unjudged: Sequence[Network] = (),
         refused: AbstractSet[PolicySide] = frozenset(),
         most_rows: Optional[int] = None,
         portion: int = PORTION,
@@ -84,6 +85,7 @@ class PolicyState:
         most_pieces = MOST_PIECES if most_rows is not None else None
         self.families = {family: FamilyTables(family, self.table, self._values, most_pieces) for family in FAMILIES}
         self.pod_ranges = PodRanges(pod_ranges, self.table)
+        self.unjudged = AddressRanges(UNJUDGED, unjudged, self.table)
         self._node_name = node_name
         self._objects = objects
         self._cluster_policies = cluster_policies
@@ -140,7 +142,8 @@ class PolicyState:
 
     def judge(self) -> Judge:
         """Return a judge that uses the current rows."""
-        return Judge(self.table, lambda address: self.families[family_of_packed(address)], self._values.value)
+        families = self.families
+        return Judge(self.table, lambda address: families[family_of_packed(address)], self._values.value, self.unjudged)
 
     # ---- what changed
 

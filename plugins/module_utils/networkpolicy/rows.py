@@ -11,6 +11,7 @@ row                                                 value
 ``(SELF, address)``                                 True: a pod of this node
 ``(POD_RANGE, first, last)``                        True: a range of addresses of the node's pods
 ``(KNOWN, address)``                                True: a known pod has this address of such a range
+``(UNJUDGED, first, last)``                         True: a range of destinations that no egress rule is applied to
 ``(CLASS, address)``                                class number of a pod of the cluster
 ``(BLOCK, first, last)``                            class number of a range of addresses that no pod entry refines
 ``(ANY, side, address)``                            port set that this pod may exchange with every peer
@@ -29,7 +30,7 @@ from __future__ import annotations
 from typing import Any, Dict, Optional, Tuple
 
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
-POD_RANGE, KNOWN = "pod range", "known"
+POD_RANGE, KNOWN, UNJUDGED = "pod range", "known", "unjudged"
 ANY, GRANT, PORTS = "any", "grant", "ports"
 TIER_GRANT, TIER_PORTS, TIER_OTHERS = "tier grant", "tier ports", "tier others"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import networks_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.connection_lines import connection_lines
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.ends import parse_end
@@ -66,16 +67,17 @@ OBJECTS = [
 ]
 
 
-def explained(source, destination, endpoints=(), tiers=False, objects=OBJECTS, own=(NODE_ADDRESS,)):
+def explained(source, destination, endpoints=(), tiers=False, objects=OBJECTS, own=(NODE_ADDRESS,), unjudged=()):
     state = ClusterState.from_objects(objects)
     assert not state.refusals and not state.skipped
-    found = NodePolicy("node1", state.policy, [bytes((172, 18, 0, 2))], tiers)
+    ranges = networks_of(unjudged)
+    found = NodePolicy("node1", state.policy, [bytes((172, 18, 0, 2))], tiers, unjudged=ranges)
     explainer = PolicyExplainer(
         state,
         found,
         node_name="node1",
         node_addresses=own,
-        options=Options(tiers=tiers),
+        options=Options(tiers=tiers, unjudged=bool(unjudged)),
         endpoints=endpoints,
     )
     return explainer.document(parse_end(source, destination=False), parse_end(destination, destination=True))
@@ -157,6 +159,16 @@ def test_an_address_of_a_service_that_a_program_of_the_node_has_is_judged_as_wel
     assert not document["allowed"] and "10.96.0.10 is also an address of this node" in "".join(document["notes"])
     denied = [item for item in document["connections"] if not item["allowed"]]
     assert [(item["destination"], item["port"], item["protocol"]) for item in denied] == [("10.96.0.10", 53, "udp")]
+
+
+def test_a_destination_that_is_never_judged_is_named():
+    destination = f"{NODE_ADDRESS}:53/udp"
+    assert "denied" in text("shop/db", destination)
+    shown = " ".join(text("shop/db", destination, unjudged=["172.18.0.0/24", "fd00::/8"]).split())
+    assert "egress of shop/db: allowed: not judged: the destination is in networkPolicy.unjudgedDestinations" in shown
+    assert "element inet kubenode-network-policy unjudged4 { 172.18.0.0-172.18.0.255 }" in shown
+    # The destination's own ingress policies are applied.
+    assert not explained("shop/other", "shop/db:80/tcp", unjudged=["10.244.1.0/24"])["allowed"]
 
 
 def test_cluster_policies_are_named_by_tier_and_rule():

@@ -24,7 +24,8 @@ class NetworkPolicySettings(NamedTuple):
     ``only``: the node serves no Services, because kube-proxy or another program does. ``established_connections``:
     ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG group of denied packets, if
     ``log_denied``. ``unknown_pods``: ``allow`` or ``deny`` traffic of addresses in ``pod_cidrs`` (canonical; if empty
-    those of the Node) that belong to no known pod.
+    those of the Node) that belong to no known pod. ``unjudged_destinations`` (canonical): to these, no egress rule is
+    applied.
     """
 
     enabled: bool = False
@@ -35,6 +36,7 @@ class NetworkPolicySettings(NamedTuple):
     log_group: int = _DEFAULT_GROUP
     unknown_pods: str = ALLOW
     pod_cidrs: Tuple[str, ...] = ()
+    unjudged_destinations: Tuple[str, ...] = ()
 
 
 def policy_resources(settings: NetworkPolicySettings) -> Tuple[ResourceType, ...]:
@@ -110,6 +112,14 @@ FIELDS: Tuple[Field, ...] = (
         HONOURED,
         "these pod ranges",
     ),
+    Field(
+        "networkPolicy.unjudgedDestinations",
+        "network_policy.unjudged_destinations",
+        "none",
+        "all",
+        HONOURED,
+        "let pods connect to these CIDRs, for example to a DNS cache on the node, whatever egress rules allow",
+    ),
 )
 
 
@@ -125,6 +135,7 @@ def read(section: Section) -> NetworkPolicySettings:
         log_group=section.integer("logGroup", default.log_group, 0, _MOST_GROUP),
         unknown_pods=section.choice("unknownPods", (ALLOW, DENY)),
         pod_cidrs=section.networks("podCIDRs"),
+        unjudged_destinations=section.networks("unjudgedDestinations"),
     )
     section.finish()
     if settings.only and not settings.enabled:

@@ -82,6 +82,8 @@ class Elements:
             yield ElementKey("element", sets.name(sets.KNOWN, family_of_packed(row[1])), row[1]), True
         elif kind == rows.POD_RANGE:
             yield ElementKey("element", sets.name(sets.POD_RANGES, family_of_packed(row[1])), row[1] + row[2]), True
+        elif kind == rows.UNJUDGED:
+            yield ElementKey("element", sets.name(sets.UNJUDGED, family_of_packed(row[1])), row[1] + row[2]), True
         elif self._options.tiers:
             yield self._of_tier(kind, row), class_bytes(value) if kind == rows.TIER_GRANT else True
 

@@ -36,6 +36,7 @@ from .sets import (
     TIER_OTHERS,
     TIER_PORTS,
     TIERS,
+    UNJUDGED,
     Options,
     name,
     tier_grants,
@@ -207,6 +208,8 @@ def _judged(family: str, side: str, options: Options) -> Rule:
     """Return the rule that sends packets of selected pods to the policy chains."""
     which, chain = (POLICED, "tiers") if options.tiers else (ISOLATED, "policy")
     listed = [*x.of_family(family), _own(family, side), x.lookup(name(which, family, side))]
+    if options.unjudged and side == "out":
+        listed += [_peer(family, side), x.lookup(name(UNJUDGED, family), inverted=True)]
     return x.rule(listed, x.verdict(f"jump {name(chain, family, side)}"))
 
 

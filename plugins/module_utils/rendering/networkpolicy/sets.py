@@ -16,7 +16,7 @@ TABLE_COMMENT = "network policies, by kubenode-proxy"
 ISOLATED, DENIED, SELF, POLICED = "isolated", "denied", "self", "policed"
 PODS, BLOCKS, ANY, GRANTS = "pods", "blocks", "any", "grants"
 PORTS, PORT_RANGES = "ports", "port-ranges"
-POD_RANGES, KNOWN = "pod-ranges", "known"
+POD_RANGES, KNOWN, UNJUDGED = "pod-ranges", "known", "unjudged"
 TIER_PORTS, TIER_OTHERS = "tier-ports", "tier-others"
 
 SIDES = ("in", "out")
@@ -33,12 +33,18 @@ class Options(NamedTuple):
     ``tiers``: ClusterNetworkPolicies are enforced. ``cut``: connections are cut when they are no longer allowed, so a
     TCP connection must not be picked up in its middle. ``log_group``: NFLOG group of denied packets, or NO_LOG.
     ``unknown``: deny the traffic of addresses in the node's pod ranges that belong to no known pod.
+    ``unjudged``: there are destinations to which no egress rule is applied.
     """
 
     tiers: bool = False
     cut: bool = False
     log_group: int = NO_LOG
     unknown: bool = False
+    unjudged: bool = False
+
+
+#: All options that add sets.
+ALL_SETS = Options(tiers=True, unknown=True, unjudged=True)
 
 
 def number(family: str) -> str:
@@ -70,6 +76,8 @@ def definitions(options: Options) -> Dict[str, SetValue]:
         if options.unknown:
             found[name(POD_RANGES, family)] = SetValue((address,), flags=SET_INTERVAL)
             found[name(KNOWN, family)] = SetValue((address,))
+        if options.unjudged:
+            found[name(UNJUDGED, family)] = SetValue((address,), flags=SET_INTERVAL)
         for side in SIDES:
             found[name(ISOLATED, family, side)] = SetValue((address,))
             found[name(DENIED, family, side)] = SetValue((address,), counted=True)
@@ -88,5 +96,5 @@ def definitions(options: Options) -> Dict[str, SetValue]:
 TABLE = TableIdentity(
     TABLE_NAME,
     TABLE_COMMENT,
-    {key: value for key, value in definitions(Options(tiers=True, unknown=True)).items() if value.is_interval},
+    {key: value for key, value in definitions(ALL_SETS).items() if value.is_interval},
 )

@@ -9,10 +9,10 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from ..nftables.objects import CLASSID, ChainValue, ElementKey, Key, SetValue, Value, key_length
 from ..nftables.text import chain_lines, concatenation_text, set_lines, table_line
-from .sets import TABLE_COMMENT, TABLE_NAME, Options, definitions
+from .sets import ALL_SETS, TABLE_COMMENT, TABLE_NAME, definitions
 
 _FAMILY = "inet"
-_SETS = definitions(Options(tiers=True, unknown=True))
+_SETS = definitions(ALL_SETS)
 
 
 def _range_text(value: SetValue, raw: bytes) -> str:
