@@ -57,8 +57,6 @@ def missing(guests: bool = True) -> List[str]:
     with open("/proc/filesystems", encoding="ascii") as stream:
         if "overlay" not in stream.read().split():
             lines.append("this kernel has no overlayfs: modprobe overlay")
-    if not os.path.exists("/dev/net/tun"):
-        lines.append("this kernel has no tap devices: modprobe tun, or pass /dev/net/tun into the container")
     problem = uml.missing() if guests else None
     return [*lines, problem] if problem else lines
 
@@ -104,7 +102,7 @@ class Lab:
     # ---- names
 
     def namespace(self, part: str) -> str:
-        """Return the host's name for the network namespace of a part: fabric, client or a namespace node."""
+        """Return the host's name for the network namespace of a part: fabric, client or a node."""
         return f"kn{self.name}-{part}"
 
     @property
@@ -206,7 +204,9 @@ class Lab:
             inside = self.namespace(node.name)
             lines.append(f"link add {node.device} netns {fabric} type veth peer name eth0 netns {inside}")
         ip_batch(lines)
-        ip_batch([f"tuntap add dev {node.device} mode tap" for node in self.nodes if node.own_kernel], fabric)
+        for node in self.nodes:
+            if node.own_kernel:
+                uml.connect(self.namespace(node.name), fabric, node.device)
         for name in (fabric, client):
             settings = [
                 f"{key}={value}" for key, value in NODE_SYSCTLS.items() if name == fabric or "forward" not in key
@@ -237,7 +237,7 @@ class Lab:
             sshd=str(ssh.prepare_server(self.directory, scratch, node.address)),
         )
         if node.own_kernel:
-            network = uml.Network(self.namespace("fabric"), node.device, f"02:4b:4e:00:00:{node.number:02x}")
+            network = uml.Network(self.namespace(node.name), f"02:4b:4e:00:00:{node.number:02x}")
             process = uml.start(specification, "512M", network).pid
         else:
             process = ssh.start_namespace_node(specification, f"/run/netns/{self.namespace(node.name)}").pid

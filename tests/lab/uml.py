@@ -25,18 +25,34 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequenc
 from tests.lab.cores import pinned
 from tests.lab.guest_command import Guest, make_parser, run_in_guest, run_parsed, settings
 from tests.lab.node import Specification
-from tests.lab.system import LabError, run
+from tests.lab.system import LabError, ip_batch, run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILERS = ("cc", "gcc", "clang", "tcc")
 
 
 class Network(NamedTuple):
-    """A guest's network device: a tap in a named network namespace of the host."""
+    """A guest's network: the device eth0 of a named network namespace of the host, see :func:`connect`."""
 
     namespace: str
-    tap: str
     mac: str
+
+
+def connect(namespace: str, fabric: str, device: str) -> None:
+    """Create the network namespace of a guest, whose eth0 is the other end of ``device`` in the namespace ``fabric``.
+
+    The guest has a packet socket on eth0, where a packet wakes the guest before it is interrupted. A tap interrupts it
+    first: then the guest may find nothing to read, and the packet waits until another one comes. The namespace itself
+    has no address and answers nothing.
+    """
+    ip_batch([f"netns add {namespace}", f"link add {device} netns {fabric} type veth peer name eth0 netns {namespace}"])
+    run(["ip", "netns", "exec", namespace, "sysctl", "-q", "-w", "net.ipv6.conf.eth0.disable_ipv6=1"])
+    ip_batch(["link set eth0 up"], namespace)
+
+
+def network_word(network: Network) -> str:
+    """Return the word of the guest's command line for its network device, which the guest calls vec0."""
+    return f"vec0:transport=raw,ifname=eth0,depth=64,gro=1,mac={network.mac}"
 
 
 def missing() -> Optional[str]:
@@ -114,7 +130,7 @@ def start(specification: Specification, memory: str, network: Optional[Network] 
     argv += ["con=null", "con0=null,fd:1", "quiet", f"umid={scratch.name}", f"uml_dir={scratch}/"]
     argv += [f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1", f"PATH={os.environ['PATH']}"]
     if network:
-        argv.append(f"vec0:transport=tap,ifname={network.tap},depth=64,gro=1,mac={network.mac}")
+        argv.append(network_word(network))
     argv += ["--", "-m", "tests.lab.node", str(scratch / "specification.json")]
     with open(scratch / "console", "wb") as console, pinned() as pin:
         return subprocess.Popen(

@@ -32,7 +32,7 @@ def _user_mode(directory: Path, settings: Dict[str, Any]) -> List[str]:
     argv = ["setpriv", "--pdeathsig", "KILL", "linux.uml", f"mem={MEMORY}", "root=/dev/ubda", "rw", "noreboot"]
     argv += [f"ubd0={directory}/disk.cow,{settings['disk']}", "quiet", "con=null", "con0=null,fd:1", "ssl=null"]
     argv += [f"umid={settings['name']}", f"uml_dir={directory}/run/", f"lab={settings['shared']}"]
-    return [*argv, f"vec0:transport=tap,ifname={settings['tap']},depth=64,gro=1,mac={settings['mac']}"]
+    return [*argv, uml.network_word(uml.Network(settings["namespace"], settings["mac"]))]
 
 
 def _emulated(settings: Dict[str, Any]) -> List[str]:
@@ -42,7 +42,7 @@ def _emulated(settings: Dict[str, Any]) -> List[str]:
     argv = qemu.command(kernel, "768M", root, ["/sbin/init"])
     argv += ["-serial", "stdio", "-drive", f"file={settings['disk']},if=virtio,format=raw,snapshot=on"]
     argv += [*qemu.share(str(kernel.modules), "modules", ",readonly=on"), *qemu.share(settings["shared"], "lab")]
-    return [*argv, *qemu.network(0, f"ifname={settings['tap']},script=no,downscript=no", settings["mac"])]
+    return [*argv, *qemu.network(0, f"ifname={settings['device']},script=no,downscript=no", settings["mac"])]
 
 
 def main(arguments: Sequence[str]) -> int:

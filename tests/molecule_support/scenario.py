@@ -70,6 +70,10 @@ class Scenario:
         """Return the client's network namespace."""
         return f"{self.prefix}-client"
 
+    def namespace(self, node: LabNode) -> str:
+        """Return the network namespace in which the guest of a node runs."""
+        return self.fabric if self.is_emulated(node) else f"{self.prefix}-{node.name}"
+
     @property
     def nodes(self) -> Tuple[LabNode, ...]:
         """Return the nodes, in the order of molecule.yml."""
@@ -245,8 +249,10 @@ class Scenario:
         ip_batch([f"netns add {self.fabric}", f"netns add {self.client}"])
         ip_batch([f"link add client netns {self.fabric} type veth peer name eth0 netns {self.client}"])
         for node in self.nodes:
-            if node.own_kernel:
+            if self.is_emulated(node):
                 ip_batch([f"tuntap add dev {node.device} mode tap"], self.fabric)
+            elif node.own_kernel:
+                uml.connect(self.namespace(node), self.fabric, node.device)
             else:
                 ip_batch([f"link add {node.device} type veth peer name inner{node.number}"], self.fabric)
         for name in (self.fabric, self.client):
@@ -324,9 +330,9 @@ class Scenario:
         settings = {
             "emulated": emulated,
             "name": node.name,
-            "namespace": self.fabric,
+            "namespace": self.namespace(node),
             "disk": str(machine_image.disk()),
-            "tap": node.device,
+            "device": node.device,
             "mac": f"02:4b:4e:01:00:{node.number:02x}",
             "shared": str(place / "shared"),
         }
