@@ -292,8 +292,9 @@ class Agent:
         changed = False
         for item in self._inbox.items():
             if isinstance(item, Batch):
-                self._apply(item)
-                changed = True
+                if self.source.follows(item.kind):
+                    self._apply(item)
+                    changed = True
             elif isinstance(item, FirstObjects):
                 self._serve_first(item)
             elif isinstance(item, VerdictChange):

@@ -299,8 +299,11 @@ def test_nothing_is_saved_before_the_cluster_is_known(cache):
     assert bench.source.save() and not bench.source.is_unsaved
 
 
-def test_objects_deleted_while_a_collection_was_not_followed_are_removed():
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "from-disk"])
+def test_objects_of_a_collection_that_is_not_followed_any_more_are_forgotten(listed):
+    """Otherwise policies that are enabled again would be enforced as they were before, until their list arrives."""
     bench = Bench()
+    view = bench.source.view
     bench.source.start("n1", serving=False, others=[NETWORK_POLICIES])
     policies = [
         {
@@ -311,9 +314,15 @@ def test_objects_deleted_while_a_collection_was_not_followed_are_removed():
         }
         for name in ("deleted", "kept")
     ]
-    bench.source.view.apply(Batch("NetworkPolicy", policies, [], True))
+    view.apply(Batch("NetworkPolicy", policies, [], listed))
+    if not listed:
+        view.from_disk.add("NetworkPolicy")
+    assert len(view.state.policy.policies) == 2 and bench.source.follows("NetworkPolicy")
+    size = view.size
     bench.source.follow_others([])
+    assert not bench.source.follows("NetworkPolicy") and view.size < size
+    assert not view.state.policy.policies and "NetworkPolicy" not in view.listed | view.from_disk
     bench.source.follow_others([NETWORK_POLICIES])
     known = bench.source.reflectors[-1].known
-    bench.source.view.apply(known.replace([known.listed(policies[1])]))
-    assert [key.name for key in bench.source.view.state.policy.policies] == ["kept"]
+    view.apply(known.replace([known.listed(policies[1])]))
+    assert [key.name for key in view.state.policy.policies] == ["kept"]

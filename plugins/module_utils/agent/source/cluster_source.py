@@ -181,15 +181,19 @@ class ClusterSource:
             if reflector.resource.kind not in _KINDS and reflector.resource not in resources:
                 reflector.stop()
                 self.reflectors.remove(reflector)
-                self.view.listed.discard(reflector.resource.kind)
+                self.view.forget(reflector.resource.kind)
         followed = [reflector.resource for reflector in self.reflectors]
         for resource in resources:
             if resource not in followed:
                 reflector = self._reflector(resource)
-                # Objects known from an earlier watch of the collection may have been deleted meanwhile.
+                # Objects known from the copy on disk may have been deleted meanwhile.
                 reflector.known.assume(self.view.keys(resource.kind))
                 self.reflectors.append(reflector)
                 self._run(reflector)
+
+    def follows(self, kind: str) -> bool:
+        """Return whether a collection of this kind is followed; a batch of another one was read before it ended."""
+        return any(reflector.resource.kind == kind for reflector in self.reflectors)
 
     def leave(self, url: str) -> None:
         """End the requests to an API server that has failed; the only method that other threads may call."""

@@ -150,6 +150,13 @@ class ClusterView:
         self._store(key, b"", 0)
         return self.state.remove(key)
 
+    def forget(self, kind: str) -> None:
+        """Remove every object of a kind that is no longer followed: if it is followed again, none of them counts."""
+        for key in self.keys(kind):
+            self.dirty |= self._remove(key)
+        self.listed.discard(kind)
+        self.from_disk.discard(kind)
+
     def _store(self, key: ObjectKey, packed: bytes, size: int) -> int:
         """Keep an object, or remove it if nothing is given; return by how many bytes ``size`` has grown."""
         before = self._objects.get(key, b"")
