@@ -27,7 +27,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
 from tests.conformance.wirelab.cases import load_case
-from tests.kernel.agent_node import AgentNode
+from tests.kernel.agent_node import AgentNode, wait_for
 from tests.lab import recorded, system
 from tests.lab.system import run
 
@@ -197,7 +197,10 @@ class LoadedNode:
             shutil.copy(kept, self._scratch / kept.name)
         self._agent.install("")
         self._agent.start()
-        shutil.copy(self._scratch / kept.name, kept)
+        written = self._scratch / kept.name
+        # The agent writes it up to half a minute after the first sync.
+        wait_for(written.exists, 120.0, 0.1)
+        shutil.copy(written, kept)
         return self._agent.status()
 
     def stop_agent(self, number: int) -> None:
