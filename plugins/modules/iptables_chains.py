@@ -52,6 +52,7 @@ options:
       rules:
         description:
           - Rules in the syntax of iptables, without command and chain, such as C(-p tcp --dport 22 -j ACCEPT).
+          - A rule with several addresses in C(-s) or C(-d) becomes one rule for each, as with iptables itself.
         type: list
         elements: str
         default: []

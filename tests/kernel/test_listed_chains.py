@@ -31,10 +31,12 @@ RULES = (
     "-m mark --mark 16 -m comment --comment 'it''s a \"quoted\" one' -j MARK --or-mark 0x4000",
     "-p icmp --icmp-type echo-request -m limit --limit 10/min -j REJECT",
 )
+V4 = ("10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/16", "10.3.0.0/16")
+V6 = ("fd00::/64", "fd01::/64", "fd02::/48", "fd03::/48")
 
 
-def converge(variant: str, chains: list[ListedChain], removal: bool = False) -> int:
-    resource = ListedChainsResource(detect_variant("IPv4", variant), chains, removal=removal)
+def converge(variant: str, chains: list[ListedChain], removal: bool = False, family: str = "IPv4") -> int:
+    resource = ListedChainsResource(detect_variant(family, variant), chains, removal=removal)
     change = difference(*resource.stage())
     if change:
         resource.apply(change)
@@ -57,11 +59,78 @@ def test_any_spelling_of_a_rule_converges_once(variant):
     assert "FIRST" not in run([f"iptables-{variant}-save"]) and "RULES" not in run([f"iptables-{variant}-save"])
 
 
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+@pytest.mark.parametrize(("family", "program", "networks"), [("IPv4", "iptables", V4), ("IPv6", "ip6tables", V6)])
+def test_a_rule_with_several_addresses_becomes_several_rules(variant, family, program, networks):
+    iptables = f"{program}-{variant}"
+    one, two, three, four = networks
+    rules = (f"-s {one},{two} -p tcp --dport 22 -j ACCEPT", f"-s {one},{two} -d {three},{four}", "-p tcp -j DROP")
+    jumps = (
+        Jump("INPUT", f"-s {three},{four}", FIRST),
+        Jump("INPUT", "-i lo", FIRST),
+        Jump("INPUT", f"-d {two},{one}"),
+    )
+    chain = ListedChain("filter", "SSH", rules, jumps)
+    run([iptables, "-A", "INPUT", "-i", "eth9", "-j", "ACCEPT"])
+    # A second chain with jumps from the same chain.
+    other = ListedChain("filter", "OTHER", (), (Jump("INPUT", f"-d {one},{two}", LAST),))
+    assert converge(variant, [chain, other], family=family) == 9
+    wanted = [
+        f"-A SSH -s {one} -p tcp -m tcp --dport 22 -j ACCEPT",
+        f"-A SSH -s {two} -p tcp -m tcp --dport 22 -j ACCEPT",
+        *(f"-A SSH -s {source} -d {destination}" for source in (one, two) for destination in (three, four)),
+        "-A SSH -p tcp -j DROP",
+    ]
+    assert run([iptables, "-S", "SSH"]).splitlines()[1:] == wanted
+    assert run([iptables, "-S", "INPUT"]).splitlines()[1:] == [
+        f"-A INPUT -s {three} -j SSH",
+        f"-A INPUT -s {four} -j SSH",
+        "-A INPUT -i lo -j SSH",
+        f"-A INPUT -d {two} -j SSH",
+        f"-A INPUT -d {one} -j SSH",
+        "-A INPUT -i eth9 -j ACCEPT",
+        f"-A INPUT -d {one} -j OTHER",
+        f"-A INPUT -d {two} -j OTHER",
+    ]
+    assert converge(variant, [chain, other], removal=True, family=family) == 9
+    assert run([iptables, "-S", "INPUT"]).splitlines()[1:] == ["-A INPUT -i eth9 -j ACCEPT"]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "where"),
+    [
+        ("-A SPLIT -j DROP", r"rules\[1\]"),
+        ("-A INPUT -i lo -j SPLIT", r"jumps\[0\]"),
+        ("*filter", r"rules\[0\]"),
+    ],
+)
+def test_a_printed_rule_that_belongs_to_no_declared_one_is_an_error(monkeypatch, dropped, where):
+    """The program prints less than was added, as iptables-nft-save does of a table that it cannot show."""
+    printed = canonical_chains._printed_elsewhere
+    monkeypatch.setattr(
+        canonical_chains, "_printed_elsewhere", lambda *given: printed(*given).replace(f"{dropped}\n", "")
+    )
+    chain = ListedChain("filter", "SPLIT", ("-s 10.0.0.1,10.0.0.2 -j ACCEPT", "-j DROP"), (Jump("INPUT", "-i lo"),))
+    before = run(["iptables-nft-save"])
+    with pytest.raises(KernelError, match=rf"^chain filter SPLIT: {where}: iptables-save does not print the rule"):
+        ListedChainsResource(detect_variant("IPv4", "nft"), [chain]).stage()
+    assert run(["iptables-nft-save"]) == before
+
+
 def test_rules_that_refer_to_ipsets():
     run(["ipset", "create", "allowed", "hash:ip"])
-    chain = ListedChain("filter", "SETS", ("-m set --match-set allowed src -j ACCEPT", "-p tcp --dport 80 -j DROP"))
-    assert converge("nft", [chain]) == 1
-    assert "-A SETS -m set --match-set allowed src -j ACCEPT" in run(["iptables-nft-save"])
+    rules = (
+        "-m set --match-set allowed src -j ACCEPT",
+        "-d 10.0.0.1,10.0.0.2/31 -m set --match-set allowed src -j ACCEPT",
+        "-p tcp --dport 80 -j DROP",
+    )
+    assert converge("nft", [ListedChain("filter", "SETS", rules)]) == 1
+    assert rules_of("nft", "SETS") == [
+        "-A SETS -m set --match-set allowed src -j ACCEPT",
+        "-A SETS -d 10.0.0.1/32 -m set --match-set allowed src -j ACCEPT",
+        "-A SETS -d 10.0.0.2/31 -m set --match-set allowed src -j ACCEPT",
+        "-A SETS -p tcp -m tcp --dport 80 -j DROP",
+    ]
 
 
 def test_canonical_rules_converge_without_a_scratch_namespace(monkeypatch):

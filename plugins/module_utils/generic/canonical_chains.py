@@ -13,16 +13,22 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import secrets
 import subprocess
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ..addresses import IPV6, unpacked
 from ..errors import KernelError
 from ..kernel.programs import Completed
 from ..kernel.xtables.chains import SavedTables, parse_save
 from ..kernel.xtables.restore import DEFAULT_WAIT, failure_line
 from ..kernel.xtables.variant import XtablesVariant
-from ..rendering.iptables.canonical import canonical_rule, target_of
+from ..rendering.iptables.canonical import canonical_rule
+from ..rendering.iptables.rule_parsing import parse_rule, tokens_of
+from ..rendering.iptables.tables import ChainKey
 from .listed_chains import ListedChain, jump_text, section
+
+Rules = Tuple[str, ...]
 
 # These options refer to objects that the empty namespace does not have.
 _ELSEWHERE = re.compile(r"--match-set |--nfacct-name |(?:-j|--jump) SET |--object-pinned ")
@@ -64,13 +70,44 @@ def _printed_elsewhere(variant: XtablesVariant, text: str) -> Optional[str]:
     return done.stdout.decode(errors="replace")
 
 
-def _external_chains(chains: Sequence[ListedChain], saved: SavedTables) -> Set[Tuple[str, str]]:
-    """Return the external chains that the rules and jumps refer to; the empty namespace needs them."""
-    listed = {(chain.table, chain.name) for chain in chains}
-    named: Set[Tuple[str, str]] = set()
-    for chain in chains:
-        named.update((chain.table, target_of(f" {rule}")) for rule in chain.rules)
-        named.update((chain.table, jump.origin) for jump in chain.jumps or ())
+class _Declared(NamedTuple):
+    """A rule of a listed chain, or a jump into it: where it is declared, and the chain that holds it."""
+
+    where: str
+    table: str
+    holder: str
+    rule: str
+
+
+def _rules_of(chain: ListedChain) -> List[_Declared]:
+    where = f"chain {chain.table} {chain.name}"
+    return [
+        _Declared(f"{where}: rules[{number}]", chain.table, chain.name, rule) for number, rule in enumerate(chain.rules)
+    ]
+
+
+def _jumps_of(chain: ListedChain) -> List[_Declared]:
+    where = f"chain {chain.table} {chain.name}"
+    return [
+        _Declared(f"{where}: jumps[{number}]", chain.table, jump.origin, jump_text(chain, jump))
+        for number, jump in enumerate(chain.jumps or ())
+    ]
+
+
+def _names_in(rule: str) -> Iterator[str]:
+    """Yield every part of a declared rule that can be its target: iptables takes ``-jNAME`` and ``--jump=NAME`` too."""
+    for word in tokens_of(rule):
+        yield word
+        yield word.partition("=")[2] if word.startswith("--") else word[2:]
+
+
+def _external_chains(declared: Iterable[_Declared], chains: Sequence[ListedChain], saved: SavedTables) -> Set[ChainKey]:
+    """Return the external chains that may be meant by the rules and jumps; the empty namespace needs them."""
+    listed = {ChainKey(chain.table, chain.name) for chain in chains}
+    named: Set[ChainKey] = set()
+    for item in declared:
+        named.add(ChainKey(item.table, item.holder))
+        named.update(ChainKey(item.table, name) for name in _names_in(item.rule))
     return {key for key in named if key in saved.chains and key not in saved.builtin and key not in listed}
 
 
@@ -79,48 +116,82 @@ def comparable(rule: str, family: str) -> str:
     return canonical_rule(rule, family) if _ELSEWHERE.search(rule) else rule
 
 
+def _marker(family: str) -> str:
+    """Return, as iptables prints it, a rule that nobody declares; it needs no extension of the kernel."""
+    raw = b"\xfd" + secrets.token_bytes(15) if family == IPV6 else b"\xf0" + secrets.token_bytes(3)
+    return f"-s {unpacked(raw)}/{len(raw) * 8}"
+
+
+def _assigned(items: Sequence[_Declared], rules: Sequence[str], marker: str) -> Iterator[Tuple[_Declared, Rules]]:
+    """Yield each declared rule of one chain with the printed rules up to its marker. Raises KernelError."""
+    position = 0
+    for item in items:
+        end = next((number for number in range(position, len(rules)) if rules[number] == marker), position)
+        if end == position:
+            raise KernelError(f"{item.where}: iptables-save does not print the rule where it was added: {item.rule}")
+        yield item, tuple(rules[position:end])
+        position = end + 1
+    if position < len(rules):
+        raise KernelError(f"{items[-1].where}: iptables-save prints another rule behind it: {rules[position]}")
+
+
+def _printed(
+    variant: XtablesVariant, chains: Sequence[ListedChain], declared: Sequence[_Declared], saved: SavedTables
+) -> Dict[_Declared, Rules]:
+    """Return the printed rules of each declared one; nothing without the right to create a namespace.
+
+    A marker follows each declared rule, because only iptables knows how many rules it makes of ``-s A,B`` or of a host
+    name. Raises KernelError.
+    """
+    marker = _marker(variant.family)
+    lines: Dict[str, List[str]] = {}
+    held: Dict[ChainKey, List[_Declared]] = {}
+    for table, name in sorted(_external_chains(declared, chains, saved)):
+        lines.setdefault(table, []).append(f":{name} - [0:0]")
+    for chain in chains:
+        lines.setdefault(chain.table, []).append(f":{chain.name} - [0:0]")
+    for item in declared:
+        lines[item.table] += [f"-A {item.holder} {item.rule}", f"-A {item.holder} {marker}"]
+        held.setdefault(ChainKey(item.table, item.holder), []).append(item)
+    printed = _printed_elsewhere(variant, section(lines))
+    if printed is None:
+        return {}
+    found = parse_save(printed).chains
+    return {item: rules for key, items in held.items() for item, rules in _assigned(items, found.get(key, ()), marker)}
+
+
+def _derived(rule: str, family: str) -> Rules:
+    """Return the canonical texts that this module can derive without a namespace to test the rule in."""
+    texts = [canonical_rule(rule, family)]
+    base = parse_rule(texts[0]).base
+    for name in ("-s", "-d"):
+        value = base[name][1] if name in base else ""
+        several = f"{name} {value} "
+        if "," in value and several in f"{texts[0]} ":
+            single = [f"{name} {one} " for one in value.split(",")]
+            texts = [f"{text} ".replace(several, one, 1).strip() for text in texts for one in single]
+            texts = [canonical_rule(text, family) for text in texts]
+    return tuple(texts)
+
+
 def canonical_chains(variant: XtablesVariant, chains: Sequence[ListedChain], saved: SavedTables) -> List[ListedChain]:
-    """Return the chains with every rule and jump as iptables-save prints it.
+    """Return the chains with every rule and jump as iptables-save prints it; one declared may become several.
 
     ``saved``: the node's current tables, for external chains that are referred to. Raises KernelError for a rule that
     iptables refuses.
     """
-    lines: Dict[str, List[str]] = {}
-    for table, name in sorted(_external_chains(chains, saved)):
-        lines.setdefault(table, []).append(f":{name} - [0:0]")
-    for chain in chains:
-        lines.setdefault(chain.table, []).append(f":{chain.name} - [0:0]")
-    for chain in chains:
-        body = lines[chain.table]
-        body += [f"-A {chain.name} {rule}" for rule in chain.rules if not _ELSEWHERE.search(rule)]
-        for jump in chain.jumps or ():
-            if not _ELSEWHERE.search(jump.condition):
-                body.append(f"-A {jump.origin} {jump_text(chain, jump)}")
-    printed = _printed_elsewhere(variant, section(lines))
-    if printed is None:
-        return [_approximately(chain, variant.family) for chain in chains]
-    found = {key: iter(rules) for key, rules in parse_save(printed).chains.items()}
+    declared = [item for chain in chains for item in (*_rules_of(chain), *_jumps_of(chain))]
+    printed = _printed(variant, chains, [item for item in declared if not _ELSEWHERE.search(item.rule)], saved)
 
-    def text(table: str, origin: str, rule: str) -> str:
-        return canonical_rule(rule, variant.family) if _ELSEWHERE.search(rule) else next(found[(table, origin)])
+    def texts(item: _Declared) -> Rules:
+        return printed[item] if item in printed else _derived(item.rule, variant.family)
 
-    # Rules are printed in the order in which they were added, chain by chain; a listed chain may also be a jump's
-    # origin.
     result = []
     for chain in chains:
-        rules = tuple(text(chain.table, chain.name, rule) for rule in chain.rules)
         jumps = None
         if chain.jumps is not None:
-            jumps = tuple(
-                jump._replace(condition=text(chain.table, jump.origin, jump_text(chain, jump))) for jump in chain.jumps
-            )
+            pairs = zip(chain.jumps, _jumps_of(chain))
+            jumps = tuple(jump._replace(condition=text) for jump, item in pairs for text in texts(item))
+        rules = tuple(text for item in _rules_of(chain) for text in texts(item))
         result.append(chain._replace(rules=rules, jumps=jumps))
     return result
-
-
-def _approximately(chain: ListedChain, family: str) -> ListedChain:
-    """Return the canonical text that this module can derive without a namespace to test the rules in."""
-    jumps = None
-    if chain.jumps is not None:
-        jumps = tuple(jump._replace(condition=canonical_rule(jump_text(chain, jump), family)) for jump in chain.jumps)
-    return chain._replace(rules=tuple(canonical_rule(rule, family) for rule in chain.rules), jumps=jumps)
