@@ -117,6 +117,30 @@ def test_a_printed_rule_that_belongs_to_no_declared_one_is_an_error(monkeypatch,
     assert run(["iptables-nft-save"]) == before
 
 
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_rules_that_only_name_a_jump_in_a_text_are_left_alone(variant):
+    iptables = f"iptables-{variant}"
+    chain = ListedChain("filter", "TEST", (), (Jump("INPUT", "-m comment --comment 'not -j OTHER now'"),))
+    assert converge(variant, [chain]) == 2
+    run([iptables, "-A", "INPUT", "-j", "LOG", "--log-prefix", "x -j TEST y"])
+    run([iptables, "-A", "INPUT", "-m", "comment", "--comment", "see -g TEST now"])
+    run([iptables, "-N", "USER"])
+    run([iptables, "-A", "USER", "-m", "comment", "--comment", "see -j TEST now", "-j", "RETURN"])
+    before = run([iptables, "-S", "INPUT"]).splitlines()
+    assert converge(variant, [chain]) == 0
+    assert converge(variant, [chain], removal=True) == 2
+    assert run([iptables, "-S", "INPUT"]).splitlines() == [line for line in before if not line.endswith("-j TEST")]
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_an_external_chain_is_a_target_in_every_spelling(variant):
+    for name in "ABCDE":
+        run([f"iptables-{variant}", "-N", name])
+    rules = ("--jump A", "-j 'B'", "--goto C", "--goto=D", "-gE")
+    assert converge(variant, [ListedChain("filter", "MINE", rules)]) == 1
+    assert rules_of(variant, "MINE") == [f"-A MINE {rule}" for rule in ("-j A", "-j B", "-g C", "-g D", "-g E")]
+
+
 def test_rules_that_refer_to_ipsets():
     run(["ipset", "create", "allowed", "hash:ip"])
     rules = (

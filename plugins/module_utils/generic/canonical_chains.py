@@ -95,7 +95,10 @@ def _jumps_of(chain: ListedChain) -> List[_Declared]:
 
 
 def _names_in(rule: str) -> Iterator[str]:
-    """Yield every part of a declared rule that can be its target: iptables takes ``-jNAME`` and ``--jump=NAME`` too."""
+    """Yield every part of a declared rule that can be its target.
+
+    Which spellings iptables takes, of ``--jump NAME``, ``--goto=NAME`` and ``-gNAME``, depends on its version.
+    """
     for word in tokens_of(rule):
         yield word
         yield word.partition("=")[2] if word.startswith("--") else word[2:]

@@ -121,6 +121,16 @@ def test_target_of() -> None:
     assert target_of("-m comment --comment x") == ""
 
 
+def test_target_of_does_not_take_an_option_from_a_quoted_text() -> None:
+    assert target_of('-j LOG --log-prefix "x -j TEST y"') == "LOG"
+    assert target_of('-i lo -j LOG --log-prefix "x -j TEST "') == "LOG"
+    assert target_of('-m comment --comment "see -j TEST now"') == ""
+    assert target_of('-m comment --comment "say \\" -j TEST now" -i lo') == ""
+    assert target_of("-m comment --comment 'see -g TEST now'") == ""
+    assert target_of('-m comment --comment "see -j TEST now" -j REAL -m comment --comment "-g TEST now"') == "REAL"
+    assert target_of('-m comment --comment "it\'s -j TEST now" -g REAL') == "REAL"
+
+
 A, B, C = (ChainKey("nat", name) for name in "ABC")
 
 

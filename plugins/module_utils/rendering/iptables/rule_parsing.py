@@ -69,6 +69,16 @@ def tokens_of(rule: str) -> List[str]:
     return words
 
 
+def unquoted_target(rule: str) -> str:
+    """Return the value of the last -j or -g that is not part of a quoted text; empty if there is none."""
+    target, takes = "", False
+    for match in _TOKEN.finditer(rule):
+        if takes:
+            target = next(group for group in match.groups() if group is not None)
+        takes = match.group(3) in ("-j", "-g")
+    return target
+
+
 def is_well_quoted(rule: str) -> bool:
     """Return whether a rule consists of words and quoted strings only, without an unclosed quote."""
     return not _TOKEN.sub("", rule).strip()
