@@ -96,6 +96,8 @@ options:
       - On nodes with systemd a timer does this, on others a background process. Only the rules of this task are
         rolled back. If another program has changed the same chains meanwhile, iptables may refuse that; the journal of
         the timer's service and a later task with O(state=confirmed) then have the reason.
+      - While a change waits, tasks that would change chains in the same tables fail, in check mode too, as do all other
+        provisional changes.
     type: int
     default: 0
   change:
@@ -245,7 +247,11 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import ChainChange, apply_changes
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import (
+    ChainChange,
+    apply_changes,
+    refuse_unconfirmed,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import (
     ListedChainsResource,
 )
@@ -307,7 +313,10 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     resources = _resources(parameters)
     changes = [ChainChange(resource, difference(*resource.stage())) for resource in resources]
     planned = [PlannedChange(*item) for item in changes]
-    change = "" if module.check_mode else apply_changes(changes, parameters["confirm_timeout"])
+    seconds = parameters["confirm_timeout"]
+    if module.check_mode:
+        refuse_unconfirmed(changes, seconds)
+    change = "" if module.check_mode else apply_changes(changes, seconds)
     result: Dict[str, Any] = {
         "changed": any(item.change for item in planned),
         "change": change,

@@ -16,7 +16,11 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import chain_changes, provisional
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import ChainChange, apply_changes
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import (
+    ChainChange,
+    apply_changes,
+    refuse_unconfirmed,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import FIRST, Jump, ListedChain
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import confirm
@@ -121,6 +125,54 @@ def test_a_change_that_applies_nothing_leaves_no_revert(variant: str, tmp_path: 
     assert "rolled back" not in str(failure.value)
     assert rules(variant) == before
     assert not confirm("", directory=str(tmp_path / "changes"))
+
+
+@pytest.mark.parametrize("seconds", [0, 300])
+def test_chains_are_not_changed_while_a_change_of_their_table_waits(seconds: int, tmp_path: Path) -> None:
+    directory = str(tmp_path / "changes")
+    name = apply_changes([staged("nft", "IPv4", chains_of("filter"))], 300, directory)
+    before = rules("nft")
+    waiting = rf"^change {name} still waits to be confirmed \(state: confirmed\)$"
+    same = staged("nft", "IPv4", chains_of("filter", "-j DROP"))
+    removal = staged("nft", "IPv4", chains_of("filter"), removal=True)
+    user = staged("nft", "IPv4", [ListedChain("filter", "NEW", ("-j OLD",))])
+    for later in (same, removal, user):
+        with pytest.raises(HistoryError, match=waiting):
+            refuse_unconfirmed([later], seconds, directory)
+        with pytest.raises(HistoryError, match=waiting):
+            apply_changes([later], seconds, directory)
+    assert rules("nft") == before
+    elsewhere = [staged("nft", "IPv4", chains_of("mangle")), staged("nft", "IPv6", chains_of("filter"))]
+    if seconds:
+        # Only one change can wait at a time.
+        with pytest.raises(HistoryError, match=waiting):
+            refuse_unconfirmed(elsewhere, seconds, directory)
+    else:
+        refuse_unconfirmed(elsewhere, seconds, directory)
+        apply_changes(elsewhere, seconds, directory)
+    refuse_unconfirmed([staged("nft", "IPv4", chains_of("filter"))], seconds, directory)
+    assert confirm(name, directory=directory)
+    apply_changes([same], 0, directory)
+    assert "-A OLD -j DROP" in rules("nft")
+
+
+@pytest.mark.parametrize("broken", ["start", "write"])
+def test_a_change_that_cannot_be_armed_is_not_found_pending(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> str:
+        raise HistoryError("the timer cannot be created")
+
+    before = rules("nft")
+    change = staged("nft", "IPv4", chains_of("filter"))
+    with monkeypatch.context() as patched, pytest.raises(HistoryError, match="the timer cannot be created"):
+        patched.setattr(provisional, "_start" if broken == "start" else "_script", refuse)
+        apply_changes([change], 300, str(tmp_path / "changes"))
+    assert rules("nft") == before
+    assert list(tmp_path.glob("changes/*")) == []
+    assert not confirm("", directory=str(tmp_path / "changes"))
+    name = apply_changes([change], 300, str(tmp_path / "changes"))
+    assert confirm(name, directory=str(tmp_path / "changes"))
 
 
 def test_a_change_not_reverted_at_once_is_reverted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

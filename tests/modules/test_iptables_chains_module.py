@@ -218,10 +218,13 @@ def test_a_change_is_reverted_unless_it_is_confirmed(node):
     while node.run(*look("nft")).stdout != before:
         assert time.monotonic() < deadline, node.run(*look("nft")).stdout
         time.sleep(0.1)
-    late, again, second, kept, would, confirmed, twice, none = node.play(
+    other = {MODULE: {"chains": [{**task[MODULE]["chains"][0], "rules": ["-j ACCEPT"]}]}}
+    late, again, second, final, checked, kept, would, confirmed, twice, none = node.play(
         {MODULE: {"state": "confirmed", "change": made["change"]}},
         {MODULE: {**task[MODULE], "confirm_timeout": 300}},
         {MODULE: {**one(name="OTHER")[MODULE], "confirm_timeout": 300}},
+        other,
+        {**other, "check_mode": True},
         {MODULE: {**task[MODULE], "confirm_timeout": 300}},
         {**confirm, "check_mode": True},
         confirm,
@@ -230,7 +233,8 @@ def test_a_change_is_reverted_unless_it_is_confirmed(node):
     )
     assert late["msg"] == f"change {made['change']} was not confirmed in time: the node has rolled it back"
     assert again["changed"] and not kept["changed"] and kept["change"] == ""
-    assert second["msg"] == f"change {again['change']} still waits to be confirmed (state: confirmed)"
+    for refused in (second, final, checked):
+        assert refused["msg"] == f"change {again['change']} still waits to be confirmed (state: confirmed)"
     assert would["changed"] and confirmed["changed"] and not twice["changed"] and not none["changed"]
     assert "-A INPUT -j MINE" in node.run(*look("nft")).stdout
     assert (

@@ -11,7 +11,7 @@ from ..errors import KernelError, ProxyError
 from ..kernel.xtables.restore import restore
 from ..resources import Change
 from .iptables_chains import Key, ListedChainsResource, Value
-from .provisional import DIRECTORY, Undo, arm, withdraw
+from .provisional import DIRECTORY, Undo, arm, refuse_while_pending, withdraw
 
 
 class ChainChange(NamedTuple):
@@ -25,6 +25,17 @@ class ChainChange(NamedTuple):
         return Undo(self.resource.variant, self.resource.undo_text(part))
 
 
+def refuse_unconfirmed(changes: Sequence[ChainChange], seconds: int, directory: str = DIRECTORY) -> None:
+    """Raise HistoryError if ``apply_changes`` would refuse the changes, since an earlier one waits to be confirmed."""
+    tables = {
+        (item.resource.family, key.table)
+        for item in changes
+        for key in (*item.change.added, *item.change.replaced, *item.change.removed)
+    }
+    if tables:
+        refuse_while_pending(None if seconds else tables, directory)
+
+
 def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str = DIRECTORY) -> str:
     """Make all changes; with ``seconds`` the node reverts them after that time, unless they are confirmed.
 
@@ -34,6 +45,7 @@ def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str =
     """
     if not any(item.change for item in changes):
         return ""
+    refuse_unconfirmed(changes, seconds, directory)
     name = arm([item.undo(item.change) for item in changes], seconds, directory) if seconds else ""
     tried: List[ChainChange] = []
     try:

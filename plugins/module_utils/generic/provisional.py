@@ -18,7 +18,7 @@ import shlex
 import shutil
 import stat
 import subprocess
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Collection, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..convergence.history.units import start_timer, stop_timer, why_not_systemd
 from ..errors import HistoryError, KernelError
@@ -26,6 +26,7 @@ from ..kernel.xtables.variant import XtablesVariant
 
 DIRECTORY = "/run/kubenode-iptables-chains"
 PENDING, CONFIRMED, REVERTED, FAILED, WITHDRAWN = "pending", "confirmed", "reverted", "failed", "withdrawn"
+_UNDO = "undo."
 #: How long iptables-restore waits for the xtables lock, and how often it is run while another program holds the lock.
 _LOCK_SECONDS, _ATTEMPTS = 5, 60
 
@@ -57,6 +58,34 @@ def _changes(directory: str) -> List[str]:
         raise HistoryError(f"{directory}: cannot be read: {error.strerror}") from error
 
 
+def _tables_of(place: str) -> Set[Tuple[str, str]]:
+    """Return family and table of everything that the revert of a change replaces."""
+    tables: Set[Tuple[str, str]] = set()
+    for name in _changes(place):
+        if name.startswith(_UNDO):
+            with open(os.path.join(place, name), encoding="utf-8") as stream:
+                tables.update((name[len(_UNDO) :], line[1:].strip()) for line in stream if line.startswith("*"))
+    return tables
+
+
+def refuse_while_pending(tables: Optional[Collection[Tuple[str, str]]], directory: str = DIRECTORY) -> None:
+    """Raise HistoryError if a change waits to be confirmed in one of the tables (family and name); None: in any.
+
+    To revert it replaces whole chains, and relies on rule numbers and on chains that no other rule leads to. A later
+    change in the same table would be lost, or would make the kernel refuse the revert.
+    """
+    for name in _changes(directory):
+        place = os.path.join(directory, name)
+        if not os.path.exists(os.path.join(place, PENDING)):
+            continue
+        try:
+            concerned = tables is None or not _tables_of(place).isdisjoint(tables)
+        except OSError as error:
+            raise HistoryError(f"{place}: cannot be read: {error.strerror}") from error
+        if concerned:
+            raise HistoryError(f"change {name} still waits to be confirmed (state: confirmed)")
+
+
 def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
     """Return the script that reverts a change; it writes errors of iptables-restore to the file ``errors``."""
     lines = ["#!/bin/sh", f"cd {shlex.quote(place)} || exit 0", f"mv {PENDING} reverting 2>/dev/null || exit 0"]
@@ -82,24 +111,26 @@ def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
     Only one change can wait at a time: rolling back an earlier one would rely on rule numbers that a later one changed.
     """
     _own_directory(directory)
-    for name in _changes(directory):
-        if os.path.exists(os.path.join(directory, name, PENDING)):
-            raise HistoryError(f"change {name} still waits to be confirmed (state: confirmed)")
+    refuse_while_pending(None, directory)
     for name in _changes(directory):
         shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
     change = secrets.token_hex(8)
     place = os.path.join(directory, change)
     script = os.path.join(place, "revert")
-    texts = [(f"undo.{undo.variant.family}", undo) for undo in undos if undo.text]
-    try:
-        os.mkdir(place, 0o700)
-        contents = {**{name: undo.text for name, undo in texts}, "revert": _script(place, texts), PENDING: ""}
-        for name, content in contents.items():
-            with open(os.path.join(place, name), "w", encoding="utf-8") as stream:
-                stream.write(content)
-    except OSError as error:
-        raise HistoryError(f"{place}: cannot be written: {error.strerror}") from error
-    _start(change, seconds, script)
+    texts = [(f"{_UNDO}{undo.variant.family}", undo) for undo in undos if undo.text]
+    with contextlib.ExitStack() as failed:
+        # A change that nothing would revert must not be found pending.
+        failed.callback(shutil.rmtree, place, ignore_errors=True)
+        try:
+            os.mkdir(place, 0o700)
+            contents = {**{name: undo.text for name, undo in texts}, "revert": _script(place, texts), PENDING: ""}
+            for name, content in contents.items():
+                with open(os.path.join(place, name), "w", encoding="utf-8") as stream:
+                    stream.write(content)
+        except OSError as error:
+            raise HistoryError(f"{place}: cannot be written: {error.strerror}") from error
+        _start(change, seconds, script)
+        failed.pop_all()
     return change
 
 
