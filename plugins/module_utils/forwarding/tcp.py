@@ -128,7 +128,7 @@ class Connection:
             if number not in (0, errno.EINPROGRESS):
                 raise OSError(number, os.strerror(number))
             self.endpoint, self.endpoint_end = endpoint, RelaySocket(sock)
-            self.active = self.server.shared.loop.now
+            self._touch()
             self.server.shared.connecting[self] = None
             self.server.shared.loop.watch(sock.fileno(), self._connected, _EVENTS)
         except OSError:
@@ -209,7 +209,7 @@ class Connection:
 
     def _pump(self) -> None:
         shared = self.server.shared
-        self.active = shared.loop.now
+        self._touch()
         more = False
         try:
             for relay in self.relays:
@@ -222,6 +222,12 @@ class Connection:
         elif more and not self._queued:
             self._queued = True
             shared.loop.again(self._again)
+
+    def _touch(self) -> None:
+        now = self.server.shared.loop.now
+        if now != self.active:
+            self.active = now
+            self.server.touch(self)
 
     # ---- the end
 
@@ -324,6 +330,10 @@ class TcpServer:
             self._everyone.add(client, connection)
             connection.connect()
         return True
+
+    def touch(self, connection: Connection) -> None:
+        """Record that a connection transfers data."""
+        self._everyone.touch(connection.client, connection)
 
     def gone(self, connection: Connection) -> None:
         """Forget a closed connection."""

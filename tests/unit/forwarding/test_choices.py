@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import ipaddress
 import random
 import time
@@ -154,8 +155,13 @@ class Account:
     def __init__(self, clock):
         self.active = {}
         self.evicted = []
-        self.sources = Sources(self._evict, lambda item: self.active[item], clock)
+        self.looked_at = 0
+        self.sources = Sources(self._evict, self._last_active, clock)
         self._clock = clock
+
+    def _last_active(self, item):
+        self.looked_at += 1
+        return self.active[item]
 
     def _evict(self, item):
         self.evicted.append(item)
@@ -169,6 +175,10 @@ class Account:
         self.sources.add(client, item)
         return True
 
+    def transfer(self, item):
+        self.active[item] = self._clock()
+        self.sources.touch(item[0], item)
+
 
 def test_the_client_with_most_connections_loses_one(clock):
     account = Account(clock)
@@ -180,6 +190,59 @@ def test_the_client_with_most_connections_loses_one(clock):
     assert not account.connect("hoarder", 10)
     clock.now += PRESSED_SECONDS
     assert account.connect("hoarder", 10)
+
+
+def test_a_refused_client_costs_the_same_however_many_connections_there_are(clock):
+    account, most = Account(clock), 1000
+    for number in range(most):
+        clock.now += 0.001
+        assert account.connect("hoarder" if number % 2 else f"other {number}", most)
+    assert not any(account.connect("hoarder", most) for _attempt in range(500))
+    assert account.looked_at <= 500
+    account.looked_at = 0
+    assert all(account.connect(f"new {number}", most) for number in range(100))
+    assert account.looked_at <= 100
+
+
+def test_the_connection_that_is_silent_longest_is_closed_when_due(clock):
+    account = Account(clock)
+    for _number in range(3):
+        clock.now += 1.0
+        assert account.connect("hoarder", 3)
+    clock.now = PRESSED_SECONDS
+    account.transfer(("hoarder", 0))
+    clock.now = PRESSED_SECONDS + 1.9
+    assert not account.connect("hoarder", 3)
+    clock.now = PRESSED_SECONDS + 2.0
+    assert account.connect("hoarder", 3)
+    assert account.evicted == [("hoarder", 1)]
+    account.transfer(("hoarder", 1))
+    assert len(account.sources) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_largest_client_is_known_while_connections_come_and_go(clock, seed):
+    chosen, account = random.Random(seed), Account(clock)
+    opened = []
+    for _number in range(1000):
+        clock.now += 0.01
+        if opened and chosen.random() < 0.45:
+            item = opened.pop(chosen.randrange(len(opened)))
+            account.sources.remove(item[0], item)
+        else:
+            client = chosen.choice("aaabbc")
+            assert account.connect(client, 1000)
+            opened.append((client, len(account.active) - 1))
+    for _number in range(len(opened) // 2):
+        counts = collections.Counter(client for client, _count in account.sources)
+        longest_silent = min(
+            (account.active[item], item) for item in account.sources if counts[item[0]] == max(counts.values())
+        )
+        most = len(account.sources)
+        assert account.sources.admit("new", most)
+        client = account.evicted[-1][0]
+        assert counts[client] == max(counts.values())
+        assert list(counts.values()).count(counts[client]) > 1 or account.evicted[-1] == longest_silent[1]
 
 
 @pytest.mark.parametrize("seed", range(5))
