@@ -50,7 +50,8 @@ class Balancer:
     """The position in the rotation, the affinity and the counters of one ServicePort; all its listeners share them.
 
     ``opened``: how many connections and sessions were opened to each endpoint, the latest endpoint last. At most
-    ``most_clients`` clients are remembered; beyond that, those that connected least recently are forgotten.
+    ``most_clients`` clients are remembered; beyond that, those that connected least recently are forgotten. Those whose
+    affinity has ended are forgotten in any case.
     """
 
     def __init__(self, failed: FailedEndpoints, most_clients: int, clock: Clock) -> None:
@@ -76,19 +77,25 @@ class Balancer:
 
         With affinity, the chosen endpoint becomes that of the client.
         """
+        now = self._clock()
+        self._expire(now - listener.affinity_seconds)
         if not listener.affinity_seconds:
             return self._next(listener.endpoints, tried)
         known = self._clients.pop(client, None)
-        now = self._clock()
         endpoint: Optional[Endpoint] = None
-        if known is not None and now < known[1] + listener.affinity_seconds and known[0] not in tried:
-            endpoint = known[0] if known[0] in listener.endpoints else None
+        if known is not None and known[0] not in tried and known[0] in listener.endpoints:
+            endpoint = known[0]
         endpoint = endpoint or self._next(listener.endpoints, tried)
         if endpoint is not None:
             self._clients[client] = (endpoint, now)
             if len(self._clients) > self._most_clients:
                 self._clients.popitem(last=False)
         return endpoint
+
+    def _expire(self, late: float) -> None:
+        """Forget the clients that connected at this time or before; the client that connected last is the last one."""
+        while self._clients and next(iter(self._clients.values()))[1] <= late:
+            self._clients.popitem(last=False)
 
     def remembered(self, client: str, seconds: int) -> Optional[Tuple[Endpoint, float]]:
         """Return the endpoint of a client and for how long it remains that, or None; affinity lasts ``seconds``."""

@@ -102,6 +102,19 @@ def test_the_number_of_remembered_clients_is_limited(balancer):
     assert len(balancer) == 100
 
 
+def test_clients_are_forgotten_when_their_affinity_ends(balancer, clock):
+    listener = Listener("a/b", (A, B), 10)
+    for number in range(50):
+        balancer.choose(listener, str(number))
+    clock.now = 9.0
+    balancer.choose(listener, "0")
+    clock.now = 10.0
+    balancer.choose(listener, "x")
+    assert len(balancer) == 2
+    balancer.choose(listener._replace(affinity_seconds=0), "x")
+    assert len(balancer) == 0
+
+
 def test_the_endpoints_whose_connections_are_counted_are_limited(balancer):
     for number in range(MOST_COUNTED):
         balancer.count((str(ipaddress.ip_address(number)), 80))
