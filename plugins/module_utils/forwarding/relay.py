@@ -36,9 +36,12 @@ class RelayContext(NamedTuple):
 
 
 class RelaySocket:
-    """The socket at one end of a connection, and its readiness. ``ended``: the peer has sent its FIN."""
+    """The socket at one end of a connection, and its readiness.
 
-    __slots__ = ("ended", "number", "readable", "sock", "writable")
+    ``ended``: the peer has sent its FIN. ``failed``: the peer has reset the connection, which the kernel reports once.
+    """
+
+    __slots__ = ("ended", "failed", "number", "readable", "sock", "writable")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -46,6 +49,7 @@ class RelaySocket:
         self.readable = True
         self.writable = True
         self.ended = False
+        self.failed = False
 
 
 class Relay:

@@ -42,6 +42,8 @@ _ACCEPTS = 32
 _BACKLOG = 4096
 #: Seconds to wait before accepting again after the system ran out of files or memory.
 PAUSE_SECONDS = 0.2
+#: How long a connection may be silent after one peer has reset it. What it sent before may still reach the other peer.
+RESET_SECONDS = 30.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -96,6 +98,14 @@ class Connection:
     def half_closed(self) -> bool:
         """Whether one side has closed its half."""
         return any(relay.finished for relay in self.relays)
+
+    def silent_seconds(self, limits: Limits) -> float:
+        """Return how long the connection may be silent."""
+        allowed = limits.half_closed_seconds if self.half_closed else limits.idle_seconds
+        if any(relay.source.failed for relay in self.relays):
+            # The reset would be passed on by reading it, but a relay does not read while its own sink takes nothing.
+            allowed = min(allowed, RESET_SECONDS)
+        return allowed
 
     # ---- connecting
 
@@ -198,9 +208,11 @@ class Connection:
         if mask & _ENDED:
             end.ended = True
         self._pump()
-        if mask & select.EPOLLERR and any(relay.read_all and relay.source is end for relay in self.relays):
-            # The peer sent a reset after its FIN; no read will report it any more.
-            self.abort()
+        if mask & select.EPOLLERR:
+            end.failed = True
+            if any(relay.read_all and relay.source is end for relay in self.relays):
+                # The peer sent a reset after its FIN; no read will report it any more.
+                self.abort()
 
     def _again(self) -> None:
         self._queued = False
@@ -379,6 +391,5 @@ def expire_idle(connections: Iterable[Connection], shared: Shared) -> None:
     """Close connections that have been silent too long."""
     limits, now = shared.limits(), shared.loop.now
     for connection in list(connections):
-        allowed = limits.half_closed_seconds if connection.half_closed else limits.idle_seconds
-        if now >= connection.active + allowed:
+        if now >= connection.active + connection.silent_seconds(limits):
             connection.abort()

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import struct
+import threading
 import time
 
 import pytest
@@ -39,6 +42,74 @@ def test_half_closed_connections_are_closed_sooner(start, endpoint):
         silent.setblocking(False)
         with pytest.raises(BlockingIOError):
             silent.recv(1)
+
+
+def fill(sock):
+    """Send until neither the forwarder nor the kernel takes more, because the other side does not read."""
+    sock.settimeout(0.3)
+    with contextlib.suppress(socket.timeout):
+        while True:
+            sock.send(bytes(1 << 20))
+
+
+def end_with_reset(sock):
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def test_a_reset_by_a_client_ends_a_connection_whose_endpoint_does_not_read(start, endpoint, monkeypatch):
+    monkeypatch.setattr(tcp, "RESET_SECONDS", 0.3)
+    running = start()
+    done = threading.Event()
+    key = running.listen(endpoint(lambda sock: done.wait(SECONDS)).place)
+    with running.connect(key) as steady:
+        sock = running.connect(key)
+        fill(sock)
+        assert running.status("connections") == 2
+        end_with_reset(sock)
+        wait_for(lambda: running.status("connections") == 1, 5.0)
+        steady.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            steady.recv(1)
+    done.set()
+
+
+def test_a_reset_by_an_endpoint_ends_a_connection_whose_client_does_not_read(start, endpoint, monkeypatch):
+    monkeypatch.setattr(tcp, "RESET_SECONDS", 0.3)
+
+    def flood_then_reset(sock):
+        fill(sock)
+        end_with_reset(sock)
+
+    running = start()
+    key = running.listen(endpoint(flood_then_reset).place)
+    with running.connect(key):
+        wait_for(lambda: running.status("connections") == 1)
+        wait_for(lambda: running.status("connections") == 0, 5.0)
+
+
+def test_a_slow_reader_still_gets_what_an_endpoint_sent_before_its_reset(start, endpoint, monkeypatch):
+    monkeypatch.setattr(tcp, "RESET_SECONDS", 1.0)
+    reset = threading.Event()
+
+    def flood_then_reset(sock):
+        fill(sock)
+        end_with_reset(sock)
+        reset.set()
+
+    running = start()
+    key = running.listen(endpoint(flood_then_reset).place)
+    with running.connect(key) as sock:
+        assert reset.wait(SECONDS)
+        received = 0
+        with pytest.raises(ConnectionResetError):
+            while True:
+                data = sock.recv(1 << 20)
+                assert data
+                received += len(data)
+        # More than the forwarder and the client's socket held before the reset.
+        assert received > 1 << 16
+    wait_for(lambda: running.status("connections") == 0)
 
 
 def test_one_client_cannot_block_others(start, endpoint):
