@@ -10,6 +10,7 @@ answered. As with connection tracking, datagrams of one session go to one endpoi
 from __future__ import annotations
 
 import collections
+import errno
 import select
 import socket
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
@@ -25,6 +26,24 @@ _DATAGRAMS = 64
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 #: Receive buffer of a listener, in bytes, for bursts; the kernel allows at most net.core.rmem_max.
 _RECEIVE_BYTES = 1 << 21
+#: The endpoint cannot be reached: what the kernel makes of ICMP destination unreachable (EACCES: prohibited, in IPv6),
+#: or the node has no route.
+_REFUSED = frozenset(
+    (
+        errno.ECONNREFUSED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+        errno.EACCES,
+    )
+)
+#: One datagram is lost, and the next one may pass: it is larger than the path allows, the node lacks memory, or its
+#: packet filter dropped it (EPERM), which a full connection tracking table does as well. After any other error the
+#: session is closed, but the endpoint is not to blame: for example, the node has lost the address of the socket
+#: (EINVAL). The client's next datagram opens another session.
+_LOST = frozenset((errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.EPERM, errno.EAGAIN))
 
 
 class Shared(NamedTuple):
@@ -60,30 +79,47 @@ class Session:
             raise
 
     def send(self, datagram: memoryview) -> bool:
-        """Send a datagram to the endpoint; return False if it has refused the last one (ICMP port unreachable)."""
+        """Send a datagram to the endpoint; return False if it has refused the last one, or cannot be reached."""
         server = self.server
         self.active = server.shared.loop.now
         server.shared.sessions.touch(self)
         try:
-            self.sock.send(datagram)
-        except BlockingIOError:
+            try:
+                self.sock.send(datagram)
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                # A router reported the MTU of the path for an earlier datagram; the kernel fragments this one.
+                self.sock.send(datagram)
+        except OSError as error:
+            if error.errno in _REFUSED:
+                return False
             server.shared.totals.dropped += 1
-        except OSError:
-            return False
+            if error.errno not in _LOST:
+                self.close()
         return True
 
     def _readable(self, _mask: int) -> None:
         shared = self.server.shared
+        received = False
         for _count in range(_DATAGRAMS):
             try:
                 size = self.sock.recv_into(shared.buffer)
             except BlockingIOError:
                 break
-            except OSError:
-                # The endpoint has refused a datagram. The client's next one is sent to another endpoint.
-                self.fail()
+            except OSError as error:
+                if error.errno in _LOST:
+                    continue
+                if error.errno in _REFUSED:
+                    # The endpoint has refused a datagram. The client's next one is sent to another endpoint.
+                    self.fail()
+                else:
+                    self.close()
                 return
+            received = True
             self.server.answer(shared.buffer[:size], self.address)
+        if not received:
+            return
         self.active = shared.loop.now
         if not self.answered:
             shared.sessions.answered(self)

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 import socket
 from pathlib import Path
 
@@ -100,6 +102,129 @@ def test_a_closed_port_is_noticed_at_once(start, udp_endpoint):
     for _number in range(6):
         with client(key) as sock:
             assert ask_until_answered(sock) == b"a x"
+
+
+class Failing:
+    """A session's socket whose calls fail, each with the next of its errors; a None, and all after them, succeed."""
+
+    def __init__(self, sock, sends, receives):
+        self._sock = sock
+        self._sends, self._receives = list(sends), list(receives)
+
+    def _fail(self, errors):
+        number = errors.pop(0) if errors else None
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    def send(self, data):
+        self._fail(self._sends)
+        return self._sock.send(data)
+
+    def recv_into(self, buffer):
+        self._fail(self._receives)
+        return self._sock.recv_into(buffer)
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+
+def fail(running, session, sends=(), receives=()):
+    """Make calls of a session's socket fail, once the loop has finished what it does with the socket now."""
+
+    def replace():
+        session.sock = Failing(session.sock, sends, receives)
+
+    running.forwarder._loop.call(replace)
+
+
+def session_of(running, key):
+    """Return the only session of a listener."""
+    (session,) = running.forwarder._servers[key].sessions.values()
+    return session
+
+
+@pytest.mark.parametrize(
+    ("sends", "lost"),
+    [
+        ([errno.EMSGSIZE], 0),
+        ([errno.EMSGSIZE] * 2, 1),
+        ([errno.ENOBUFS], 1),
+        ([errno.EPERM], 1),
+    ],
+)
+def test_a_datagram_that_cannot_be_sent_leaves_the_session(start, udp_endpoint, sends, lost):
+    running = start()
+    key = running.listen(udp_endpoint("a").place, udp_endpoint("b").place, protocol="udp")
+    with client(key) as sock:
+        first = ask(sock)
+        session = session_of(running, key)
+        fail(running, session, sends)
+        sock.send(b"x")
+        if not lost:
+            assert sock.recv(10) == first
+        else:
+            wait_for(lambda: running.status("droppedDatagrams") == lost)
+        assert ask(sock) == first
+        assert session_of(running, key) is session
+    assert running.status("droppedDatagrams") == lost
+    assert running.status("connectFailures") == 0
+
+
+def test_a_datagram_too_large_for_the_path_does_not_end_the_session_of_its_endpoint(start, udp_endpoint):
+    running = start()
+    key = running.listen(udp_endpoint("a").place, udp_endpoint("b").place, protocol="udp")
+    with client(key) as sock:
+        first = ask(sock)
+        session = session_of(running, key)
+        fail(running, session, receives=[errno.EMSGSIZE])
+        assert ask(sock) == first
+        assert session_of(running, key) is session
+    assert running.status("connectFailures") == 0
+
+
+def test_an_error_alone_is_not_an_answer(start):
+    running = start()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
+        mute.bind(("127.0.0.1", 0))
+        key = running.listen(mute.getsockname(), protocol="udp")
+        with client(key) as sock:
+            sock.send(b"x")
+            wait_for(lambda: running.status("sessions") == 1)
+            session = session_of(running, key)
+            fail(running, session, receives=[errno.EMSGSIZE, errno.EAGAIN])
+            running.forwarder._loop.call(lambda: session._readable(select.EPOLLERR))
+            assert not session.answered
+
+
+@pytest.mark.parametrize("number", [errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES])
+@pytest.mark.parametrize("way", ["sends", "receives"])
+def test_an_endpoint_that_cannot_be_reached_loses_the_session(start, udp_endpoint, way, number):
+    running = start()
+    key = running.listen(udp_endpoint("a").place, udp_endpoint("b").place, protocol="udp")
+    with client(key) as sock:
+        first = ask(sock)
+        session = session_of(running, key)
+        fail(running, session, **{way: [number]})
+        if way == "receives":
+            sock.send(b"x")
+            wait_for(lambda: running.status("sessions") == 0)
+        assert ask(sock) != first
+    assert running.status("connectFailures") == 1
+
+
+@pytest.mark.parametrize("way", ["sends", "receives"])
+def test_an_error_of_the_node_ends_the_session_without_blaming_the_endpoint(start, udp_endpoint, way):
+    running = start()
+    key = running.listen(udp_endpoint("a").place, protocol="udp")
+    with client(key) as sock:
+        ask(sock)
+        session = session_of(running, key)
+        fail(running, session, **{way: [errno.EINVAL]})
+        sock.send(b"x")
+        wait_for(lambda: running.status("sessions") == 0)
+        assert ask(sock) == b"a x"
+        assert session_of(running, key) is not session
+    assert running.status("connectFailures") == 0
 
 
 def test_sessions_of_a_removed_endpoint_are_closed(start, udp_endpoint):
