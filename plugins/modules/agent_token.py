@@ -11,7 +11,8 @@ author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Returns a token of the ServiceAccount that M(kubenode.proxy.agent_access) creates. The token expires, and it is
-    bound to the Node, so that it becomes invalid when the Node object is deleted.
+    bound to the Node, so that it becomes invalid when the Node object is deleted. It is an error if the ServiceAccount
+    does not exist.
   - API servers before 1.31 cannot bind a token to a Node. For API servers before 1.22, which lack TokenRequest, the
     module creates a Secret with a token that does not expire. A warning reports either case.
   - Each call issues a new token. The role P(kubenode.proxy.agent#role) calls the module for nodes that have no token,

@@ -30,6 +30,8 @@ _PATH = re.compile(
     r"/(?P<kind>serviceaccounts|secrets|roles|rolebindings|clusterroles|clusterrolebindings)(?:/(?P<name>[^/]+)(?P<token>/token)?)?\Z"
 )
 _SECRET_TYPE = "kubernetes.io/service-account-token"
+_DISCOVERY = "/api/v1"
+_CORE_RESOURCES = ("nodes", "secrets", "serviceaccounts", "services")
 _ACCOUNT_NAME = "kubernetes.io/service-account.name"
 
 
@@ -80,8 +82,8 @@ class Accounts:
 
     @staticmethod
     def owns(path: str) -> bool:
-        """Report whether a path is of one of these kinds."""
-        return _PATH.match(path) is not None
+        """Report whether a path is of one of these kinds, or the list of the resources of the core API."""
+        return path == _DISCOVERY or _PATH.match(path) is not None
 
     def review(self, token: str) -> str:
         """Return the path of the ServiceAccount that a token identifies now; empty if the token is not valid."""
@@ -102,7 +104,12 @@ class Accounts:
         return "" if node and self._node_uid(node["name"]) != node["uid"] else path
 
     def allowed(self, account: str, method: str, path: str) -> bool:
-        """Report whether a ServiceAccount, given by its path, may create its own token: a bound Role must permit it."""
+        """Report whether a ServiceAccount, given by its path, may create its own token: a bound Role must permit it.
+
+        Each account may list the API's resources (ClusterRole system:discovery).
+        """
+        if (method, path) == ("GET", _DISCOVERY):
+            return True
         place = _PATH.match(path)
         if place is None or method != "POST" or place["token"] is None or path != f"{account}/token":
             return False
@@ -123,6 +130,13 @@ class Accounts:
 
     def answer(self, method: str, path: str, body: Optional[Object]) -> Answer:
         """Carry out a request of an authorized client."""
+        if path == _DISCOVERY:
+            names = [*_CORE_RESOURCES, *(["serviceaccounts/token"] if self.has_requests else [])]
+            return 200, {
+                "kind": "APIResourceList",
+                "groupVersion": "v1",
+                "resources": [{"name": name} for name in names],
+            }
         place = _PATH.match(path)
         assert place is not None
         if place["token"]:

@@ -14,6 +14,7 @@ not revoke the token permanently. Only recreating the ServiceAccount does.
 from __future__ import annotations
 
 import base64
+import functools
 import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -177,21 +178,7 @@ def ensure(
     """
     changes: List[str] = []
     for item in wanted_objects(account, shared, policies):
-        existing = _read(client, item)
-        if existing is None:
-            changes.append(f"{item} created")
-            if not check:
-                client.send("POST", item.collection, item.content, f"create {item}")
-            continue
-        merged = _merged(existing, item.content)
-        if merged == existing:
-            continue
-        for fixed in ("roleRef", "type"):
-            if fixed in item.content and existing.get(fixed) != item.content[fixed]:
-                raise ConfigurationError(f"{item}: {fixed}: differs and cannot be changed: delete the object")
-        changes.append(f"{item} corrected")
-        if not check:
-            client.send("PUT", item.path, merged, f"update {item}")
+        changes += _make(client, item, check)
     uid = _uid(_read(client, wanted_objects(account)[0]))
     if shared:
         token = _token(client, account, timeout, sleep, wait=not check)
@@ -199,6 +186,24 @@ def ensure(
         warning = f"{secret}: its token is the same for all nodes and never expires"
         return AccountChange(tuple(changes), token, uid, (warning,))
     return AccountChange(tuple(changes), None, uid, _left_secret(client, account))
+
+
+def _make(client: ApiClient, item: Wanted, check: bool) -> List[str]:
+    """Create or correct one object and return descriptions of the changes. Raises ApiError, ConfigurationError."""
+    existing = _read(client, item)
+    if existing is None:
+        if not check:
+            client.send("POST", item.collection, item.content, f"create {item}")
+        return [f"{item} created"]
+    merged = _merged(existing, item.content)
+    if merged == existing:
+        return []
+    for fixed in ("roleRef", "type"):
+        if fixed in item.content and existing.get(fixed) != item.content[fixed]:
+            raise ConfigurationError(f"{item}: {fixed}: differs and cannot be changed: delete the object")
+    if not check:
+        client.send("PUT", item.path, merged, f"update {item}")
+    return [f"{item} corrected"]
 
 
 def _uid(item: Optional[Object]) -> str:
@@ -243,31 +248,53 @@ def node_token(client: ApiClient, account: Account, node: str, seconds: int) -> 
     """Return a token of the account with a lifetime of ``seconds``, bound to the Node of that name.
 
     API servers before 1.31 cannot bind a token to a Node (KEP-4193), so the token is not bound. For API servers without
-    TokenRequest (KEP-1205, before 1.22) it is the Secret's token. Raises ApiError, ConfigurationError.
+    TokenRequest (KEP-1205, before 1.22) it is the token of the account's Secret, which is created if it is missing.
+
+    Raises ApiError, also if there is no such account; ConfigurationError.
     """
-    found = unless_absent(lambda: client.get(NODES, node))
-    warnings: Tuple[str, ...] = ()
     try:
-        if found is None:
-            warnings = (f"Node {node}: there is no such Node, so the token is not bound to one",)
-        else:
-            try:
-                return NodeToken(request_token(client, *account, seconds=seconds, node=node, node_uid=_uid(found)))
-            except ApiStatusError as error:
-                if error.code not in _NOT_BOUND:
-                    raise
-                warnings = (f"Node {node}: the API server cannot bind a token to a Node: {error}",)
-        return NodeToken(request_token(client, *account, seconds=seconds), warnings)
+        return _requested_token(client, account, node, seconds)
     except ApiStatusError as error:
-        if error.code != _NOT_FOUND or not ensure(client, account).uid:
+        if error.code != _NOT_FOUND:
             raise
-    shared = ensure(client, account, shared=True)
+        # The answer is the same if the account is absent, which must not get a token that never expires.
+        service_account, *_roles, secret = wanted_objects(account)
+        if _read(client, service_account) is None or _has_token_requests(client):
+            raise
+    _make(client, secret, check=False)
     text = "the API server has no TokenRequest, so the token is the Secret's: the same for all nodes; it never expires"
-    return NodeToken(shared.token or "", (*warnings, text))
+    return NodeToken(_token(client, account, wait=True) or "", (text,))
+
+
+def _requested_token(client: ApiClient, account: Account, node: str, seconds: int) -> NodeToken:
+    """Request a token that is bound to the Node if that exists and the API server can. Raises ApiError."""
+    read_node = functools.partial(client.get, NODES, node)
+    found = unless_absent(read_node)
+    warning = f"Node {node}: there is no such Node, so the token is not bound to one"
+    if found is not None:
+        try:
+            return NodeToken(request_token(client, *account, seconds=seconds, node=node, node_uid=_uid(found)))
+        except ApiStatusError as error:
+            if error.code in _NOT_BOUND:
+                warning = f"Node {node}: the API server cannot bind a token to a Node: {error}"
+            elif error.code != _NOT_FOUND or unless_absent(read_node) is not None:
+                raise
+    return NodeToken(request_token(client, *account, seconds=seconds), (warning,))
+
+
+def _has_token_requests(client: ApiClient) -> bool:
+    """Report whether the API server lists TokenRequest among its resources. Raises ApiError."""
+    answer = client.send("GET", "/api/v1", None, "list the resources of API version v1")
+    return any(resource.get("name") == "serviceaccounts/token" for resource in answer.get("resources") or ())
 
 
 def _token(
-    client: ApiClient, account: Account, timeout: float, sleep: Callable[[float], None], *, wait: bool
+    client: ApiClient,
+    account: Account,
+    timeout: float = 15.0,
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    wait: bool,
 ) -> Optional[str]:
     """Return the token that the cluster's controller writes into the Secret soon after its creation."""
     secret = wanted_objects(account)[-1]

@@ -195,6 +195,43 @@ def test_missing_server_features_are_reported(nodes, binds, requests, warning, e
         assert account.node_token(client, WHO, "n1", 3600).token == found.token
 
 
+def test_an_absent_account_is_an_error_and_is_not_created():
+    for requests in (True, False):
+        client = MemoryClient(nodes={"n1": "u1"})
+        client.accounts.has_requests = requests
+        for node in ("n1", "n2"):
+            with pytest.raises(ApiStatusError, match=r"create a token for ServiceAccount kube-system/kubenode-proxy: "):
+                account.node_token(client, WHO, node, 3600)
+        assert (client.log, client.objects) == ([], {})
+
+
+def test_a_node_deleted_meanwhile_has_a_token_that_expires(monkeypatch):
+    client = MemoryClient(nodes={"n1": "u1"})
+    account.ensure(client, WHO)
+    post = client.post
+
+    def post_after_deletion(path, body, purpose):
+        client.nodes.clear()
+        return post(path, body, purpose)
+
+    monkeypatch.setattr(client, "post", post_after_deletion)
+    client.log.clear()
+    found = account.node_token(client, WHO, "n1", 3600)
+    assert parse_token(found.token).lifetime == 3600 and "there is no such Node" in found.warnings[0]
+    assert client.log == []
+
+
+def test_the_shared_token_needs_the_secret_only():
+    client = MemoryClient(nodes={"n1": "u1"})
+    account.ensure(client, WHO, policies=True)
+    client.accounts.has_requests = False
+    client.log.clear()
+    found = account.node_token(client, WHO, "n1", 3600)
+    assert client.accounts.review(found.token) == ACCOUNT
+    assert client.log == [f"POST {SECRET}"]
+    assert client.objects[ROLE]["rules"] == [*account.RULES, *account.POLICY_RULES]
+
+
 def test_only_own_objects_are_removed():
     client = MemoryClient()
     account.ensure(client, WHO)
