@@ -276,13 +276,12 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import plan_absent, plan_present
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import carry_out, plan_absent, plan_present
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.mode_names import MODES_IN_EFFECT
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import apply_plan
 
 _PROXY_FILE = "/etc/sysctl.d/99-kubenode-proxy.conf"
 
@@ -304,13 +303,12 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     cores = facts.cores()
     path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"] or not present)
     chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
-    if not module.check_mode:
-        apply_plan(chosen.planned)
+    running = chosen.running if module.check_mode else carry_out(chosen)
     for warning in chosen.warnings:
         module.warn(warning)
     result: Dict[str, Any] = {
         "changed": any(item.change for item in chosen.planned),
-        "sysctls": chosen.running,
+        "sysctls": running,
         "explanations": chosen.explanations,
         "persistent_file": path,
         "unchanged_here": chosen.unchanged_here,

@@ -44,7 +44,7 @@ sysctls:
   type: dict
   contains:
     value:
-      description: Current value. V(null) if the kernel has no such parameter, or it cannot be read.
+      description: Current value. Empty if it has none yet, V(null) if the kernel has no such parameter.
       type: str
       returned: always
       sample: "1"

@@ -100,6 +100,21 @@ def test_parameters_that_only_the_host_may_change(node):
     assert node.run("sysctl", "-n", FORWARD).stdout.strip() == "1"
 
 
+def test_the_result_has_the_values_that_the_kernel_has_after_all_changes(node):
+    redirects, secret = "net.ipv4.conf.all.accept_redirects", "net.ipv6.conf.default.stable_secret"
+    node.run("sysctl", "-w", f"{FORWARD}=1", f"{redirects}=0")
+    values = {FORWARD: 0, redirects: 0, secret: "2001:db8::1"}
+    first, again, action = node.play(
+        {"kubenode.proxy.sysctls": {"values": values, "persistent": False}},
+        {"kubenode.proxy.sysctls": {"values": values, "persistent": False}},
+        {"kubenode.proxy.sysctls": {"values": {"net.ipv4.route.flush": 1}, "persistent": False}},
+    )
+    assert first["changed"] and not again["changed"], (first, again)
+    assert first["sysctls"] == {FORWARD: "0", redirects: "0", secret: "2001:0db8:0000:0000:0000:0000:0000:0001"}
+    assert node.run("sysctl", "-n", FORWARD, redirects).stdout.split() == ["0", "0"]
+    assert action["msg"].startswith("sysctl net.ipv4.route.flush: is an action, not a setting"), action
+
+
 def test_errors_are_one_clear_line_and_change_nothing(node):
     module = "kubenode.proxy.sysctls"
     found = node.play(

@@ -16,7 +16,7 @@ from ..errors import ConfigurationError, ProxyError
 from ..kernel import facts, modules, sysctl_profile, sysctls
 from ..kernel.files import FilesResource
 from ..rendering.build_settings import localhost_node_ports
-from ..resources import PlannedChange, difference
+from ..resources import PlannedChange, apply_plan, difference
 from ..serviceports.node import node_addresses
 
 # The memory per entry depends on the kernel's build; 320 bytes is the usual size of struct nf_conn with extensions.
@@ -27,7 +27,7 @@ _NODE = Node("", ("192.0.2.1", "2001:db8::1"), (), ())
 
 
 class SysctlPlan(NamedTuple):
-    """The planned changes, and the other parts of the result."""
+    """The planned changes, and the other parts of the result; ``running``: the values that the changes should give."""
 
     planned: List[PlannedChange]
     running: Dict[str, str]
@@ -147,7 +147,7 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
     unchanged_here: Dict[str, str] = {}
     for key, reason in blocked.items():
         old, new = change.replaced[key]
-        message = f"sysctl {key}: is {old}, wanted {new}: {reason}"
+        message = f"sysctl {key}: is {old or 'not set'}, wanted {new}: {reason}"
         if parameters["unchangeable"] == "fail":
             raise ProxyError(f"{message}, or leave it with unchangeable=warn (in the role: kernel_unchangeable)")
         warnings.append(message)
@@ -169,3 +169,13 @@ def plan_absent(path: str) -> SysctlPlan:
     """Return the removal of the file for the next boot; the running values are kept. Raises KernelError."""
     files = FilesResource([path])
     return SysctlPlan([PlannedChange(files, difference(files.observe(), {}))], {}, [], {}, [])
+
+
+def carry_out(chosen: SysctlPlan) -> Dict[str, str]:
+    """Make the planned changes and return the running values after them, as the kernel has them. Raises KernelError."""
+    apply_plan(chosen.planned)
+    running: Dict[str, str] = {}
+    for item in chosen.planned:
+        if isinstance(item.resource, sysctls.SysctlsResource):
+            running.update(item.resource.observe())
+    return running

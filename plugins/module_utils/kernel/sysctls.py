@@ -9,7 +9,9 @@ that read files take ``root``, the directory under which ``/proc/sys`` and ``/et
 
 from __future__ import annotations
 
+import errno
 import fnmatch
+import ipaddress
 import os
 import re
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
@@ -23,6 +25,10 @@ _PART = re.compile(r"[A-Za-z0-9_@:.+-]{1,64}\Z")
 HASH_SIZE = "net.netfilter.nf_conntrack_buckets"
 RESERVED_PORTS = "net.ipv4.ip_local_reserved_ports"
 TCP_BE_LIBERAL = "net.netfilter.nf_conntrack_tcp_be_liberal"
+
+_READABLE = 0o444
+# How often keys that the setting of others has reset are written.
+_ROUNDS = 3
 
 # The kernel rounds these up to fill whole pages, so that a larger value read back is the requested one.
 _ROUNDED_UP = frozenset((HASH_SIZE,))
@@ -124,6 +130,12 @@ def canonical_value(key: str, value: object) -> str:
     text = str(int(value)) if isinstance(value, bool) else str(value)
     if any(ord(character) < 32 and character != "\t" for character in text.strip("\n")) or not text.strip():
         raise ConfigurationError(f"sysctl {key}: value {text!r} is not one line of text")
+    if key.endswith(".stable_secret"):
+        # The kernel prints all digits.
+        try:
+            return ipaddress.IPv6Address(text.strip()).exploded
+        except ValueError as error:
+            raise ConfigurationError(f"sysctl {key}: value is not in the form of an IPv6 address") from error
     return " ".join(text.split())
 
 
@@ -136,13 +148,22 @@ def provider(key: str) -> Optional[str]:
 
 
 def read_value(key: str, root: str = "") -> Optional[str]:
-    """Return the current value of a canonical key, or None if the kernel has no such key. Raises KernelError."""
+    """Return the current value of a canonical key; empty if it has none yet, None if the kernel has no such key.
+
+    Raises KernelError, also for a key that can only be written.
+    """
+    path = key_path(key, root)
     try:
-        with open(key_path(key, root), encoding="utf-8", errors="replace") as stream:
+        with open(path, encoding="utf-8", errors="replace") as stream:
             return " ".join(stream.read().split())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        if error.errno == errno.EIO:
+            # The answer of net.ipv6.conf.*.stable_secret until it is set.
+            return ""
+        if error.errno == errno.EACCES and not os.stat(path).st_mode & _READABLE:
+            raise KernelError(f"sysctl {key}: is an action, not a setting: it can be written but not read") from error
         raise KernelError(f"sysctl {key}: cannot be read: {error.strerror or error}") from error
 
 
@@ -177,6 +198,17 @@ def unchangeable(keys: Iterable[str], root: str = "") -> Dict[str, str]:
     return reasons
 
 
+def _difference(old: str, new: str) -> str:
+    return f"is {old or 'not set'}, wanted {new}"
+
+
+def _holds(key: str, current: Optional[str], wanted: str) -> bool:
+    """Return whether a value read back is the wanted one, as the kernel rounds it."""
+    if key in _ROUNDED_UP and current and current.isdecimal() and wanted.isdecimal():
+        return int(current) >= int(wanted)
+    return current == wanted
+
+
 class SysctlsResource(Resource[str, str]):
     """Current kernel parameters: canonical key to value. Owns the given keys; nothing is ever removed.
 
@@ -196,15 +228,37 @@ class SysctlsResource(Resource[str, str]):
         return {key: value for key, value in found.items() if value is not None}
 
     def apply(self, change: Change[str, str]) -> None:
-        """Write the new values and read them back. Raises KernelError naming the key and the reason."""
+        """Write the new values and read all keys back. Raises KernelError naming the key and the reason.
+
+        Setting one key may reset another: net.ipv4.ip_forward resets accept_redirects. Keys that have moved away from
+        their new value or, without a change, from their previous one are written again.
+        """
         if change.added:
             raise missing_key(*next(iter(change.added.items())), self.root)
         blocked = unchangeable(change.replaced, self.root)
         for key, (old, new) in change.replaced.items():
             if key in blocked:
-                raise KernelError(f"sysctl {key}: is {old}, wanted {new}: {blocked[key]}")
-        for key, (old, new) in change.replaced.items():
-            self._write(key, old, new)
+                raise KernelError(f"sysctl {key}: {_difference(old, new)}: {blocked[key]}")
+        kept = {key: value for key, value in self.observe().items() if key not in change.replaced and value}
+        for key in unchangeable(kept, self.root):
+            del kept[key]
+        goal = {**kept, **{key: new for key, (_old, new) in change.replaced.items()}}
+        moved = dict(change.replaced)
+        for _round in range(_ROUNDS):
+            for key, (old, new) in moved.items():
+                self._write(key, old, new)
+            found = self.observe()
+            moved = {
+                key: (found.get(key, ""), value)
+                for key, value in goal.items()
+                if not _holds(key, found.get(key), value)
+            }
+            if not moved:
+                return
+        key, (old, new) = next(iter(moved.items()))
+        raise KernelError(
+            f"sysctl {key}: {_difference(old, new)}: the kernel resets it when another of the keys is set"
+        )
 
     def _write(self, key: str, old: str, new: str) -> None:
         try:
@@ -212,11 +266,10 @@ class SysctlsResource(Resource[str, str]):
                 stream.write(new)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise KernelError(f"sysctl {key}: is {old}, wanted {new}: the kernel refused it: {reason}") from error
-        current = read_value(key, self.root) or ""
-        rounded = key in _ROUNDED_UP and current.isdecimal() and new.isdecimal() and int(current) >= int(new)
-        if current != new and not rounded:
-            raise KernelError(f"sysctl {key}: wanted {new}, but the kernel made it {current}")
+            raise KernelError(f"sysctl {key}: {_difference(old, new)}: the kernel refused it: {reason}") from error
+        current = read_value(key, self.root)
+        if not _holds(key, current, new):
+            raise KernelError(f"sysctl {key}: wanted {new}, but the kernel made it {current or 'empty'}")
 
     def describe(self, key: str, value: str) -> List[str]:
         """Return one line as ``sysctl`` prints it."""
