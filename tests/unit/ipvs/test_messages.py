@@ -75,6 +75,27 @@ def test_proc_table():
     assert table == ({key: RealServer(1)}, {key: 7}, {key: 7}, {key.server})
 
 
+def test_proc_table_has_real_servers_of_the_other_family():
+    lines = """TCP  C000020A:01BB rr
+  -> [2001:0db8:0000:0000:0000:0000:0000:0021]:01BB      Tunnel  3      1          2
+  -> C0000215:01BB      Tunnel  1      0          0
+TCP  [2001:0db8:0000:0000:0000:0000:0000:000a]:01BB rr
+  -> C0000216:01BB      Tunnel  1      4          0
+""".splitlines()
+    table = ipvs_messages.parse_proc(lines, "IPv4")
+    server = VirtualServerKey("tcp", "192.0.2.10", 443)
+    key = RealServerKey(server, "2001:db8::21", 443)
+    assert table.servers == {
+        key: RealServer(3, "tunnel"),
+        RealServerKey(server, "192.0.2.21", 443): RealServer(1, "tunnel"),
+    }
+    assert (table.connections, table.seen) == ({key: 3}, {server})
+    table = ipvs_messages.parse_proc(lines, "IPv6")
+    server = VirtualServerKey("tcp", "2001:db8::a", 443)
+    assert table.servers == {RealServerKey(server, "192.0.2.22", 443): RealServer(1, "tunnel")}
+    assert table.seen == {server}
+
+
 @pytest.mark.parametrize("line", ["TCP", "TCP 0A60:X rr", "TCP 0A600001:01BB rr\n  -> 0AF4010B:1F90 Masq x 0 0"])
 def test_invalid_proc_table(line):
     with pytest.raises(KernelError, match="/proc/net/ip_vs: cannot parse line"):

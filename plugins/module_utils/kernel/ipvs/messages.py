@@ -351,34 +351,37 @@ def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServer
 class _AddressText:
     """Converts addresses and ports in the format of /proc/net/ip_vs to canonical text; repeated ones are cached."""
 
-    def __init__(self, family: str) -> None:
-        self._ipv6 = family == IPV6
-        self._known: Dict[str, Optional[str]] = {}
+    def __init__(self) -> None:
+        self._known: Dict[str, str] = {}
 
-    def read(self, text: str) -> Optional[Tuple[str, int]]:
-        """Return address and port of ``0A600001:01BB`` or ``[fd00:...:0001]:0050``; None for the other family."""
+    def read(self, text: str) -> Tuple[str, int]:
+        """Return address and port of ``0A600001:01BB`` or ``[fd00:...:0001]:0050``."""
         address, _colon, port = text.rpartition(":")
         if address not in self._known:
             self._known[address] = self._canonical(address)
-        canonical = self._known[address]
-        return None if canonical is None else (canonical, int(port, 16))
+        return self._known[address], int(port, 16)
 
-    def _canonical(self, text: str) -> Optional[str]:
-        if text.startswith("[") != self._ipv6:
-            return None
-        if self._ipv6:
+    @staticmethod
+    def _canonical(text: str) -> str:
+        if _is_ipv6(text):
             return unpacked(socket.inet_pton(socket.AF_INET6, text[1:-1]))
         return unpacked(bytes.fromhex(text))
 
 
+def _is_ipv6(text: str) -> bool:
+    return text.startswith("[")
+
+
 def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
-    """Parse the real servers of a family from the lines of /proc/net/ip_vs. Raises KernelError for an invalid line.
+    """Parse the real servers of the virtual servers of a family from the lines of /proc/net/ip_vs.
+
+    A real server that is reached through a tunnel may have the other family. Raises KernelError for an invalid line.
 
     That file lists all real servers with weights and connections at once; netlink takes a dump for each virtual server.
     But it skips some virtual servers while other network namespaces have theirs: check ``seen``.
     """
     table = empty_table()
-    addresses = _AddressText(family)
+    addresses = _AddressText()
     server: Optional[VirtualServerKey] = None
     try:
         for line in lines:
@@ -388,16 +391,14 @@ def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
             if words[0] == "->":
                 if server is None or words[1].startswith("RemoteAddress"):
                     continue
-                place = addresses.read(words[1])
-                if place is not None:
-                    key = RealServerKey(server, place[0], place[1])
-                    value = RealServer(int(words[3]), _FORWARDING_IN_PROC.get(words[2], words[2]))
-                    table.add(key, value, int(words[4]), int(words[5]))
+                key = RealServerKey(server, *addresses.read(words[1]))
+                value = RealServer(int(words[3]), _FORWARDING_IN_PROC.get(words[2], words[2]))
+                table.add(key, value, int(words[4]), int(words[5]))
+            elif words[0] in ("TCP", "UDP", "SCTP") and _is_ipv6(words[1]) == (family == IPV6):
+                server = VirtualServerKey(words[0].lower(), *addresses.read(words[1]))
+                table.seen.add(server)
             else:
-                place = addresses.read(words[1]) if words[0] in ("TCP", "UDP", "SCTP") else None
-                server = None if place is None else VirtualServerKey(words[0].lower(), place[0], place[1])
-                if server is not None:
-                    table.seen.add(server)
+                server = None
     except (ValueError, IndexError, OSError) as error:
         raise KernelError(f"/proc/net/ip_vs: cannot parse line: {line.strip()!r}") from error
     return table
