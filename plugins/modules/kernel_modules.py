@@ -95,7 +95,8 @@ options:
   unload:
     description:
       - With O(state=absent), unload the modules that O(modules) and O(mode) select, or without these options, those
-        listed in O(persistent_file). It is an error if a module is in use.
+        listed in O(persistent_file), and then remove the files. Modules that use others are unloaded first.
+      - If a module has users besides these modules, the task fails before changing anything.
     type: bool
     default: false
 seealso:
@@ -291,10 +292,9 @@ def _stages_absent(parameters: Dict[str, Any], path: str, options_path: str) -> 
         if not names:
             lines = files.observe().get(path, "").splitlines()
             names = [line.strip() for line in lines if line.strip() and line.strip()[0] not in "#;"]
-    # Modules that depend on another come after it in loading order, so unload in reverse.
-    stages = [Stage(ModulesResource((), unload=list(reversed(names))), {})]
-    if parameters["persistent"]:
-        stages.append(Stage(files, {}))
+    # Removals run in reverse: a module that cannot be unloaded must stay in the file, from which the next run reads it.
+    stages: List[Stage] = [Stage(files, {})] if parameters["persistent"] else []
+    stages.append(Stage(ModulesResource((), unload=list(reversed(names))), {}))
     return stages
 
 
@@ -310,6 +310,12 @@ def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> No
     if unavailable:
         reasons = sorted(set(unavailable.values()))
         raise KernelError(f"kernel module {', '.join(unavailable)}: {'; '.join(reasons)}")
+
+
+def _refuse_used(resource: ModulesResource, planned: PlannedChange) -> None:
+    used = resource.in_use(planned.change.removed)
+    if used:
+        raise KernelError("; ".join(f"kernel module {name}: {reason}" for name, reason in used.items()))
 
 
 def _check_parameters(module: AnsibleModule, planned: List[PlannedChange]) -> None:
@@ -367,6 +373,7 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     loading = next(item for item in planned if isinstance(item.resource, ModulesResource))
     resource = loading.resource
     _refuse_unavailable(resource, loading)
+    _refuse_used(resource, loading)
     _check_parameters(module, planned)
     if not module.check_mode:
         apply_plan(planned)

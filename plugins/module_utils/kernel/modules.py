@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 from types import MappingProxyType
-from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from ..errors import ConfigurationError, KernelError
 from ..resources import Change, Kind, Resource
@@ -25,6 +25,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _MODPROBE_TIMEOUT_SECONDS = 120
 
 LOADED = "loaded"
+
+# Among the users of a module without a function to end it.
+_PERMANENT = "[permanent]"
 
 # The kernel configuration option that builds a module in, for kernels whose list of built-in modules is not installed.
 _OPTIONS: Mapping[str, str] = {
@@ -78,6 +81,40 @@ def loaded_modules(root: str = "") -> Dict[str, int]:
         if len(fields) >= 5 and fields[4] == "Live":
             found[fields[0]] = int(fields[2]) if fields[2].isdigit() else 0
     return found
+
+
+class _Use(NamedTuple):
+    """The number of users of a loaded module, and those that are modules or the mark of a permanent module."""
+
+    users: int
+    modules: Tuple[str, ...]
+
+
+def _uses(root: str) -> Dict[str, _Use]:
+    """Return the users of each loaded module."""
+    found: Dict[str, _Use] = {}
+    for line in (facts.read_text(f"{root}/proc/modules") or "").splitlines():
+        fields = line.split()
+        if len(fields) >= 5 and fields[2].isdigit():
+            found[fields[0]] = _Use(int(fields[2]), tuple(filter(None, fields[3].strip("-").split(","))))
+    return found
+
+
+def _users_first(names: Iterable[str], uses: Mapping[str, _Use]) -> List[str]:
+    """Return modules in an order in which they can be unloaded: each one after those among them that use it."""
+    wanted = list(names)
+    order: Dict[str, None] = {}
+
+    def add(name: str) -> None:
+        for user in uses[name].modules if name in uses else ():
+            if user in wanted:
+                add(user)
+        order[name] = None
+
+    for name in wanted:
+        if name not in order:
+            add(name)
+    return list(order)
 
 
 def _module_names(text: str) -> Set[str]:
@@ -239,11 +276,15 @@ class ModulesResource(Resource[str, str]):
         return dict.fromkeys(self.names, LOADED)
 
     def observe(self) -> Dict[str, str]:
-        """Return the named modules that are present, without built-in ones among ``unload``: they cannot be removed."""
+        """Return the named modules that are present, without built-in ones among ``unload``: they cannot be removed.
+
+        Those of ``unload`` come in an order in which they can be removed.
+        """
         present = present_modules([*self.names, *self.unload], self.release, self.root)
         loaded = loaded_modules(self.root)
         shown = [name for name in self.names if name in present]
-        shown += [name for name in self.unload if name in loaded and name not in shown]
+        removable = [name for name in self.unload if name in loaded and name not in shown]
+        shown += _users_first(removable, _uses(self.root))
         return dict.fromkeys(shown, LOADED)
 
     def unavailable(self, names: Iterable[str]) -> Dict[str, str]:
@@ -259,6 +300,23 @@ class ModulesResource(Resource[str, str]):
             for name in candidates
             if name in missing and name not in installed
         }
+
+    def in_use(self, names: Iterable[str]) -> Dict[str, str]:
+        """Return the ``names`` that cannot be unloaded together, each with its users besides those; only read."""
+        leaving = list(names)
+        uses = _uses(self.root)
+        reasons: Dict[str, str] = {}
+        for name in leaving:
+            use = uses.get(name, _Use(0, ()))
+            if _PERMANENT in use.modules:
+                reasons[name] = "cannot be unloaded until the next boot, its code does not support it"
+                continue
+            others = [user for user in use.modules if user not in leaving]
+            count = use.users - (len(use.modules) - len(others))
+            if count > 0 or others:
+                among = f": {', '.join(others)}" if others else ""
+                reasons[name] = f"cannot be unloaded, it has {count} user(s){among}"
+        return reasons
 
     def apply(self, change: Change[str, str]) -> None:
         """Load and unload modules. Raises KernelError naming the module, the kernel and the remedy."""
@@ -278,9 +336,9 @@ class ModulesResource(Resource[str, str]):
         for name in change.removed:
             if name not in self.unload:
                 raise KernelError(f"kernel module {name}: not one that this operation may unload")
-            users = loaded_modules(self.root).get(name, 0)
-            if users:
-                raise KernelError(f"kernel module {name}: cannot be unloaded, it has {users} user(s)")
+        for name, reason in self.in_use(change.removed).items():
+            raise KernelError(f"kernel module {name}: {reason}")
+        for name in change.removed:
             status, words = _modprobe(["-r", "--", name])
             if status != 0:
                 raise KernelError(f"kernel module {name}: cannot be unloaded: {words}")
