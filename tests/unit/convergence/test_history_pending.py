@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import re
 import time
 
 import pytest
@@ -16,12 +18,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
     confirm,
     directory,
     pending,
+    restore,
     revert,
     store,
     units,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import NodeState
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, KernelError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import Completed
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import running
 
@@ -84,7 +87,7 @@ def test_only_one_of_several_decisions_succeeds(waiting):
 
 def test_a_rollback_replaces_a_revert_that_waits_for_the_lock_or_has_failed(waiting, place, history):
     assert pending.claim(pending.REVERTING)
-    assert confirm.withdraw() == 1
+    assert confirm.withdraw() == ()
     assert history.outcome(1) == "rolled back"
     assert pending.read() is None and not os.path.exists(place)
 
@@ -112,18 +115,18 @@ def test_a_change_other_than_the_pending_one_is_not_confirmed(waiting, history):
 
 
 def test_a_rollback_cancels_the_pending_change(waiting, place, history):
-    assert confirm.withdraw() == 1
+    assert confirm.withdraw() == ()
     assert history.outcome(1) == "rolled back"
     assert not os.path.exists(place)
-    assert confirm.withdraw() is None
+    assert confirm.withdraw() == ()
 
 
 class Systemctl:
-    """Record the calls of systemctl, and answer with one exit status."""
+    """Record the calls of systemctl, and answer them all with one result."""
 
-    def __init__(self, status: int = 0, errors: str = "") -> None:
+    def __init__(self, status: int = 0, errors: str = "", output: str = "") -> None:
         self.asked = []
-        self._done = Completed(status, "", errors)
+        self._done = Completed(status, output, errors)
 
     def __call__(self, *arguments: str) -> Completed:
         self.asked.append(arguments)
@@ -170,6 +173,154 @@ def test_rejecting_another_change_reverts_nothing(waiting, systemctl):
     assert pending.claim(pending.REVERTING) is False and not fake.asked
 
 
+class FreeLock:
+    """A convergence lock that nothing else holds."""
+
+    def __init__(self, *_arguments, **_options) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_exception) -> None:
+        return None
+
+
+class Restoration:
+    """Replace the part of a rollback that needs a kernel; ``problem`` makes it fail."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self.found = []
+
+    def __call__(self, request, record, **_keywords) -> restore.RollbackReport:
+        self.found.append(pending.read())
+        if self.problem:
+            raise KernelError(self.problem)
+        return restore.RollbackReport(
+            record=record, changed=True, changes=(), saved=2, stopped=(), warnings=("careful",), durations={}
+        )
+
+
+@pytest.fixture
+def restoration(monkeypatch) -> Restoration:
+    fake = Restoration()
+    for module in (restore, revert):
+        monkeypatch.setattr(module, "ConvergenceLock", FreeLock)
+        monkeypatch.setattr(module, "KernelHandles", FreeLock)
+        monkeypatch.setattr(module, "restore", fake)
+    monkeypatch.setattr(restore, "rights_findings", lambda _capabilities: [])
+    monkeypatch.setattr(units, "running_units", list)
+    return fake
+
+
+@pytest.fixture
+def full_disk(history, monkeypatch) -> None:
+    """Let no file be written into the directory of saved states."""
+
+    def refuse(*_arguments) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(directory, "write_whole", refuse)
+
+
+def test_a_rollback_that_fails_leaves_the_automatic_revert_armed(waiting, place, history, restoration):
+    request = restore.RollbackRequest(1, history.directory)
+    restoration.problem = "another program holds the xtables lock"
+    with pytest.raises(KernelError, match="xtables lock"):
+        restore.rollback(request)
+    assert pending.read() == waiting and history.outcome(1) is None
+    restoration.problem = ""
+    assert restore.rollback(request).warnings == ("careful",)
+    assert restoration.found == [waiting, waiting]
+    assert history.outcome(1) == "rolled back" and not os.path.exists(place)
+
+
+def test_a_check_of_a_rollback_leaves_the_pending_change(waiting, history, restoration):
+    restore.rollback(restore.RollbackRequest(1, history.directory, check=True))
+    assert pending.read() == waiting and history.outcome(1) is None
+
+
+def test_a_pending_change_that_cannot_be_read_is_an_error_before_anything_is_restored(
+    waiting, place, history, restoration
+):
+    with open(f"{place}/pending.json", "w", encoding="utf-8") as file:
+        file.write("{")
+    with pytest.raises(HistoryError, match=r"pending\.json: cannot be read"):
+        restore.rollback(restore.RollbackRequest(1, history.directory))
+    assert not restoration.found
+
+
+NOT_RECORDED = "which is not recorded: .*outcomes.json: cannot be written: No space left on device"
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_does_not_leave_a_confirmation_half_done(waiting, place, history, systemctl):
+    fake = systemctl(Systemctl(output="active"))
+    (warning,) = confirm.confirm(1, history_directory=history.directory).warnings
+    assert re.search(f"the change after state 1 was confirmed, {NOT_RECORDED}", warning)
+    assert not os.path.exists(place) and ("stop", "kubenode-proxy-revert.timer") in fake.asked
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_does_not_leave_a_rollback_half_done(waiting, place, history, restoration, systemctl):
+    fake = systemctl(Systemctl(output="active"))
+    _careful, warning = restore.rollback(restore.RollbackRequest(1, history.directory)).warnings
+    assert re.search(f"the change after state 1 was rolled back, {NOT_RECORDED}", warning)
+    assert not os.path.exists(place) and ("stop", "kubenode-proxy-revert.timer") in fake.asked
+
+
+@pytest.mark.usefixtures("full_disk", "restoration")
+def test_a_full_disk_does_not_leave_a_revert_half_done(waiting, place, history, systemctl):
+    fake = systemctl(Systemctl(output="active"))
+    text = revert.revert(1, history.directory, "/run/x", place)
+    assert re.search(f"; the change after state 1 was reverted, {NOT_RECORDED}", text)
+    assert not os.path.exists(place) and ("stop", "kubenode-proxy-revert.timer") in fake.asked
+
+
+def test_without_an_answer_of_systemd_a_pending_change_is_kept(waiting, systemctl):
+    systemctl(Systemctl(1, "Failed to connect to bus: Connection refused\n"))
+    reason = r"kubenode-proxy-revert\.timer: its state cannot be read: Failed to connect to bus: Connection refused"
+    with pytest.raises(KernelError, match=reason):
+        arm.refuse_if_pending()
+    assert pending.read() == waiting
+    (warning,) = confirm.confirm(1, history_directory=waiting.history_directory).warnings
+    assert re.fullmatch(reason, warning)
+
+
+def test_a_unit_that_is_not_active_has_a_state(systemctl):
+    systemctl(Systemctl(3, output="inactive\n"))
+    assert units.is_active("x.timer") is False and units.running_units() == []
+    systemctl(Systemctl(output="deactivating\n"))
+    assert units.is_active("x.timer") is True
+
+
+def test_the_directory_of_a_decision_that_was_cut_short_is_removed(waiting, place):
+    assert pending.claim(pending.DECIDED)
+    assert arm.refuse_if_pending(check=True) is None and os.path.exists(place)
+    assert arm.refuse_if_pending() is None and not os.path.exists(place)
+
+
+def test_a_directory_that_cannot_be_removed_is_only_a_warning(waiting, place):
+    assert pending.claim(pending.DECIDED)
+    with open(f"{place}/notes", "w", encoding="utf-8"):
+        pass
+    assert arm.refuse_if_pending() == f"{place}: cannot be removed: Directory not empty"
+
+
+def test_a_change_that_cannot_be_written_leaves_no_directory(history, place, tmp_path, monkeypatch):
+    def refuse(*_arguments) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(arm.pending, "write", functools.partial(pending.write, directory=place))
+    monkeypatch.setattr(pending, "write_whole", refuse)
+    monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")
+    monkeypatch.setattr(running, "pack_running", lambda entry: b"")
+    with pytest.raises(HistoryError, match="cannot be written: No space left on device"):
+        arm.arm(1, 60, history.directory, str(tmp_path / "run"))
+    assert not os.path.exists(place)
+
+
 def test_the_program_reverts_nothing_after_a_rollback(waiting, place, history, tmp_path, monkeypatch):
     monkeypatch.setattr(units, "running_units", list)
 
@@ -177,7 +328,7 @@ def test_the_program_reverts_nothing_after_a_rollback(waiting, place, history, t
         """The convergence lock, which a rollback held until now."""
 
         def __init__(self, *_arguments, **_options) -> None:
-            assert confirm.withdraw() == 1
+            assert confirm.withdraw() == ()
 
         def __enter__(self) -> None:
             return None

@@ -33,11 +33,12 @@ def check_timeout(seconds: float) -> None:
 def refuse_if_pending(check: bool = False) -> Optional[str]:
     """Raise HistoryError if a change waits to be confirmed; return a warning if its timer no longer exists.
 
-    With ``check`` only warn, and keep the file of the pending change.
+    With ``check`` only warn, and keep the file of the pending change. Raises KernelError if systemd does not answer.
     """
     waiting = pending.read()
     if waiting is None:
-        return None
+        # A decision that was cut short leaves the directory, for which the runs of other users are refused.
+        return None if check else _remove_leftovers()
     if check:
         return str(waiting)
     if not units.why_not_systemd():
@@ -50,6 +51,15 @@ def refuse_if_pending(check: bool = False) -> Optional[str]:
     raise HistoryError(
         f"{waiting}: remove {pending.DIRECTORY} manually, because the timer is not visible to this process"
     )
+
+
+def _remove_leftovers() -> Optional[str]:
+    """Remove the directory of a change that is no longer pending; return a warning on failure."""
+    try:
+        pending.clear()
+    except HistoryError as error:
+        return str(error)
+    return None
 
 
 def arm(number: int, seconds: float, history_directory: str, state_directory: str) -> Pending:
@@ -72,10 +82,10 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
         history_directory=history_directory,
         state_directory=state_directory,
     )
-    path = pending.write(waiting, pack_running(revert.__name__))
-    command = [sys.executable or "/usr/bin/python3", "-I", "-B", path]
-    command += ["--to", str(number), "--history", history_directory, "--state-directory", state_directory]
     try:
+        path = pending.write(waiting, pack_running(revert.__name__))
+        command = [sys.executable or "/usr/bin/python3", "-I", "-B", path]
+        command += ["--to", str(number), "--history", history_directory, "--state-directory", state_directory]
         trial = run([*command, "--check"], timeout=_CHECK_SECONDS)
         if trial.status:
             message = " ".join(trial.errors.split()) or f"exit status {trial.status}"

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decisions on a pending change: keep it, revert it now, or withdraw it because it is being rolled back."""
+"""Decisions on a pending change: keep it, revert it now, or withdraw it because it was rolled back."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def confirm(
         return report
     if not pending.claim(pending.DECIDED):
         raise HistoryError(f"the change after state {waiting.saved_state}: its timeout has just expired")
-    HistoryDirectory(waiting.history_directory).note(waiting.saved_state, CONFIRMED)
+    warnings = HistoryDirectory(waiting.history_directory).note(waiting.saved_state, CONFIRMED)
     pending.clear()
-    return report._replace(warnings=units.stop_timer(pending.UNIT))
+    return report._replace(warnings=(*warnings, *units.stop_timer(pending.UNIT)))
 
 
 def reject(state: Optional[int] = None) -> str:
@@ -89,19 +89,18 @@ def _nothing_waits(
     raise HistoryError(f"no change after state {state} waits to be confirmed: there was none, or the node was rebooted")
 
 
-def withdraw() -> Optional[int]:
-    """Remove the pending change because it is being rolled back; the caller holds the convergence lock.
+def withdraw() -> Tuple[str, ...]:
+    """Remove the pending change because it was rolled back; the caller still holds the convergence lock.
 
     A revert that waits for that lock, or has failed and is about to be retried, finds nothing to revert afterwards.
-    Returns the number of its state, None if no change was pending. Raises HistoryError.
+    Returns warnings. Raises HistoryError.
     """
     waiting = pending.read()
     if waiting is not None and not waiting.reverting and not pending.claim(pending.DECIDED):
         # It was just confirmed, or its revert has just begun.
         waiting = pending.read()
     if waiting is None:
-        return None
-    HistoryDirectory(waiting.history_directory).note(waiting.saved_state, WITHDRAWN)
+        return ()
+    warnings = HistoryDirectory(waiting.history_directory).note(waiting.saved_state, WITHDRAWN)
     pending.clear()
-    units.stop_timer(pending.UNIT)
-    return waiting.saved_state
+    return (*warnings, *units.stop_timer(pending.UNIT))

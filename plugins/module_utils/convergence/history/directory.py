@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tempfile
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from ...errors import HistoryError
 from ...regular_files import SMALL, parse_json, read_regular
@@ -30,7 +30,7 @@ _OUTCOMES = "outcomes.json"
 class HistoryDirectory:
     """A directory that only root can read and change.
 
-    Every method raises HistoryError if other users can write to the directory, or if it cannot be used.
+    Every method except ``note`` raises HistoryError if other users can write to the directory, or if it cannot be used.
     """
 
     def __init__(self, directory: str = DEFAULT_DIRECTORY) -> None:
@@ -98,9 +98,16 @@ class HistoryDirectory:
         """Return the outcome of the change after a saved state; None if it is unknown."""
         return self.outcomes().get(number, {}).get("outcome")
 
-    def note(self, number: int, outcome: str) -> None:
-        """Record the outcome of a change; the last hundred are kept."""
-        known = self.outcomes()
-        known[number] = {"outcome": outcome, "time": timestamp()}
-        last = {str(key): known[key] for key in sorted(known)[-100:]}
-        self.write(os.path.join(self.directory, _OUTCOMES), json.dumps(last, indent=1).encode())
+    def note(self, number: int, outcome: str) -> Tuple[str, ...]:
+        """Record the outcome of a change, of which the last hundred are kept; return a warning on failure.
+
+        The outcome is in effect without its record, so a full disk must not leave the decision half done.
+        """
+        try:
+            known = self.outcomes()
+            known[number] = {"outcome": outcome, "time": timestamp()}
+            last = {str(key): known[key] for key in sorted(known)[-100:]}
+            self.write(os.path.join(self.directory, _OUTCOMES), json.dumps(last, indent=1).encode())
+        except HistoryError as error:
+            return (f"the change after state {number} was {outcome}, which is not recorded: {error}",)
+        return ()

@@ -133,11 +133,14 @@ def clear(directory: str = DIRECTORY) -> None:
     if not _trusted(directory):
         return
     try:
-        # Remove the file of the change first: without it the program does nothing.
+        # Remove the file of the change first: without it the program does nothing. Several processes may do this at
+        # once.
         unfinished = [name for name in os.listdir(directory) if name.startswith((f".{_FILE}.", f".{ENGINE}."))]
         for name in (_FILE, REVERTING, DECIDED, ENGINE, *unfinished):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))
         os.rmdir(directory)
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise HistoryError(f"{directory}: cannot be removed: {error.strerror}") from error

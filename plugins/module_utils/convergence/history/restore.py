@@ -52,7 +52,7 @@ from ..stages.ipvs import (
 from ..stages.ipvs_glue import GlueResources, glue_resources, unloaded_set_resources, unused_glue_stages
 from ..stages.still_connected import StillConnected, node_port_record, replaces_iptables_mode
 from ..stages.userspace import userspace_removal_stages
-from . import units
+from . import pending, units
 from .confirm import withdraw
 from .form import StateRecord
 from .leftovers import without_leftovers
@@ -305,9 +305,16 @@ def rollback(request: RollbackRequest) -> RollbackReport:
         with contextlib.ExitStack() as stack:
             if not request.check:
                 stack.enter_context(ConvergenceLock(request.state_directory, request.lock_timeout))
-                withdraw()
+                # A pending change that cannot be read is an error before anything is changed.
+                pending.read()
             handles = stack.enter_context(KernelHandles())
-            return restore(request, record, history=history, handles=handles, stopped=running, warnings=list(warnings))
+            report = restore(
+                request, record, history=history, handles=handles, stopped=running, warnings=list(warnings)
+            )
+            if request.check:
+                return report
+            # Only now: if the rollback fails, the automatic revert of an unconfirmed change is still armed.
+            return report._replace(warnings=(*report.warnings, *withdraw()))
     except ProxyError as error:
         if running and not request.check:
             raise type(error)(f"{error} ({', '.join(running)} was stopped before and is not restarted)") from error

@@ -61,11 +61,12 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
         request = RollbackRequest(number, history_directory, keep=1_000_000, state_directory=state_directory)
         with KernelHandles() as handles:
             report = restore(request, history.load(number), history=history, handles=handles, stopped=running)
-        history.note(number, REVERTED)
+        warnings = history.note(number, REVERTED)
         pending.clear(directory)
     # The timer is still active if a failed probe started this program before the timeout expired.
-    units.stop_timer(pending.UNIT)
-    return f"the change was not confirmed and is reverted: {report_text(report)}"
+    warnings += units.stop_timer(pending.UNIT)
+    notes = "".join(f"; {warning}" for warning in warnings)
+    return f"the change was not confirmed and is reverted: {report_text(report)}{notes}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -39,12 +39,18 @@ def systemctl(*arguments: str) -> Completed:
 
 
 def is_active(unit: str) -> bool:
-    """Return whether a unit is active or activating."""
-    return systemctl("is-active", unit).output.strip() in ("active", "activating", "reloading", "deactivating")
+    """Return whether a unit is active or activating. Raises KernelError if systemd does not answer."""
+    done = systemctl("is-active", unit)
+    state = done.output.strip()
+    if not state:
+        # An inactive unit has an exit status other than 0, too: only the output shows whether systemd has answered.
+        reason = " ".join(done.errors.split()) or f"systemctl ended with status {done.status}"
+        raise KernelError(f"{unit}: its state cannot be read: {reason}")
+    return state in ("active", "activating", "reloading", "deactivating")
 
 
 def running_units() -> List[str]:
-    """Return our running units that would undo a rollback; none without systemd."""
+    """Return our running units that would undo a rollback; none without systemd. Raises KernelError."""
     if why_not_systemd():
         return []
     return [unit for unit in CONVERGING_UNITS if is_active(unit)]
@@ -86,7 +92,11 @@ def stop_timer(unit: str) -> Tuple[str, ...]:
 
     If the command runs nevertheless, it has nothing to do.
     """
-    if why_not_systemd() or not is_active(f"{unit}.timer"):
+    if why_not_systemd():
         return ()
-    done = systemctl("stop", f"{unit}.timer")
-    return (f"{unit}.timer: {' '.join(done.errors.split())}",) if done.status else ()
+    try:
+        if is_active(f"{unit}.timer"):
+            stop([f"{unit}.timer"])
+    except KernelError as error:
+        return (str(error),)
+    return ()
