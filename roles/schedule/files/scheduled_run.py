@@ -15,6 +15,7 @@ import glob
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -109,23 +110,50 @@ def write(path: str, text: str) -> None:
         raise
 
 
-def run(command: List[str], kind: str) -> Tuple[int, Samples]:
+class Termination:
+    """Passes SIGTERM on to the command, and survives it, so that the metrics of the run are written.
+
+    systemd sends it when the run takes too long. A signal that is ignored instead would be ignored by the command, too.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._command: Optional[subprocess.Popen[str]] = None
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        """Handle the signal."""
+        self.requested = True
+        if self._command is not None:
+            self._command.terminate()
+
+    def watch(self, command: subprocess.Popen[str]) -> None:
+        """Pass signals on to a command that was just started, also one that came before."""
+        self._command = command
+        if self.requested:
+            command.terminate()
+
+
+def run(command: List[str], kind: str, termination: Termination) -> Tuple[int, Samples]:
     """Run the command; its errors go where ours go, its output as well unless it is a report for programs."""
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+            termination.watch(process)
+            output, _errors = process.communicate()
     except OSError as error:
         print(f"{command[0]}: cannot be run: {error.strerror}", file=sys.stderr)
         return 127, []
-    samples = converge_samples(done.stdout) if kind == "converge" else pull_samples(done.stdout)
+    samples = converge_samples(output) if kind == "converge" else pull_samples(output)
     if kind == "converge" and samples:
         print(", ".join(f"{name}{labels} {value:g}" for name, labels, value in samples))
     else:
-        print(done.stdout, end="")
+        print(output, end="")
+    if termination.requested:
+        return 128 + signal.SIGTERM, samples
     # With --check, a difference is the requested result and not a failure.
-    if kind == "converge" and done.returncode == DIFFERENT and samples:
+    if kind == "converge" and process.returncode == DIFFERENT and samples:
         return 0, samples
     # A negative status is a signal; a shell would say 128 and its number.
-    return done.returncode if done.returncode >= 0 else 128 - done.returncode, samples
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode, samples
 
 
 def main(arguments: List[str]) -> int:
@@ -139,18 +167,27 @@ def main(arguments: List[str]) -> int:
     if not command:
         parser.error("no command")
     start = time.monotonic()
-    status, found = run(command, options.kind)
-    duration = time.monotonic() - start
+    termination = Termination()
+    previous = signal.signal(signal.SIGTERM, termination)
+    try:
+        status, found = run(command, options.kind, termination)
+        return report(options.metrics, status, found, time.monotonic() - start)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def report(path: str, status: int, found: Samples, duration: float) -> int:
+    """Write the metrics of a run; return its status, or 1 if it has succeeded and they cannot be written."""
     now = time.time()
-    success = now if status == 0 else last_success(options.metrics)
+    success = now if status == 0 else last_success(path)
     samples: Samples = [("last_run_timestamp_seconds", "", now)]
     if success is not None:
         samples.append(("last_success_timestamp_seconds", "", success))
     samples += [("success", "", float(status == 0)), ("duration_seconds", "", round(duration, 3)), *found]
     try:
-        write(options.metrics, render(samples))
+        write(path, render(samples))
     except OSError as error:
-        print(f"{options.metrics}: cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"{path}: cannot be written: {error.strerror}", file=sys.stderr)
         return status or 1
     return status
 

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +78,24 @@ def test_command_that_does_not_exist_and_signal(tmp_path, capsys):
     assert "/does/not/exist: cannot be run" in capsys.readouterr().err
     code = "import os; os.kill(os.getpid(), 9)"
     assert scheduled_run.main(["--metrics", path, "--kind", "pull", "--", sys.executable, "-c", code]) == 137
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_run_that_systemd_ends_is_a_failure_and_not_the_success_before(tmp_path, whole_group):
+    success = run(tmp_path, "pull", RECAP)[1]["last_success_timestamp_seconds"]
+    path = tmp_path / "metrics/out.prom"
+    code = f"import pathlib, time; print('working', flush=True); pathlib.Path({str(tmp_path / 'started')!r}).touch()"
+    command = [sys.executable, "-c", f"{code}; time.sleep(60)"]
+    argv = [sys.executable, str(SCRIPT), "--metrics", str(path), "--kind", "pull", "--", *command]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (tmp_path / "started").exists():
+            time.sleep(0.01)
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
+        output, _errors = process.communicate(timeout=20)
+    assert (process.returncode, output) == (143, "working\n")
+    text = path.read_text()
+    assert f"{scheduled_run.PREFIX}success 0\n" in text
+    assert f"{scheduled_run.PREFIX}last_success_timestamp_seconds {success:.15g}\n" in text
 
 
 @pytest.mark.parametrize("output", ["[]", "{}", '{"counts": null}', "null", '{"counts": {"added": "x"}}'])
