@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.healt
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName, Node
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.drain import command
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain import record as records
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain.record import (
     DrainError,
@@ -202,6 +204,18 @@ def test_root_writes_the_file_and_removes_it(tmp_path, monkeypatch):
     assert os.stat(path).st_mode & 0o777 == 0o644
     assert read_record(path, os.getuid()) == DrainRecord(NOW, NOW + 60)
     assert remove_record(path) and not remove_record(path) and read_record(path) is None
+
+
+@pytest.mark.parametrize(("saved", "since"), [(NOW - 60, NOW - 60), (NOW + 86400, NOW)])
+def test_a_drain_continues_one_that_began_before_but_none_of_the_future(tmp_path, monkeypatch, saved, since):
+    """The clock was set back after a drain of the future had been written."""
+    path = tmp_path / "drain.json"
+    written = []
+    monkeypatch.setattr(command, "read_record", lambda _path: DrainRecord(saved, saved + 7200))
+    monkeypatch.setattr(command, "write_record", lambda _path, record: written.append(record))
+    monkeypatch.setattr(command.time, "time", lambda: NOW)
+    command._write(argparse.Namespace(drain_file=str(path), seconds=3600.0))
+    assert written == [DrainRecord(since, NOW + 3600)]
 
 
 def test_only_healthz_and_health_check_node_ports_fail_in_a_drain():

@@ -105,8 +105,11 @@ def _write(arguments: argparse.Namespace) -> Tuple[DrainRecord, Optional[DrainRe
         # Anything that is not a drain of root's is replaced.
         remove_record(arguments.drain_file)
     until = now + arguments.seconds
-    continues = saved is not None and saved.remaining(now) and until - saved.since <= MOST_SECONDS
-    record = DrainRecord(saved.since if saved is not None and continues else now, until)
+    since = now
+    # A drain that begins in the future was written before the clock was set back.
+    if saved is not None and saved.since <= now and saved.remaining(now) and until - saved.since <= MOST_SECONDS:
+        since = saved.since
+    record = DrainRecord(since, until)
     write_record(arguments.drain_file, record)
     return record, saved
 
