@@ -55,7 +55,8 @@ options:
         automatically rolls back to the state before the change, even if it can no longer be reached.
       - Requires systemd, which runs the timer for the rollback. While a change is pending, another convergence is
         refused.
-      - With V(0) a change needs no confirmation.
+      - With V(0) a change needs no confirmation. O(state=absent) and O(state=released) require V(0), because no state
+        is saved to which the node could roll back.
     type: float
     default: 0.0
   max_loss_percent:

@@ -36,8 +36,8 @@ options:
   keep_states:
     description:
       - Number of saved states to keep. The oldest are removed.
+      - By default none is removed; the next convergence that saves a state does so.
     type: int
-    default: 5
 notes:
   - Needs root.
   - A rollback cancels a change that is waiting for confirmation; see M(kubenode.proxy.service_proxy_confirm).
@@ -210,7 +210,7 @@ def main() -> None:
             "to": {"type": "int"},
             "stop_agent": {"type": "bool", "default": True},
             **convergence_spec(),
-            **history_spec(),
+            **history_spec(keep=None),
         },
         supports_check_mode=True,
     )

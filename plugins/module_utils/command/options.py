@@ -96,7 +96,7 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help="change nothing; exit with 3 if something differs")
     add("--diff", action="store_true", help="show every entry that changes")
     add_history(parser)
-    add("--keep-states", type=int, default=DEFAULT_KEEP, metavar="N", help="how many saved states to keep")
+    add("--keep-states", type=int, default=None, metavar="N", help="how many saved states to keep (all)")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="directory of the lock")
     add_lock(parser, "how long to wait for it")
     add_output(parser)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ..convergence.defaults import DEFAULT_KEEP
 from ..convergence.history.places import DEFAULT_DIRECTORY
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ..convergence.history.store import History
 
 
-def history_spec() -> Spec:
-    """Return the options for the directory of saved states and the number of states to keep."""
+def history_spec(keep: Optional[int] = DEFAULT_KEEP) -> Spec:
+    """Return the options for the directory of saved states and the number of states to keep, by default ``keep``."""
     return {
         "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
-        "keep_states": {"type": "int", "default": DEFAULT_KEEP},
+        "keep_states": {"type": "int"} if keep is None else {"type": "int", "default": keep},
     }
 
 

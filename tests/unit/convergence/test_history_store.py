@@ -15,9 +15,15 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import request as request_module
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import directory, guard, state, store
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import (
+    directory,
+    guard,
+    restore,
+    state,
+    store,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, HistoryError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile, sysctls
 
 
 @pytest.fixture
@@ -103,3 +109,40 @@ def test_a_saved_state_may_hold_every_parameter_that_any_profile_sets_and_no_oth
         )
         found.update(sysctl_profile.wanted_values(sysctl_profile.profile(settings)))
     assert found == sysctl_profile.KEYS
+
+
+@pytest.mark.parametrize("name", ["absent", "released"])
+def test_a_change_that_saves_no_state_cannot_require_a_confirmation(history, name):
+    guarded = guard.SavingGuard(request(history, 60.0)._replace(state=name), handles=None)
+    with pytest.raises(ConfigurationError, match=f"confirm_timeout: state {name} saves nothing, .*: set it to 0"):
+        guarded.begin()
+
+
+@pytest.mark.parametrize(
+    ("saved", "current", "tracked", "restored"),
+    [
+        # Raised, although less than twice the tracked connections.
+        ("150", "100", "90", True),
+        ("150", "200", "90", False),
+        ("150", "200", "70", True),
+    ],
+)
+def test_the_connection_tracking_limit_is_kept_only_if_it_would_be_lowered(
+    monkeypatch, saved, current, tracked, restored
+):
+    values = {"net.netfilter.nf_conntrack_max": current, "net.netfilter.nf_conntrack_count": tracked}
+    monkeypatch.setattr(restore, "read_value", values.get)
+    monkeypatch.setattr(sysctls, "read_value", lambda key, _root: values.get(key))
+    monkeypatch.setattr(restore, "unchangeable", lambda _keys: {})
+    wanted = {"net.netfilter.nf_conntrack_max": saved}
+    stage, warnings = restore._sysctl_stage(state.NodeState(sysctls=wanted))
+    assert stage.desired == (wanted if restored else {})
+    assert bool(warnings) is not restored
+
+
+def test_a_rollback_removes_no_saved_state_unless_asked(tmp_path):
+    unlimited = store.History(str(tmp_path / "history"), keep=None)
+    for _number in range(8):
+        unlimited.save(state.NodeState())
+    assert len(unlimited.numbers()) == 8
+    assert restore.RollbackRequest().keep is None

@@ -12,7 +12,7 @@ something (``Report.saved_state`` is the number). Without a convergence::
 Rollback. It stops the agent and the timer of scheduled convergences, takes the convergence lock, saves the state before
 and applies the difference; with ``check`` it changes nothing::
 
-    rollback(RollbackRequest(to=None, history_directory=DIR, keep=5, check=False, describe=False, stop_units=True,
+    rollback(RollbackRequest(to=None, history_directory=DIR, keep=None, check=False, describe=False, stop_units=True,
                              state_directory="/run/kubenode-proxy", lock_timeout=30.0)) -> RollbackReport
 
 Without ``to`` it restores the newest state that was saved before a convergence, so that a second rollback changes

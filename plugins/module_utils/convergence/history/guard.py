@@ -34,6 +34,10 @@ class SavingGuard(Guard):
         reverted, ConfigurationError.
         """
         request = self._request
+        if request.confirm_timeout and request.state != "present":
+            raise ConfigurationError(
+                f"confirm_timeout: state {request.state} saves nothing, so the change cannot be reverted: set it to 0"
+            )
         if request.confirm_timeout and not request.history_directory:
             raise ConfigurationError("confirm_timeout: reverting needs a saved state, so keep_states must not be 0")
         if request.confirm_timeout:

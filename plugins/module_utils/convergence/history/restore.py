@@ -33,7 +33,7 @@ from ...rendering.ipvs.nftables_glue import NFTABLES_GLUE
 from ...rendering.ipvs.nftables_layout import NODE_PORTS
 from ...rendering.nftables.objects import ObjectKey
 from ...resources import Kind, PlannedChange, Stage, always, apply_plan, never, plan
-from ..defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS
+from ..defaults import DEFAULT_LOCK_SECONDS
 from ..handles import KernelHandles
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
@@ -69,14 +69,14 @@ class RollbackRequest(NamedTuple):
     """One rollback of this node.
 
     ``to``: the number of a saved state; None for the newest that was saved before a convergence. ``check``: change
-    nothing at all. ``describe``: fill in the lines of every changed table. ``keep``: how many saved states are kept.
-    ``stop_units``: stop the agent and the timer of scheduled convergences, which would undo the rollback.
+    nothing at all. ``describe``: fill in the lines of every changed table. ``keep``: how many saved states are kept;
+    None for all. ``stop_units``: stop the agent and the timer of scheduled convergences, which would undo the rollback.
     ``state_directory`` and ``lock_timeout``: as for a convergence.
     """
 
     to: Optional[int] = None
     history_directory: str = DEFAULT_DIRECTORY
-    keep: int = DEFAULT_KEEP
+    keep: Optional[int] = None
     check: bool = False
     describe: bool = False
     stop_units: bool = True
@@ -108,9 +108,10 @@ def _sysctl_stage(state: NodeState) -> Tuple[Stage, List[str]]:
     differing = [key for key, value in desired.items() if observed[key] != value]
     blocked = dict(unchangeable(differing))
     count = read_value(_CONNTRACK_COUNT) or "0"
-    maximum = desired.get(_CONNTRACK_MAX, "0")
-    if _CONNTRACK_MAX in differing and int(maximum or 0) < 2 * int(count):
-        blocked[_CONNTRACK_MAX] = f"{count} connections are tracked now, so it is not lowered"
+    if _CONNTRACK_MAX in differing:
+        maximum = int(desired[_CONNTRACK_MAX] or 0)
+        if maximum < int(observed[_CONNTRACK_MAX] or 0) and maximum < 2 * int(count):
+            blocked[_CONNTRACK_MAX] = f"{count} connections are tracked now, so it is not lowered"
     warnings = [f"sysctl {key}: was {desired[key]}: {reason}" for key, reason in blocked.items()]
     kept = {key: value for key, value in desired.items() if key not in blocked}
     return Stage(SysctlsResource(kept), kept), warnings

@@ -58,7 +58,7 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
         if pending.read(directory) is None:
             return "rolled back just now"
         history = History(history_directory)
-        request = RollbackRequest(number, history_directory, keep=1_000_000, state_directory=state_directory)
+        request = RollbackRequest(number, history_directory, state_directory=state_directory)
         with KernelHandles() as handles:
             report = restore(request, history.load(number), history=history, handles=handles, stopped=running)
         warnings = history.note(number, REVERTED)

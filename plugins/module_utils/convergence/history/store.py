@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import time
-from typing import Dict, Iterable, List, NamedTuple
+from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from ...errors import HistoryError
 from ...packaging.identity import engine_hash
@@ -64,13 +64,15 @@ def boot_identity() -> str:
 
 
 class History(HistoryDirectory):
-    """Saved states by number, the newest with the highest. ``keep``: the number of states to keep, at least one.
+    """Saved states by number, the newest with the highest.
+
+    ``keep``: the number of states to keep, at least one; None to keep all.
 
     Every method raises HistoryError if other users can write to the directory, or if it cannot be used.
     """
 
-    def __init__(self, directory: str = DEFAULT_DIRECTORY, keep: int = DEFAULT_KEEP) -> None:
-        if keep < 1:
+    def __init__(self, directory: str = DEFAULT_DIRECTORY, keep: Optional[int] = DEFAULT_KEEP) -> None:
+        if keep is not None and keep < 1:
             raise HistoryError(f"keep: {keep} states cannot be kept, at least 1 is needed")
         super().__init__(directory)
         self.keep = keep
@@ -106,6 +108,8 @@ class History(HistoryDirectory):
         )
         self.write(self._path(number), pack_record(record))
         self._remove_unfinished()
+        if self.keep is None:
+            return record
         spared = {number, *kept}
         for old in [each for each in numbers if each not in spared][: max(0, len(numbers) + 1 - self.keep)]:
             with contextlib.suppress(FileNotFoundError):
