@@ -37,7 +37,14 @@ def limits(scratch: Path, cases: list) -> list:
         for number, variables in enumerate(cases)
     ]
     files = [str(ROLE / place / "main.yml") for place in ("defaults", "vars")]
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks, "vars_files": files}
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "tasks": tasks,
+        "vars": {"role_path": str(ROLE)},
+        "vars_files": files,
+    }
     (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
     command = [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", str(scratch / "play.yml")]
     environment = {
@@ -51,6 +58,19 @@ def limits(scratch: Path, cases: list) -> list:
     done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line.split('"')[3] for line in done.stdout.splitlines() if '"msg":' in line]
+
+
+def test_the_limit_carries_forwarded_connections(tmp_path):
+    """40 KiB for each of them, where the agent forwards connections at all."""
+    tiny = {"agent_cluster_services": 10, "agent_cluster_endpoints": 10}
+    few = {"agent_node_configuration": {"userspace": {"maxConnections": 1000}}}
+    many = {"agent_node_configuration": {"userspace": {"maxConnections": 100_000}}}
+    userspace = {"agent_configuration": {"mode": "userspace"}}
+    cases = [{**tiny, **userspace}, {**tiny, **userspace, **few}, {**tiny, **userspace, **many}, {**tiny, **many}]
+    default, small, large, unused = (int(limit[:-1]) for limit in limits(tmp_path, cases))
+    assert small == unused == 512
+    assert 16_384 * 40 // 1024 < default < 16_384 * 40 // 1024 + 60
+    assert 100_000 * 40 // 1024 < large < 100_000 * 40 // 1024 + 60
 
 
 def test_the_limit_carries_the_cluster_with_room_to_spare(tmp_path):
