@@ -314,9 +314,11 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     changes = [ChainChange(resource, difference(*resource.stage())) for resource in resources]
     planned = [PlannedChange(*item) for item in changes]
     seconds = parameters["confirm_timeout"]
+    change = ""
     if module.check_mode:
         refuse_unconfirmed(changes, seconds)
-    change = "" if module.check_mode else apply_changes(changes, seconds)
+    else:
+        change = apply_changes(changes, seconds)
     result: Dict[str, Any] = {
         "changed": any(item.change for item in planned),
         "change": change,

@@ -32,7 +32,7 @@ _NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
 
 
 _POD_RANGES = ("10.244.1.0/24", "fd00:10:244:1::/64")
-#: Pods of the node and of others, an address of the node, and one outside; two ranges overlap.
+#: Pods of the node and of others, and an address of the node; two ranges overlap.
 _UNJUDGED = ("10.244.1.12/30", "10.244.2.0/24", "10.244.2.0/28", "172.18.0.2/32", "fd00:10:244:1::/64")
 
 

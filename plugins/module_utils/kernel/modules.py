@@ -73,16 +73,6 @@ def canonical_name(name: str) -> str:
 # -- present modules ---------------------------------------------------------------------------------------------------
 
 
-def loaded_modules(root: str = "") -> Dict[str, int]:
-    """Return loaded modules and the number of users of each, from /proc/modules; empty on a kernel without modules."""
-    found: Dict[str, int] = {}
-    for line in (facts.read_text(f"{root}/proc/modules") or "").splitlines():
-        fields = line.split()
-        if len(fields) >= 5 and fields[4] == "Live":
-            found[fields[0]] = int(fields[2]) if fields[2].isdigit() else 0
-    return found
-
-
 class _Use(NamedTuple):
     """The number of users of a loaded module, and those that are modules or the mark of a permanent module."""
 
@@ -91,13 +81,19 @@ class _Use(NamedTuple):
 
 
 def _uses(root: str) -> Dict[str, _Use]:
-    """Return the users of each loaded module."""
+    """Return the users of each loaded module, from /proc/modules; empty on a kernel without modules."""
     found: Dict[str, _Use] = {}
     for line in (facts.read_text(f"{root}/proc/modules") or "").splitlines():
         fields = line.split()
-        if len(fields) >= 5 and fields[2].isdigit():
-            found[fields[0]] = _Use(int(fields[2]), tuple(filter(None, fields[3].strip("-").split(","))))
+        if len(fields) >= 5 and fields[4] == "Live":
+            users = int(fields[2]) if fields[2].isdigit() else 0
+            found[fields[0]] = _Use(users, tuple(filter(None, fields[3].strip("-").split(","))))
     return found
+
+
+def loaded_modules(root: str = "") -> Dict[str, int]:
+    """Return loaded modules and the number of users of each; empty on a kernel without modules."""
+    return {name: use.users for name, use in _uses(root).items()}
 
 
 def _users_first(names: Iterable[str], uses: Mapping[str, _Use]) -> List[str]:
@@ -281,10 +277,10 @@ class ModulesResource(Resource[str, str]):
         Those of ``unload`` come in an order in which they can be removed.
         """
         present = present_modules([*self.names, *self.unload], self.release, self.root)
-        loaded = loaded_modules(self.root)
+        uses = _uses(self.root)
         shown = [name for name in self.names if name in present]
-        removable = [name for name in self.unload if name in loaded and name not in shown]
-        shown += _users_first(removable, _uses(self.root))
+        removable = [name for name in self.unload if name in uses and name not in shown]
+        shown += _users_first(removable, uses)
         return dict.fromkeys(shown, LOADED)
 
     def unavailable(self, names: Iterable[str]) -> Dict[str, str]:
