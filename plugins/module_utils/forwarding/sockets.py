@@ -10,6 +10,7 @@ to each other in an endless loop, if endpoints of a Service are node ports of ot
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 from typing import Any, Callable, Sequence, Tuple
@@ -21,6 +22,8 @@ _HOPS = struct.Struct("=i")
 #: A vanished peer is detected after 10 minutes of silence and 5 probes, a minute apart.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 600), (socket.TCP_KEEPINTVL, 60), (socket.TCP_KEEPCNT, 5))
 
+#: The node lacks files, memory or local ports: no peer is to blame.
+EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 #: linux/tcp.h: keep the headers of the packet that opened a connection, and return them.
 _TCP_SAVE_SYN, _TCP_SAVED_SYN = 27, 28
 #: linux/in.h, linux/in6.h: have the hop limit delivered with each datagram.

@@ -22,6 +22,7 @@ from .limits import Limits, Totals
 from .loop import Loop
 from .relay import Relay, RelayContext, RelaySocket
 from .sockets import (
+    EXHAUSTED,
     bound_socket,
     hops_of_connection,
     ignore_new_connections,
@@ -44,7 +45,6 @@ _BACKLOG = 4096
 PAUSE_SECONDS = 0.2
 #: How long a connection may be silent after one peer has reset it. What it sent before may still reach the other peer.
 RESET_SECONDS = 30.0
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Shared(NamedTuple):
@@ -122,8 +122,8 @@ class Connection:
                 continue
             try:
                 self._begin(endpoint)
-            except OSError:
-                self._failed(endpoint)
+            except OSError as error:
+                self._failed(endpoint, error.errno)
                 continue
             return
         shared.totals.unreachable += 1
@@ -163,7 +163,7 @@ class Connection:
                     return
                 number = error.errno or errno.ENOTCONN
         if number:
-            self.give_up()
+            self.give_up(number)
             return
         del self.server.shared.connecting[self]
         self.server.shared.failed.discard(endpoint)
@@ -176,20 +176,21 @@ class Connection:
         loop.watch(client.number, self._client_ready, _EVENTS)
         self._pump()
 
-    def give_up(self) -> None:
-        """Abandon the connection attempt, and try another endpoint."""
+    def give_up(self, number: Optional[int] = None) -> None:
+        """Abandon the connection attempt, which failed with this error if any, and try another endpoint."""
         end, endpoint = self.endpoint_end, self.endpoint
         self.server.shared.connecting.pop(self, None)
         if end is not None and endpoint is not None:
             self.endpoint_end = None
             self.server.shared.loop.forget(end.number)
             end.sock.close()
-            self._failed(endpoint)
+            self._failed(endpoint, number)
         self.connect()
 
-    def _failed(self, endpoint: Endpoint) -> None:
+    def _failed(self, endpoint: Endpoint, number: Optional[int]) -> None:
         self.server.shared.totals.connect_failures += 1
-        self.server.shared.failed.add(endpoint)
+        if number not in EXHAUSTED:
+            self.server.shared.failed.add(endpoint)
 
     # ---- carrying
 
@@ -316,7 +317,7 @@ class TcpServer:
             except BlockingIOError:
                 return True
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in EXHAUSTED:
                     return False
                 # The client has already disconnected, or the network reported an error of its connection (accept(2)).
                 continue

@@ -19,7 +19,7 @@ from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
 from .loop import Loop
-from .sockets import bound_socket, hops_of_datagram, limit_hops, open_socket, save_hops
+from .sockets import EXHAUSTED, bound_socket, hops_of_datagram, limit_hops, open_socket, save_hops
 from .sources import is_allowed
 
 _DATAGRAMS = 64
@@ -268,9 +268,10 @@ class UdpServer:
             shared.totals.evicted += 1
         try:
             session = Session(self, address, endpoint, hops)
-        except OSError:
-            shared.failed.add(endpoint)
+        except OSError as error:
             shared.totals.connect_failures += 1
+            if error.errno not in EXHAUSTED:
+                shared.failed.add(endpoint)
             return None
         shared.totals.sessions += 1
         self.balancer.count(endpoint)

@@ -16,11 +16,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.message import Response
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from tests.unit.waiting import PATIENCE
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
 HERE = "127.0.0.1"
 OTHER = "127.0.0.2"
-PATIENCE = 30.0
 
 
 def respond(request):
@@ -94,11 +94,3 @@ def answers(port):
     with contextlib.suppress(OSError):
         return ask(port).endswith(b"GET /healthz")
     return False
-
-
-def wait_for(condition):
-    """Wait until a condition holds."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, condition
-        time.sleep(0.005)

@@ -39,14 +39,13 @@ from tests.unit.agent.http_bench import (
     GET,
     HERE,
     OTHER,
-    PATIENCE,
     ask,
     connect,
     read_all,
     respond,
     running,
-    wait_for,
 )
+from tests.unit.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log i
 from tests.unit.agent.http_bench import (
     GET,
     HERE,
-    PATIENCE,
     answers,
     ask,
     connect,
@@ -29,8 +28,8 @@ from tests.unit.agent.http_bench import (
     respond,
     running,
     supervisor,
-    wait_for,
 )
+from tests.unit.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture(autouse=True)

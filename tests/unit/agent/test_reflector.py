@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import queue
-import time
 
 import pytest
 
@@ -31,6 +30,7 @@ from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.lab.ports import free_port
+from tests.unit.waiting import wait_for
 
 
 def service(name, port=80, **labels):
@@ -44,13 +44,6 @@ def service(name, port=80, **labels):
 
 def names(items):
     return sorted(item["metadata"]["name"] for item in items)
-
-
-def wait_for(what, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.01)
 
 
 class Setup:

@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access import names
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.servers import KUBECONFIG, Candidate
-from tests.unit.agent.http_bench import wait_for
+from tests.unit.waiting import wait_for
 
 OWN = Candidate("", KUBECONFIG)
 NAME, OTHER = "api.example.com", "other.example.com"

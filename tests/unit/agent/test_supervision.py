@@ -10,7 +10,6 @@ import json
 import queue
 import sys
 import threading
-import time
 
 import pytest
 
@@ -23,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from tests.lab.clock import Clock
+from tests.unit.waiting import wait_for
 
 
 class AtOnce(Backoff):
@@ -45,13 +45,6 @@ def stream():
 @pytest.fixture
 def supervisor(clock, stream):
     return Supervisor(Log(stream), clock, AtOnce)
-
-
-def wait_for(what, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.005)
 
 
 class Work:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
-import time
+from types import ModuleType
 from typing import Callable, Iterator, List, Optional, Tuple
 
 import pytest
@@ -18,17 +19,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits i
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import Listener, ListenerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 from tests.lab.ports import free_port
+from tests.unit.waiting import PATIENCE
 
-SECONDS = 30.0
 Place = Tuple[str, int]
-
-
-def wait_for(what: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Wait until a condition holds. Raises AssertionError on a timeout."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.005)
 
 
 def echo(sock: socket.socket) -> None:
@@ -66,6 +59,19 @@ class Endpoint:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def lacking(monkeypatch: pytest.MonkeyPatch, where: ModuleType, number: int) -> None:
+    """Let the next socket to an endpoint fail with this error in a module of the forwarder."""
+    left = [number]
+    original = where.open_socket
+
+    def open_socket(address: str, kind: int) -> socket.socket:
+        if left:
+            raise OSError(left.pop(), os.strerror(number))
+        return original(address, kind)
+
+    monkeypatch.setattr(where, "open_socket", open_socket)
 
 
 class UdpEndpoint:
@@ -153,8 +159,8 @@ class Running:
 
     def connect(self, key: ListenerKey, source: str = "") -> socket.socket:
         """Open a client's connection."""
-        sock = socket.create_connection((key.address, key.port), SECONDS, (source, 0) if source else None)
-        sock.settimeout(SECONDS)
+        sock = socket.create_connection((key.address, key.port), PATIENCE, (source, 0) if source else None)
+        sock.settimeout(PATIENCE)
         return sock
 
     def status(self, name: str) -> int:
@@ -166,7 +172,7 @@ class Running:
     def close(self) -> None:
         """Stop the forwarder and close everything."""
         self.forwarder.stop()
-        self._thread.join(SECONDS)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         self.forwarder.close()
 

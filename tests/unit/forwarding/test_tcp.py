@@ -25,7 +25,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import ListenerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 from tests.lab.ports import free_port
-from tests.unit.forwarding.conftest import SECONDS, assert_reset, closed_port, named, names, read_all, wait_for
+from tests.unit.forwarding.conftest import assert_reset, closed_port, named, names, read_all
+from tests.unit.waiting import PATIENCE, wait_for
 
 
 def digest_of_all(sock: socket.socket) -> None:
@@ -158,7 +159,7 @@ def test_a_reset_after_an_orderly_end_is_noticed(start, endpoint):
     def end_then_wait(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_WR)
         try:
-            sock.settimeout(SECONDS)
+            sock.settimeout(PATIENCE)
             sock.recv(1)
         except ConnectionResetError:
             seen.set()
@@ -169,7 +170,7 @@ def test_a_reset_after_an_orderly_end_is_noticed(start, endpoint):
     assert sock.recv(1) == b""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
-    assert seen.wait(SECONDS)
+    assert seen.wait(PATIENCE)
     wait_for(lambda: running.status("connections") == 0)
 
 
@@ -232,7 +233,7 @@ def test_an_endpoint_that_is_a_listener_is_refused(start, endpoint):
 
 
 def test_stopping_waits_for_open_connections(start, endpoint):
-    running = start(drain_seconds=SECONDS)
+    running = start(drain_seconds=PATIENCE)
     key = running.listen(endpoint().place)
     sock = running.connect(key)
     sock.sendall(b"x")
@@ -248,7 +249,7 @@ def test_stopping_waits_for_open_connections(start, endpoint):
     sock.sendall(b"y")
     assert sock.recv(1) == b"y"
     sock.close()
-    stopping.join(SECONDS / 2)
+    stopping.join(PATIENCE / 2)
     assert not stopping.is_alive()
 
 
@@ -265,7 +266,7 @@ def test_closing_a_listener_resets_no_client(start, endpoint):
             try:
                 # A SYN that is ignored would be repeated after a second.
                 with socket.create_connection((key.address, key.port), 0.05) as sock:
-                    sock.settimeout(SECONDS)
+                    sock.settimeout(PATIENCE)
                     outcomes["answer" if sock.recv(10) else "end"] += 1
             except socket.timeout:
                 outcomes["ignored"] += 1
@@ -280,7 +281,7 @@ def test_closing_a_listener_resets_no_client(start, endpoint):
         running.listen(place, key=key)
     stop.set()
     for client in clients:
-        client.join(SECONDS)
+        client.join(PATIENCE)
     assert outcomes["answer"]
     assert set(outcomes) <= {"answer", "ignored", "ECONNREFUSED"}
 
@@ -343,7 +344,7 @@ def test_the_hop_limit_decreases_as_at_a_router(start, address):
     running = start()
     key = running.listen(place, key=ListenerKey("tcp", address, free_port()))
     with listening, socket.socket(listening.family) as client:
-        client.settimeout(SECONDS)
+        client.settimeout(PATIENCE)
         limit_hops(client, 17)
         client.connect((key.address, key.port))
         sock, _peer = listening.accept()

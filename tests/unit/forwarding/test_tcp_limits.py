@@ -16,7 +16,9 @@ import time
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import tcp
-from tests.unit.forwarding.conftest import SECONDS, assert_reset, closed_port, named, names, wait_for
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets import EXHAUSTED
+from tests.unit.forwarding.conftest import assert_reset, closed_port, lacking, named, names
+from tests.unit.waiting import PATIENCE, wait_for
 
 
 def test_silent_connections_are_closed(start, endpoint):
@@ -34,7 +36,7 @@ def test_silent_connections_are_closed(start, endpoint):
 
 def test_half_closed_connections_are_closed_sooner(start, endpoint):
     running = start(half_closed_seconds=0.3)
-    key = running.listen(endpoint(lambda sock: time.sleep(SECONDS)).place)
+    key = running.listen(endpoint(lambda sock: time.sleep(PATIENCE)).place)
     with running.connect(key) as silent, running.connect(key) as sock:
         sock.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionResetError):
@@ -61,7 +63,7 @@ def test_a_reset_by_a_client_ends_a_connection_whose_endpoint_does_not_read(star
     monkeypatch.setattr(tcp, "RESET_SECONDS", 0.3)
     running = start()
     done = threading.Event()
-    key = running.listen(endpoint(lambda sock: done.wait(SECONDS)).place)
+    key = running.listen(endpoint(lambda sock: done.wait(PATIENCE)).place)
     with running.connect(key) as steady:
         sock = running.connect(key)
         fill(sock)
@@ -100,7 +102,7 @@ def test_a_slow_reader_still_gets_what_an_endpoint_sent_before_its_reset(start, 
     running = start()
     key = running.listen(endpoint(flood_then_reset).place)
     with running.connect(key) as sock:
-        assert reset.wait(SECONDS)
+        assert reset.wait(PATIENCE)
         received = 0
         with pytest.raises(ConnectionResetError):
             while True:
@@ -205,3 +207,14 @@ def test_a_port_in_use_is_tried_again(start, endpoint, monkeypatch):
     wait_for(lambda: not running.forwarder.unbound())
     assert all(seen == [key] for seen in tried)
     assert names(running, key, 1) == [b"a"]
+
+
+@pytest.mark.parametrize("number", sorted(EXHAUSTED))
+def test_no_endpoint_is_blamed_for_what_the_node_lacks(start, endpoint, monkeypatch, number):
+    """An endpoint that counts as failed would get no new clients for a time."""
+    running = start()
+    key = running.listen(endpoint(named(b"a")).place, endpoint(named(b"b")).place)
+    lacking(monkeypatch, tcp, number)
+    found = names(running, key, tries=6)
+    assert running.status("connectFailures") == 1
+    assert set(found) == {b"a", b"b"}

@@ -14,20 +14,23 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import udp
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets import (
+    EXHAUSTED,
     hops_of_datagram,
     limit_hops,
     save_hops,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import ListenerKey
 from tests.lab.ports import free_port
-from tests.unit.forwarding.conftest import SECONDS, closed_port, wait_for
+from tests.unit.forwarding.conftest import closed_port, lacking
+from tests.unit.waiting import PATIENCE, wait_for
 
 
 @contextlib.contextmanager
 def client(key, source="127.0.0.1"):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.settimeout(SECONDS)
+        sock.settimeout(PATIENCE)
         sock.bind((source, 0))
         sock.connect((key.address, key.port))
         yield sock
@@ -102,6 +105,20 @@ def test_a_closed_port_is_noticed_at_once(start, udp_endpoint):
     for _number in range(6):
         with client(key) as sock:
             assert ask_until_answered(sock) == b"a x"
+
+
+@pytest.mark.parametrize("number", sorted(EXHAUSTED))
+def test_no_endpoint_is_blamed_for_what_the_node_lacks(start, udp_endpoint, monkeypatch, number):
+    """An endpoint that counts as failed would get no new clients for a time."""
+    running = start()
+    key = running.listen(udp_endpoint("a").place, udp_endpoint("b").place, protocol="udp")
+    lacking(monkeypatch, udp, number)
+    found = []
+    for _number in range(6):
+        with client(key) as sock:
+            found.append(ask(sock))
+    assert running.status("connectFailures") == 1
+    assert set(found) == {b"a x", b"b x"}
 
 
 class Failing:
@@ -301,7 +318,7 @@ def test_the_hop_limit_decreases_as_at_a_router(start, address):
     running = start()
     with socket.socket(family, socket.SOCK_DGRAM) as server, socket.socket(family, socket.SOCK_DGRAM) as sender:
         server.bind((address, 0))
-        server.settimeout(SECONDS)
+        server.settimeout(PATIENCE)
         save_hops(server)
         key = running.listen(server.getsockname()[:2], key=ListenerKey("udp", address, free_port()))
         limit_hops(sender, 17)
