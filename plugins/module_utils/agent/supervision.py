@@ -55,6 +55,11 @@ def brief_traceback(error: BaseException) -> str:
     return " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)
 
 
+def failure_text(error: BaseException) -> str:
+    """Return an exception that nothing expects, and where it was raised, on one line."""
+    return f"{type(error).__name__}: {error} ({brief_traceback(error)})"
+
+
 class Task:
     """A supervised thread. It calls ``body`` with this object and ends when ``body`` returns.
 

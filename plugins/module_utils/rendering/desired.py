@@ -28,6 +28,7 @@ _ENTRIES_BETWEEN_PROGRESS = 20_000
 
 Changes = Dict[str, Change[Any, Any]]
 ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortInfo]]
+Failed = Callable[[NamespacedName, Exception], None]
 
 
 def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> Change[Any, Any]:
@@ -48,13 +49,23 @@ def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> 
 class DesiredTables:
     """The tables of one mode and family. ``progress`` is called at intervals while many Services are rendered.
 
+    ``failed`` is called with each Service whose rendering raises an exception; its entries remain as they were. Without
+    it, the exception ends the call.
+
     ``desired`` has the content that the mode's resources should hold, by table name; the tables change in place.
     """
 
-    def __init__(self, rendering: Rendering[Any], settings: DataplaneSettings, progress: Progress = unheeded) -> None:
+    def __init__(
+        self,
+        rendering: Rendering[Any],
+        settings: DataplaneSettings,
+        progress: Progress = unheeded,
+        failed: Optional[Failed] = None,
+    ) -> None:
         self.settings = settings
         self.rendering = rendering
         self._progress = progress
+        self._failed = failed
         #: Entries since progress was reported.
         self._rendered = 0
         self._endpoints = 0
@@ -88,9 +99,9 @@ class DesiredTables:
             self._options = options
             self._set_context()
             for service in self._with_progress([service for service in self._ports if service not in services]):
-                self._replace(service, others(service))
+                self._render(service, others)
         for service in self._with_progress(services):
-            self._replace(service, services[service])
+            self._render(service, services.__getitem__)
 
     def follow(self, settings: DataplaneSettings) -> bool:
         """Adopt settings with other addresses of the node or other ServiceCIDRs.
@@ -121,15 +132,23 @@ class DesiredTables:
         if endpoints:
             self._endpoints_of[service] = endpoints
 
-    def _replace(self, service: NamespacedName, ports: Sequence[ServicePortInfo]) -> None:
+    def _render(self, service: NamespacedName, ports_of: ServicePortsOf) -> None:
+        """Replace the entries of a Service by those of the ServicePorts that ``ports_of`` returns."""
+        try:
+            ports = ports_of(service)
+            entries = [self.rendering.entries(port, self._context) for port in ports]
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(service, error)
+            return
         now = tuple([port.key for port in ports])
         for key in self._ports.get(service, ()):
             if key not in now:
                 self._merged.replace(key, [])
-        for port in ports:
-            entries = self.rendering.entries(port, self._context)
-            self._rendered += len(entries)
-            self._merged.replace(port.key, entries)
+        for key, found in zip(now, entries):
+            self._rendered += len(found)
+            self._merged.replace(key, found)
         if now:
             self._ports[service] = now
         else:

@@ -15,7 +15,6 @@ from ...cluster.model import Failing, NamespacedName
 from ...configuration.sections.health_checks import HealthChecks
 from ...convergence.runtime.agent_status import CheckStatus
 from ...errors import KernelError
-from ...serviceports.table import service_ports_of
 from ..api.events import NORMAL, WARNING, Post, service_reference
 from ..source.view import ClusterView
 from ..supervision import Supervisor
@@ -152,7 +151,7 @@ class Checks:
                 self._end(view, family, name, address, port)
 
     def _end(self, view: ClusterView, proxier: Proxier, name: NamespacedName, address: str, port: int) -> None:
-        for info in service_ports_of(view.state, name, proxier.context.node):
+        for info in proxier.service_ports(view.state, name) or ():
             for endpoint in info.endpoints:
                 left = endpoint.failed and not endpoint.ready and info.key.protocol == "TCP"
                 if not left or endpoint.ip != address or port not in (0, endpoint.port):

@@ -23,7 +23,7 @@ from ...cluster.fields import Invalid, shown
 from ...cluster.parsing.objects import ObjectKey, object_key
 from ...cluster.resource_types import ResourceType
 from ...errors import ApiError, ProxyError, Refusal
-from ..supervision import Backoff, Task, brief_traceback
+from ..supervision import Backoff, Task, failure_text
 from ..surface.log import Log
 from .known import Batch, Known, Listed, check_identity
 from .room import UNLIMITED, NoRoom, Room
@@ -273,7 +273,7 @@ class Reflector:
             self._skip(raw, error.field, error.reason)
         except Exception as error:
             # A defect that one object triggers must affect only this object.
-            self._skip(raw, "", f"{type(error).__name__}: {error} ({brief_traceback(error)})")
+            self._skip(raw, "", failure_text(error))
         return None
 
     def _skip(self, raw: object, field: str, reason: str) -> None:

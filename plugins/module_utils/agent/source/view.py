@@ -14,6 +14,7 @@ from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_ke
 from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
+from ..failures import Failures
 from .known import Batch
 from .packed import Item, parsed_items, text_in
 from .room import UNLIMITED, Room
@@ -39,7 +40,8 @@ class ClusterView:
     what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
     ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the changes of
     endpoints that are not programmed yet were triggered. ``held_back``: objects whose latest version has no room; their
-    previous version remains in effect.
+    previous version remains in effect. ``failures``: objects that a defect of the agent keeps, at least in part, out of
+    the state.
     """
 
     def __init__(self, room: Room = UNLIMITED) -> None:
@@ -52,6 +54,7 @@ class ClusterView:
         self.pending_slices = 0
         self.triggers = TriggerTimes()
         self.held_back: Set[ObjectKey] = set()
+        self.failures = Failures()
         self._room = room
         self._objects: Dict[ObjectKey, bytes] = {}
         self._bytes = 0
@@ -122,7 +125,7 @@ class ClusterView:
 
     def _put(self, parsed: ParsedObject, item: Item, listed: bool) -> FrozenSet[NamespacedName]:
         before = self.state.excess
-        affected = self.state.put(parsed)
+        affected = self._put_into_state(parsed)
         if self.state.excess > before and not self._room.carries(0):
             # Only now is it known what Service and endpoints make together.
             affected |= self._put_back(parsed.key)
@@ -133,12 +136,25 @@ class ClusterView:
             self._room.applied(parsed.key.kind, growth)
         return affected
 
+    def _put_into_state(self, parsed: ParsedObject) -> FrozenSet[NamespacedName]:
+        """Put an object into the state; one that raises affects nothing but the Service that it belongs to."""
+        key = parsed.key
+        try:
+            affected = self.state.put(parsed)
+        except Exception as error:
+            self.failures.add(key, error)
+            if isinstance(parsed.value, EndpointSlice):
+                return frozenset((parsed.value.service_key,))
+            return frozenset((NamespacedName(key.namespace, key.name),) if key.kind == "Service" else ())
+        self.failures.discard(key)
+        return affected
+
     def _put_back(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
         """Return to the version of an object that is kept, or to none."""
         kept = self._objects.get(key)
         if kept is None:
             return self.state.remove(key)
-        return self.state.put(parsed_object(json.loads(text_in(kept)), key))
+        return self._put_into_state(parsed_object(json.loads(text_in(kept)), key))
 
     def _replaced_by(self, batch: Batch) -> Set[ObjectKey]:
         """Return the keys of the objects that a batch replaces as a whole; none unless they are from the disk."""
@@ -148,6 +164,7 @@ class ClusterView:
 
     def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
         self._store(key, b"", 0)
+        self.failures.discard(key)
         return self.state.remove(key)
 
     def forget(self, kind: str) -> None:

@@ -60,6 +60,10 @@ class LimitedLog:
         """See :meth:`write`."""
         return self.write(key, WARNING, message, **fields)
 
+    def error(self, key: Hashable, message: str, **fields: Any) -> bool:
+        """See :meth:`write`."""
+        return self.write(key, ERROR, message, **fields)
+
     def _forget(self, now: float) -> None:
         """Make room: remove the keys without suppressed lines, or else the oldest key."""
         for key in [key for key, item in self._keys.items() if now >= item.until and not item.suppressed]:

@@ -322,6 +322,8 @@ class Metrics:
         self.objects_refused = self._gauge(
             "kubenode_proxy_objects_refused", "Invalid objects of the cluster that are skipped", ("kind",)
         )
+        text = "Objects that cannot be processed because of a defect of the agent"
+        self.objects_failed = self._gauge("kubenode_proxy_objects_failed", text)
         self.parts_skipped = self._gauge(
             "kubenode_proxy_parts_skipped", "Invalid addresses and endpoints that are skipped", ("kind",)
         )

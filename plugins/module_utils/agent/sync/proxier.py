@@ -10,10 +10,11 @@ everything; it comes first, after a failure, and when another program may have c
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar
 
 from ...addresses import family_of
 from ...cluster.model import NamespacedName, Service
+from ...cluster.parsing.objects import ObjectKey
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
 from ...convergence.family import FamilyContext, FamilyTables
@@ -34,15 +35,21 @@ from ...resources import Change, Kind, PlannedChange, Stage, apply_plan, plan
 from ...serviceports.flows import FlowChanges, released_protocols
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
+from ..failures import Failures
 from .summaries import Summaries
 
 _SERVICES_BETWEEN_PROGRESS = 500
 _ENDPOINTS_BETWEEN_PROGRESS = 20_000
+_T = TypeVar("_T")
 
 
 def _is_external(service: Service) -> bool:
     """Return whether a Service has node ports, external IPs or load balancer addresses."""
     return bool(service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports))
+
+
+def _key_of(service: NamespacedName) -> ObjectKey:
+    return ObjectKey("Service", service.namespace, service.name)
 
 
 def _note(known: Dict[NamespacedName, List[str]], service: NamespacedName, lines: List[str]) -> bool:
@@ -82,7 +89,8 @@ class Proxier:
     """Keeps one family in sync.
 
     ``needs_full``: whether the next sync must observe the kernel. ``rendered``: whether the desired tables have been
-    brought up to date since they were created.
+    brought up to date since they were created. ``failures``: Services that are served as before, because a defect of
+    the agent prevents that they are brought up to date.
     """
 
     def __init__(
@@ -93,7 +101,8 @@ class Proxier:
         self.needs_full = True
         self.rendered = False
         self.summaries = Summaries(mode.counts_ports)
-        self.tables = DesiredTables(mode.rendering, context.settings, handles.progress)
+        self.failures = Failures()
+        self.tables = DesiredTables(mode.rendering, context.settings, handles.progress, self._failed)
         self.slot_limit = SlotLimit(mode.rendering)
         self.stages: List[Stage] = mode.stages(configuration, [FamilyTables(context, self.tables.desired)], handles)
         for stage in self.stages:
@@ -165,25 +174,32 @@ class Proxier:
 
         ``totals``: as for :meth:`.rendering.desired.DesiredTables.apply`.
         """
-        context = self.context.node
         ports: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
         endpoints = 0
         for number, service in enumerate(services):
             if number % _SERVICES_BETWEEN_PROGRESS == 0 or endpoints >= _ENDPOINTS_BETWEEN_PROGRESS:
                 endpoints = 0
                 self._progress()
-            now = service_ports_of(state, service, context)
+            now = self.service_ports(state, service)
+            if now is None:
+                continue
+            self.failures.discard(_key_of(service))
             endpoints += sum([len(info.endpoints) for info in now])
             # Nothing is known of a Service that never had any, as most in a second family.
             if now or service in self.summaries:
                 ports[service] = now
         for service in self.slot_limit.count(ports) - ports.keys():
-            ports[service] = service_ports_of(state, service, context)
+            now = self.service_ports(state, service)
+            if now is not None:
+                ports[service] = now
         applied = self.slot_limit.applied
         ports = {service: tuple([applied(info) for info in found]) for service, found in ports.items()}
         self._find_schedulers([info for found in ports.values() for info in found])
+        context = self.context.node
         self.tables.apply(ports, lambda service: tuple(map(applied, service_ports_of(state, service, context))), totals)
         for service, found in ports.items():
+            if _key_of(service) in self.failures:
+                continue
             _note(self.unserved, service, unserved(self.mode.rendering, found))
             self.ignored_changes += _note(
                 self.ignored, service, ignored_policies(self.mode.rendering, found, self.settings)
@@ -192,6 +208,21 @@ class Proxier:
                 self._udp_changed.add(service)
             self._flows.note(service, found)
         self.rendered = True
+
+    def service_ports(self, state: ClusterState, service: NamespacedName) -> Optional[Sequence[ServicePortInfo]]:
+        """Return the ServicePorts of a Service in this family; None if that fails, which is recorded."""
+        return self._attempt(service, lambda: service_ports_of(state, service, self.context.node))
+
+    def _attempt(self, service: NamespacedName, compute: Callable[[], _T]) -> Optional[_T]:
+        """Return what is computed for a Service; None if that raises an exception, which is recorded."""
+        try:
+            return compute()
+        except Exception as error:
+            self._failed(service, error)
+            return None
+
+    def _failed(self, service: NamespacedName, error: Exception) -> None:
+        self.failures.add(_key_of(service), error)
 
     def _find_schedulers(self, infos: Sequence[ServicePortInfo]) -> None:
         """Load the kernel modules of schedulers that no ServicePort has requested before."""
@@ -209,8 +240,11 @@ class Proxier:
         """
         if not self.mode.rendering.options_need_totals:
             return Totals()
-        outside, policy = self.context.node.outside, self.context.node.policy
-        return Totals(sum(count_endpoints(state, service, self.family, outside, policy) for service in state.services))
+        return Totals(sum(self._count_endpoints(state, service) or 0 for service in state.services))
+
+    def _count_endpoints(self, state: ClusterState, service: NamespacedName) -> Optional[int]:
+        node = self.context.node
+        return self._attempt(service, lambda: count_endpoints(state, service, self.family, node.outside, node.policy))
 
     def take_found_served(self) -> Set[str]:
         """Return the cluster IPs of the family that had endpoints when the kernel was first observed; forget them."""
@@ -219,7 +253,8 @@ class Proxier:
 
     def would_serve(self, state: ClusterState, service: NamespacedName) -> bool:
         """Return whether a Service would have an endpoint to choose after :meth:`apply_services`."""
-        return any(info.reachable for info in service_ports_of(state, service, self.context.node))
+        ports = self.service_ports(state, service)
+        return self.summaries.serves(service) if ports is None else any(info.reachable for info in ports)
 
     def is_cold(self) -> bool:
         """Return whether the kernel contains none of our entries yet. Raises KernelError."""
@@ -273,12 +308,11 @@ class Proxier:
         if not self.mode.tracks_connections or not (udp or changed or released):
             return 0, 0.0
         started = time.monotonic()
-        context = self.context.node
         examined = self.summaries.udp_services | changed if udp else changed
-        ports = (port for name in examined for port in service_ports_of(state, name, context))
+        ports = (port for name in examined for port in self.service_ports(state, name) or ())
         try:
             with ConntrackSocket(self._progress) as sock:
-                deleted = delete_stale(sock, self.family, ports, context.behaviour, released)
+                deleted = delete_stale(sock, self.family, ports, self.context.node.behaviour, released)
         except BaseException:
             self._udp_changed |= udp
             self._flows.put_back(changed, released)

@@ -11,6 +11,7 @@ from typing import (
     Callable,
     Dict,
     FrozenSet,
+    Iterable,
     Iterator,
     List,
     NamedTuple,
@@ -20,14 +21,14 @@ from typing import (
     Tuple,
 )
 
-from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
 from ...convergence.defaults import DEFAULT_LOSS_PERCENT
-from ...convergence.report import conflict_warnings
 from ...errors import KernelError, ProxyError
 from ...preflight.cluster_state import loss_findings
+from ...rendering.rendering import Totals
 from ...resources import PlannedChange
 from ..api.events import Post
+from ..failures import MOST_FAILURES
 from ..source.first_services import FIRST_SERVICES
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
@@ -36,6 +37,7 @@ from ..surface.metrics import Metrics
 from ..surface.service_health import FailedPort
 from ..surface.surface import Surface
 from .losses import LossWatch
+from .notices import Notices
 from .proxier import Proxier, SyncResult
 from .repairs import Repairs
 from .setup import Proxiers
@@ -111,16 +113,13 @@ class Syncer:
         self.measures = SyncMetrics(metrics)
         self.surface = surface
         self._log = log
-        self._limited = limited
+        self._notices = Notices(metrics=metrics, log=log, limited=limited)
         self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post)
-        self._conflicts: Tuple[Conflict, ...] = ()
         self.losses = losses or LossWatch(DEFAULT_LOSS_PERCENT, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
         # The Services of a sync that has failed, which some family may not have applied.
         self._unapplied: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
-        self._unserved: Set[str] = set()
-        self._kept_chains: Set[Tuple[str, str]] = set()
 
     def start(self, proxy: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
@@ -137,7 +136,7 @@ class Syncer:
         try:
             for family in proxy.families:
                 if family.family not in filled:
-                    family.apply_services(self.view.state, services)
+                    self._update(family, services)
         except ProxyError as error:
             return self._failure(proxy, str(error))
         self._held, self._unapplied = set(), set()
@@ -199,15 +198,14 @@ class Syncer:
         The full sync that follows handles a failure. Its duration in the metrics includes the time of this call.
         """
         started = time.monotonic()
-        state = self.view.state
-        totals = {family.family: family.totals(state) for family in proxy.families}
+        totals = {family.family: family.totals(self.view.state) for family in proxy.families}
         for number, batch in enumerate(cold_batches(services, proxy.mode.cold_batch, begun)):
             for family in proxy.families:
                 began = time.monotonic()
                 try:
-                    family.apply_services(state, batch, totals[family.family])
+                    self._update(family, batch, totals[family.family])
                     self._apply(family, full=number == 0)
-                except KernelError as error:
+                except ProxyError as error:
                     self._log.error("sync failed", family=family.family, kind=COLD, error=error)
                     self.measures.count_failure(proxy, family, FULL, time.monotonic() - began, error)
                     return set()
@@ -236,8 +234,8 @@ class Syncer:
             kind = FULL if family.needs_full else PARTIAL
             began = time.monotonic()
             try:
-                family.apply_services(self.view.state, dirty)
-                changes += self._sync_family(proxy, family, dirty, suspicion)
+                self._update(family, dirty)
+                changes += self._sync_family(proxy, family, len(dirty), suspicion, began)
             except ProxyError as error:
                 succeeded = False
                 if suspicion:
@@ -265,19 +263,29 @@ class Syncer:
         self.applied(family.family, result.changes)
         return result
 
-    def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: Set[NamespacedName], suspicion: str) -> int:
-        started = time.monotonic()
+    def _update(self, family: Proxier, services: Iterable[NamespacedName], totals: Optional[Totals] = None) -> None:
+        """Bring the desired tables of a family up to date with these Services.
+
+        Raises ProxyError if too many objects fail: the kernel must then not be made equal to the tables.
+        """
+        family.apply_services(self.view.state, services, totals)
+        failures = {failure.key for failure in self.view.failures.all | family.failures.all}
+        if len(failures) > MOST_FAILURES:
+            raise ProxyError(f"{len(failures)} objects cannot be processed; this is a defect of the agent")
+
+    def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float) -> int:
+        """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time."""
         kind = FULL if family.needs_full else PARTIAL
         result = self._apply(family, full=family.needs_full)
         repaired = 0
         if kind == FULL:
             unrepaired = self.repairs.pop_unrepaired(family.family)
             if unrepaired:
-                self.repairs.succeeded(family.family, unrepaired, result, time.monotonic() - started)
+                self.repairs.succeeded(family.family, unrepaired, result, time.monotonic() - began)
         elif suspicion:
             repaired = self._repair(family, suspicion)
         filling = self._filling.pop(family.family, 0.0)
-        seconds = time.monotonic() - started + filling
+        seconds = time.monotonic() - began + filling
         latencies = self.view.triggers.pop(family.family, time.time())
         conntrack = self._clean_conntrack(family)
         self.measures.measure(proxy, family, FULL if filling else kind, seconds, result, latencies=latencies)
@@ -288,7 +296,7 @@ class Syncer:
                 "synced",
                 family=family.family,
                 kind=kind,
-                dirty=len(dirty),
+                dirty=dirty,
                 services=len(family.summaries),
                 endpoints=family.summaries.totals.endpoints,
                 added=result.added,
@@ -323,6 +331,7 @@ class Syncer:
         self._log.error("sync failed", family=family.family, error=error)
 
     def _failure(self, proxy: Proxiers, error: str) -> SyncOutcome:
+        self._notices.report(self.view, proxy.families)
         for family in proxy.families:
             self._family_failed(family, error)
         return SyncOutcome(False, [], 0, False)
@@ -339,36 +348,7 @@ class Syncer:
             metrics.objects_refused.labels(kind).set(count)
         for kind, count in self.view.skipped_by_kind().items():
             metrics.parts_skipped.labels(kind).set(count)
-        self._warn_of_conflicts()
-        self._warn_of_unserved(proxy)
-        self._warn_of_kept_chains(proxy)
-
-    def _warn_of_unserved(self, proxy: Proxiers) -> None:
-        """Log each ServicePort that the mode cannot serve once."""
-        found = {line for family in proxy.families for lines in family.unserved.values() for line in lines}
-        for line in sorted(found - self._unserved):
-            self._log.warning("a Service cannot be served in this mode", service=line)
-        self._unserved = found
-
-    def _warn_of_kept_chains(self, proxy: Proxiers) -> None:
-        """Log each chain that is kept because a rule of another program jumps to it once."""
-        found = {(family.family, chain) for family in proxy.families for chain in family.kept_chains}
-        for family, chain in sorted(found - self._kept_chains):
-            text = "a chain of a former Service is kept, empty, because a rule of another program jumps to it"
-            self._log.warning(text, family=family, chain=chain)
-        self._kept_chains = found
-
-    def _warn_of_conflicts(self) -> None:
-        """Log each address and node port that a Service claims and does not get once."""
-        conflicts = self.view.state.conflicts
-        if conflicts is self._conflicts:
-            return
-        known = set(self._conflicts)
-        for line in conflict_warnings([conflict for conflict in conflicts if conflict not in known]):
-            # A Service that is created and deleted again and again repeats its conflicts.
-            self._limited.warning(("conflict", line), "an address is claimed twice", conflict=line)
-        self._conflicts = conflicts
-        self._metrics.conflicts.set(len(conflicts))
+        self._notices.report(self.view, proxy.families)
 
     def drain(self, families: Sequence[Proxier]) -> Tuple[int, int]:
         """Remove real servers whose connections have ended; return how many were removed and how many are kept."""
