@@ -34,6 +34,8 @@ class Places:
         self.address, self.balanced, self.dns = address, balanced, dns
         self.node = NAMES[family]["N"]
         self.bits, self.program, self.table = (128, "ip6tables", "ip6") if family == "IPv6" else (32, "iptables", "ip")
+        #: Words of ip(8) with which an address can be used at once: without duplicate address detection.
+        self.at_once = ["nodad"] if family == "IPv6" else []
         self.flows: List[Flow] = [
             ("P", address, 80, "tcp"),
             ("N", address, 80, "tcp"),

@@ -114,7 +114,7 @@ class Network:
         # The tests count ICMP errors, so rate limiting must not suppress any.
         self._run("sysctl", "-qw", "net.ipv4.icmp_ratemask=0")
         Path("/proc/sys/net/ipv6/icmp/ratemask").write_text("\n", encoding="ascii")
-        ip_batch([f"address add {names['N2']} dev lo" for names in NAMES.values()])
+        ip_batch([f"address add {NAMES['IPv4']['N2']} dev lo", f"address add {NAMES['IPv6']['N2']} dev lo nodad"])
         for place in ("l", "r"):
             for family in FAMILIES:
                 self._serve(place, family)

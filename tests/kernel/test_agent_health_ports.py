@@ -125,7 +125,7 @@ def pod(number: int, bridged: bool) -> Iterator[None]:
         ip("link", "set", name, "master", "cni0")
     else:
         for address in ("10.244.1.1/32", "fd00:10:244::1/128"):
-            ip("addr", "add", address, "dev", name)
+            ip("addr", "add", address, "dev", name, *(("nodad",) if ":" in address else ()))
     for end in (name, f"{name}p"):
         ip("link", "set", end, "up")
     yield

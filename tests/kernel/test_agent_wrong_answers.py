@@ -46,6 +46,13 @@ class Wrong:
         self.done = threading.Event()
         self._lock = threading.Lock()
 
+    def wait(self, seconds: float = 60.0) -> None:
+        """Wait for the last wrong answer. Raises AssertionError if there is none within this many seconds."""
+        before = self.left + 1
+        while not self.done.wait(seconds):
+            assert self.left < before, f"the agent no longer asks; {self.left} wrong answers are left"
+            before = self.left
+
     def __call__(self, target: str) -> Optional[Answer]:
         url = urllib.parse.urlsplit(target)
         if url.path not in KINDS:
@@ -76,7 +83,7 @@ def test_an_agent_recovers_from_wrong_answers(tmp_path, answers):
         wrong = Wrong(node, answers)
         node.api.wrong = wrong
         node.api.drop_watches()
-        assert wrong.done.wait(300), f"{wrong.left} wrong answers are left"
+        wrong.wait()
         node.api.wrong = None
         # Every object gets a new version and the watch history is dropped, so only a list shows the current objects.
         for number in range(1, 8):

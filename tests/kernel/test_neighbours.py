@@ -162,7 +162,7 @@ def test_docker_drops_forwarded_packets(node: Node, mode: str, family: str) -> N
 @pytest.mark.parametrize("mode", MODES)
 def test_an_address_of_kube_vip_or_keepalived_on_the_node(node: Node, mode: str, family: str) -> None:
     place = f"{node.at.balanced}/{node.at.bits}"
-    more = ["nodad"] if family == "IPv6" else []
+    more = node.at.at_once
     node.converge(mode)
     run(["ip", "address", "add", place, "dev", "vx", *more])
     assert node.outcomes() == node.at.served(mode)
@@ -236,7 +236,7 @@ def test_strict_arp_leaves_addresses_of_other_devices_to_the_announcer(node: Nod
 @pytest.mark.parametrize("family", ["IPv6"])
 def test_neighbour_discovery_needs_no_strict_arp(node: Node, family: str) -> None:
     """The kernel answers it only for addresses of the device that receives the question."""
-    run(["ip", "address", "add", f"{node.at.balanced}/128", "dev", "lo"])
+    run(["ip", "address", "add", f"{node.at.balanced}/128", "dev", "lo", *node.at.at_once])
     assert not answers_neighbours(node)
 
 
@@ -282,7 +282,7 @@ def test_untracked_queries_reach_the_dns_cache_of_the_node(node: Node, mode: str
     cluster_dns = node.network.outcomes(family, flows)
     assert cluster_dns == [{"l:5353", "r:5353"}] * 4
     add(node.at, on_the_node(family)["node-local-dns"])
-    run(["ip", "address", "add", f"{dns}/{node.at.bits}", "dev", "lo"])
+    run(["ip", "address", "add", f"{dns}/{node.at.bits}", "dev", "lo", *node.at.at_once])
     node.serve("", "cache", 5353, dns)
     assert node.network.outcomes(family, flows, tries=4) == [{"cache:5353"}] * 4
     assert not node.converge(mode).changed
@@ -295,7 +295,7 @@ def test_a_dns_cache_at_an_address_of_its_own_beside_ipvs(node: Node, mode: str,
     own = {"IPv4": "169.254.20.10", "IPv6": "fd00:53::10"}[family]
     node.converge(mode)
     add(node.at, node_local_dns(own, node.at.bits))
-    run(["ip", "address", "add", f"{own}/{node.at.bits}", "dev", "lo"])
+    run(["ip", "address", "add", f"{own}/{node.at.bits}", "dev", "lo", *node.at.at_once])
     node.serve("", "cache", 5353, own)
     flows: List[Flow] = [(place, own, 5353, protocol) for place in ("P", "N") for protocol in ("tcp", "udp")]
     for _ in range(2):
@@ -313,7 +313,7 @@ def test_a_virtual_server_of_kube_vip_serves_where_it_is_excluded(node: Node, mo
     own, bits = {"IPv4": "192.0.2.100", "IPv6": "2001:db8:2::100"}[family], node.at.bits
     bracketed = [f"[{text}]" if family == "IPv6" else text for text in (own, NAMES[family]["L"])]
     kube_vip = f"-A -t {bracketed[0]}:6443 -s rr\n-a -t {bracketed[0]}:6443 -r {bracketed[1]}:8443 -m -w 1\n"
-    run(["ip", "address", "add", f"{own}/{bits}", "dev", "vx", *(["nodad"] if family == "IPv6" else [])])
+    run(["ip", "address", "add", f"{own}/{bits}", "dev", "vx", *node.at.at_once])
     run(["ipvsadm", "-R"], stdin=kube_vip)
     before = state()
     node.ipvs = {"excludeCIDRs": [f"{own}/{bits}"]}

@@ -81,7 +81,8 @@ def test_cluster_ips(network: Network, family: str) -> None:
 @pytest.mark.parametrize("family", LONG)
 def test_source_ranges(network: Network, family: str) -> None:
     names, vips = NAMES[family], (VIPS[family].format(4), VIPS[family].format(5))
-    subprocess.run(["ip", "address", "add", vips[1], "dev", "lo"], check=True)
+    more = ["nodad"] if family == "IPv6" else []
+    subprocess.run(["ip", "address", "add", vips[1], "dev", "lo", *more], check=True)
     service = route(
         family, 41, "R", node_port=3001, load_balancer_ips=vips, source_ranges=(names["nodes"], names["range"])
     )
