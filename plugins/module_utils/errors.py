@@ -9,7 +9,10 @@ and the reason, ready to be shown to a user. Modules and the agent catch this on
 
 from __future__ import annotations
 
+import traceback
 from typing import NamedTuple
+
+_FRAMES = 6
 
 
 def one_line(text: str) -> str:
@@ -18,6 +21,17 @@ def one_line(text: str) -> str:
     Names of invalid objects come from outside; escape sequences in them must not reach a terminal or a log.
     """
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+
+
+def brief_traceback(error: BaseException) -> str:
+    """Format the innermost frames of an exception on one line, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)
+
+
+def defect_text(error: BaseException) -> str:
+    """Return an exception that nothing expects, and where it was raised, on one line."""
+    return one_line(f"{type(error).__name__}: {error} ({brief_traceback(error)})")
 
 
 class ProxyError(Exception):

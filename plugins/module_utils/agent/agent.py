@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import Optional
+from typing import Any, Dict, Optional
 
 from ..addresses import FAMILIES
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.modes.registry import with_listeners
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
-from ..errors import KernelError, ProxyError
+from ..errors import KernelError, ProxyError, defect_text
 from ..kernel.presence import holds_dataplane, holds_policies
 from .api.events import NORMAL, WARNING
 from .checks.prober import VerdictChange
@@ -300,12 +300,22 @@ class Agent:
             elif isinstance(item, VerdictChange):
                 self.parts.checks.changed(self.views.current, item)
             elif isinstance(item, ControlRequest):
-                item.reply(answer(self.parts.state(), item.question))
+                item.reply(self._answer(item.question))
         if changed:
             self.sync.report_refusals()
         servers = self.parts.api.servers
         servers.learn(self.source.view.state)
         self.views.protect(servers.claims())
+
+    def _answer(self, question: Dict[str, Any]) -> Dict[str, Any]:
+        try:
+            return answer(self.parts.state(), question)
+        except ProxyError as error:
+            return {"error": str(error)}
+        except Exception as error:
+            # A question must not end the agent.
+            self.limited.error("question", "a question cannot be answered", error=defect_text(error))
+            return {"error": f"the agent cannot answer, which is a defect of it: {defect_text(error)}"}
 
     def _apply(self, batch: Batch) -> None:
         view = self.source.view

@@ -4,18 +4,20 @@
 """Objects of the cluster that the agent cannot process because of a defect of its own.
 
 Such a defect must affect only the object that triggers it: ending the agent would leave every other Service out of
-date, and again after each restart. A defect that affects many objects is another matter: see :data:`MOST_FAILURES`.
+date, and again after each restart.
 """
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, NamedTuple
+from typing import Dict, FrozenSet, Iterator, NamedTuple
 
 from ..cluster.parsing.objects import ObjectKey
-from .supervision import failure_text
+from ..errors import ProxyError, defect_text
 
-#: If more objects fail than this, the defect is not about them, and the kernel must stay as it is.
+#: If more objects fail than this, the defect is not about one of them.
 MOST_FAILURES = 10
+#: Exceptions that no object triggers: those that are expected, and a lack of memory, which a restart may end.
+NOT_OF_ONE_OBJECT = (ProxyError, MemoryError)
 
 
 class Failure(NamedTuple):
@@ -24,24 +26,38 @@ class Failure(NamedTuple):
     key: ObjectKey
     error: str
 
+    @property
+    def name(self) -> str:
+        """Kind, namespace and name of the object."""
+        key = self.key
+        return f"{key.kind} {key.namespace}/{key.name}" if key.namespace else f"{key.kind} {key.name}"
+
 
 class Failures:
-    """The objects whose last version could not be processed."""
+    """The objects whose last version could not be processed, with the reason of each."""
 
     def __init__(self) -> None:
         self._errors: Dict[ObjectKey, str] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def __len__(self) -> int:
+        return len(self._errors)
+
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._errors
 
+    def __iter__(self) -> Iterator[ObjectKey]:
+        return iter(tuple(self._errors))
+
     def add(self, key: ObjectKey, error: Exception) -> None:
         """Record that an object could not be processed."""
-        self._errors[key] = failure_text(error)
+        self._errors[key] = defect_text(error)
 
-    def discard(self, key: ObjectKey) -> None:
-        """Forget the failure of an object, if there was one."""
-        if self._errors:
-            self._errors.pop(key, None)
+    def discard(self, key: ObjectKey) -> bool:
+        """Forget the failure of an object; return whether there was one."""
+        return self._errors.pop(key, None) is not None
 
     @property
     def all(self) -> FrozenSet[Failure]:

@@ -11,6 +11,7 @@ from ..addresses import address_and_port
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.handles import ListenerAccess
 from ..convergence.live import Flow, LiveConnection, Remembered
+from ..errors import brief_traceback
 from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
 from ..forwarding.limits import Limits, within_files
 from ..forwarding.loop import LONGEST_WAIT_SECONDS
@@ -19,7 +20,7 @@ from ..forwarding.resource import ListenersResource
 from ..forwarding.status import ForwardingStatus
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from ..resources import Change, Resource
-from .supervision import Supervisor, Task, brief_traceback
+from .supervision import Supervisor, Task
 from .surface.http.connections import DEFAULT_LIMITS, OTHER_FILES
 from .surface.log import INFO, LimitedLog
 from .timers import Timers

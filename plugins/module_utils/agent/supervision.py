@@ -14,9 +14,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-import traceback
 from typing import Callable, Dict, List, Optional, Tuple
 
+from ..errors import brief_traceback
 from .surface.log import Log
 
 FIRST_PAUSE_SECONDS = 0.8
@@ -25,7 +25,6 @@ _FORGET_SECONDS = 120.0
 #: How long a sign of life may be overdue before the thread is interrupted, and after that before it counts as stuck.
 GRACE_SECONDS = 30.0
 STUCK_SECONDS = 60.0
-_FRAMES = 6
 
 
 class Backoff:
@@ -47,17 +46,6 @@ class Backoff:
     def reset(self) -> None:
         """Start again with short pauses after a successful attempt."""
         self._next = FIRST_PAUSE_SECONDS
-
-
-def brief_traceback(error: BaseException) -> str:
-    """Format the innermost frames of an exception on one line, the innermost last."""
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
-    return " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)
-
-
-def failure_text(error: BaseException) -> str:
-    """Return an exception that nothing expects, and where it was raised, on one line."""
-    return f"{type(error).__name__}: {error} ({brief_traceback(error)})"
 
 
 class Task:

@@ -77,6 +77,15 @@ class ClusterState:
             state.upsert(raw)
         return state
 
+    def successor(self) -> ClusterState:
+        """Return a state that has all that was set, and what policies depend on, but no Services of the cluster."""
+        state = ClusterState()
+        state.kinds, state.policy = self.kinds, self.policy
+        state._failing, state._rising = self._failing, self._rising
+        state.set_static(self._static)
+        state.set_api_servers(self._given_servers)
+        return state
+
     @property
     def refusals(self) -> Tuple[Refusal, ...]:
         """The objects that are skipped, in order of kind, namespace and name."""
@@ -156,8 +165,9 @@ class ClusterState:
     def put(self, item: ParsedObject) -> FrozenSet[NamespacedName]:
         """Add or replace an object that is parsed already, like :meth:`upsert`."""
         key, parsed, skipped, is_read = item
-        if is_read:
-            self.kinds.add(key.kind)
+        if not is_read:
+            return _NOTHING
+        self.kinds.add(key.kind)
         if skipped:
             self._skipped[key] = skipped
         elif self._skipped:
@@ -183,7 +193,7 @@ class ClusterState:
         if isinstance(parsed, POLICY_TYPES):
             self.policy.put(parsed)
             return _NOTHING
-        return self._remove(key) if is_read else _NOTHING
+        return self._remove(key)
 
     def delete(self, raw: Any) -> FrozenSet[NamespacedName]:
         """Remove a raw object (only kind, namespace and name are read) and return the Services affected."""

@@ -79,6 +79,7 @@ def _status_lines(document: AgentStatus) -> List[str]:
         lines.append(f"check:      {check['service']} {check['endpoint']}: {state} ({count}{error})")
     lines += [f"unchecked:  {line}" for line in document.get("unchecked", ())]
     lines += _named("skipped:    ", document["refused"], document.get("refusedCount", 0))
+    lines += _named("failed:     ", document.get("failed", []), document.get("failedCount", 0))
     lines += _named("conflict:   ", document.get("conflicts", []), document.get("conflictCount", 0))
     return lines
 

@@ -28,7 +28,7 @@ _ENTRIES_BETWEEN_PROGRESS = 20_000
 
 Changes = Dict[str, Change[Any, Any]]
 ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortInfo]]
-Failed = Callable[[NamespacedName, Exception], None]
+Failed = Callable[[NamespacedName, Exception], bool]
 
 
 def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> Change[Any, Any]:
@@ -49,8 +49,8 @@ def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> 
 class DesiredTables:
     """The tables of one mode and family. ``progress`` is called at intervals while many Services are rendered.
 
-    ``failed`` is called with each Service whose rendering raises an exception; its entries remain as they were. Without
-    it, the exception ends the call.
+    ``failed`` is called with each Service whose rendering raises an exception; if it returns True, the Service's
+    entries remain as they were. Otherwise, and without it, the exception ends the call.
 
     ``desired`` has the content that the mode's resources should hold, by table name; the tables change in place.
     """
@@ -138,21 +138,20 @@ class DesiredTables:
             ports = ports_of(service)
             entries = [self.rendering.entries(port, self._context) for port in ports]
         except Exception as error:
-            if self._failed is None:
+            if self._failed is None or not self._failed(service, error):
                 raise
-            self._failed(service, error)
             return
         now = tuple([port.key for port in ports])
         for key in self._ports.get(service, ()):
             if key not in now:
                 self._merged.replace(key, [])
-        for key, found in zip(now, entries):
-            self._rendered += len(found)
-            self._merged.replace(key, found)
         if now:
             self._ports[service] = now
         else:
             self._ports.pop(service, None)
+        for key, found in zip(now, entries):
+            self._rendered += len(found)
+            self._merged.replace(key, found)
 
     def pop_changes(self) -> Changes:
         """Return the changes of the desired tables since the last call, by table."""

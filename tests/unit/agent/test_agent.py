@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the agent applies its configuration at the start and at a reload."""
+"""How the agent applies its configuration at the start and at a reload, and answers questions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import io
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent import agent as module
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlRequest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.lab import manifests
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -78,3 +81,27 @@ def test_a_configuration_that_is_corrected_while_the_agent_waits_for_the_cluster
     agent._await_cluster()
     assert agent.parts.configuration.client_connection.kubeconfig == "/etc/kubeconfig"
     assert ("READY=1",) not in sent, "the start has not ended"
+
+
+@pytest.mark.parametrize(
+    ("error", "reply", "logged"),
+    [
+        (KernelError("no buffer space"), "no buffer space", False),
+        (KeyError("IPv4"), "the agent cannot answer, which is a defect of it: KeyError: 'IPv4' (", True),
+        (MemoryError(), "the agent cannot answer, which is a defect of it: MemoryError: (", True),
+    ],
+)
+def test_a_question_that_cannot_be_answered_gets_an_error(tmp_path, monkeypatch, error, reply, logged):
+    def answer(_state, _question):
+        raise error
+
+    path = tmp_path / "config.conf"
+    path.write_text(HEAD)
+    text = io.StringIO()
+    agent = Agent(AgentOptions(configuration=str(path)), Log(text))
+    monkeypatch.setattr(module, "answer", answer)
+    request = ControlRequest({"command": "status"})
+    agent._inbox.deliver(request)
+    agent._empty_inbox()
+    assert request.wait()["error"].startswith(reply)
+    assert ("a question cannot be answered" in text.getvalue()) is logged

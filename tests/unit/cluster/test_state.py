@@ -148,3 +148,11 @@ def test_the_state_depends_only_on_the_last_version_of_each_object(steps):
         differing = {name for old, new in zip(before, after) for name in {*old, *new} if old.get(name) != new.get(name)}
         assert affected == differing
     assert content(state) == content(ClusterState.from_objects(last.values()))
+
+
+def test_an_object_of_an_unrelated_type_changes_nothing():
+    """A Knative Service may have the namespace and name of an invalid Service."""
+    unrelated = {**service(), "apiVersion": "serving.knative.dev/v1"}
+    invalid = service(port=70000)
+    for objects in ([invalid, unrelated], [unrelated, invalid]):
+        assert len(ClusterState.from_objects(objects).refusals) == 1

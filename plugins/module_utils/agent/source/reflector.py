@@ -22,8 +22,8 @@ from ...cluster.api_errors import ApiStatusError, Expired, WatchFailed
 from ...cluster.fields import Invalid, shown
 from ...cluster.parsing.objects import ObjectKey, object_key
 from ...cluster.resource_types import ResourceType
-from ...errors import ApiError, ProxyError, Refusal
-from ..supervision import Backoff, Task, failure_text
+from ...errors import ApiError, ProxyError, Refusal, defect_text
+from ..supervision import Backoff, Task
 from ..surface.log import Log
 from .known import Batch, Known, Listed, check_identity
 from .room import UNLIMITED, NoRoom, Room
@@ -273,7 +273,7 @@ class Reflector:
             self._skip(raw, error.field, error.reason)
         except Exception as error:
             # A defect that one object triggers must affect only this object.
-            self._skip(raw, "", failure_text(error))
+            self._skip(raw, "", defect_text(error))
         return None
 
     def _skip(self, raw: object, field: str, reason: str) -> None:

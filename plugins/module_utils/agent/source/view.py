@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
 
 from ...cluster.claims import Claim
 from ...cluster.model import EndpointSlice, Failing, NamespacedName
@@ -14,7 +14,7 @@ from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_ke
 from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
-from ..failures import Failures
+from ..failures import MOST_FAILURES, NOT_OF_ONE_OBJECT, Failures
 from .known import Batch
 from .packed import Item, parsed_items, text_in
 from .room import UNLIMITED, Room
@@ -40,8 +40,8 @@ class ClusterView:
     what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
     ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the changes of
     endpoints that are not programmed yet were triggered. ``held_back``: objects whose latest version has no room; their
-    previous version remains in effect. ``failures``: objects that a defect of the agent keeps, at least in part, out of
-    the state.
+    previous version remains in effect. ``failures``: objects whose latest version a defect of the agent keeps out of
+    the state; their previous version remains in effect, too.
     """
 
     def __init__(self, room: Room = UNLIMITED) -> None:
@@ -55,6 +55,7 @@ class ClusterView:
         self.triggers = TriggerTimes()
         self.held_back: Set[ObjectKey] = set()
         self.failures = Failures()
+        self._set_aside: Dict[ObjectKey, Tuple[ParsedObject, Item]] = {}
         self._room = room
         self._objects: Dict[ObjectKey, bytes] = {}
         self._bytes = 0
@@ -125,7 +126,12 @@ class ClusterView:
 
     def _put(self, parsed: ParsedObject, item: Item, listed: bool) -> FrozenSet[NamespacedName]:
         before = self.state.excess
-        affected = self._put_into_state(parsed)
+        try:
+            affected = self.state.put(parsed)
+        except Exception as error:
+            self._set_aside[parsed.key] = parsed, item
+            return self._recover(parsed.key, error)
+        self._processed(parsed.key)
         if self.state.excess > before and not self._room.carries(0):
             # Only now is it known what Service and endpoints make together.
             affected |= self._put_back(parsed.key)
@@ -136,25 +142,47 @@ class ClusterView:
             self._room.applied(parsed.key.kind, growth)
         return affected
 
-    def _put_into_state(self, parsed: ParsedObject) -> FrozenSet[NamespacedName]:
-        """Put an object into the state; one that raises affects nothing but the Service that it belongs to."""
-        key = parsed.key
-        try:
-            affected = self.state.put(parsed)
-        except Exception as error:
-            self.failures.add(key, error)
-            if isinstance(parsed.value, EndpointSlice):
-                return frozenset((parsed.value.service_key,))
-            return frozenset((NamespacedName(key.namespace, key.name),) if key.kind == "Service" else ())
-        self.failures.discard(key)
-        return affected
-
     def _put_back(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
         """Return to the version of an object that is kept, or to none."""
         kept = self._objects.get(key)
         if kept is None:
             return self.state.remove(key)
-        return self._put_into_state(parsed_object(json.loads(text_in(kept)), key))
+        return self.state.put(_parsed(key, kept))
+
+    def _recover(self, key: ObjectKey, error: Exception) -> FrozenSet[NamespacedName]:
+        """Build the state again without the version of an object that raised an exception; return every Service.
+
+        The exception may have left the state half changed. Raises it if it is not about this object.
+        """
+        services = frozenset(self.state.services)
+        omitted: Set[ObjectKey] = set()
+        while True:
+            self.failures.add(key, error)
+            if isinstance(error, NOT_OF_ONE_OBJECT) or len(self.failures) > MOST_FAILURES:
+                raise error
+            self.state = self.state.successor()
+            try:
+                for key, packed in self._objects.items():
+                    if key not in omitted:
+                        self.state.put(_parsed(key, packed))
+            except Exception as another:
+                omitted.add(key)
+                error = another
+            else:
+                return services.union(self.state.services)
+
+    def retry(self) -> None:
+        """Process the objects again that could not be: the reason may have been another object, or be gone."""
+        for key in self.failures:
+            version = self._set_aside.get(key)
+            if version is None:
+                # It was deleted, or its kept version was omitted.
+                self.failures.discard(key)
+                kept = self._objects.get(key)
+                if kept is None:
+                    continue
+                version = _parsed(key, kept), Item(kept, len(text_in(kept)))
+            self.dirty |= self._put(*version, listed=False)
 
     def _replaced_by(self, batch: Batch) -> Set[ObjectKey]:
         """Return the keys of the objects that a batch replaces as a whole; none unless they are from the disk."""
@@ -164,8 +192,16 @@ class ClusterView:
 
     def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
         self._store(key, b"", 0)
+        self._processed(key)
+        try:
+            return self.state.remove(key)
+        except Exception as error:
+            return self._recover(key, error)
+
+    def _processed(self, key: ObjectKey) -> None:
         self.failures.discard(key)
-        return self.state.remove(key)
+        if self._set_aside:
+            self._set_aside.pop(key, None)
 
     def forget(self, kind: str) -> None:
         """Remove every object of a kind that is no longer followed: if it is followed again, none of them counts."""
@@ -228,6 +264,10 @@ class ClusterView:
     def skipped_by_kind(self) -> Dict[str, int]:
         """Return how many parts of objects of each kind are skipped because they are invalid."""
         return _by_kind(self.state.skipped)
+
+
+def _parsed(key: ObjectKey, packed: bytes) -> ParsedObject:
+    return parsed_object(json.loads(text_in(packed)), key)
 
 
 def _by_kind(refusals: Iterable[Refusal]) -> Dict[str, int]:

@@ -30,6 +30,7 @@ from ..memory import MemoryBudget
 from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
 from ..sync.node import NodeSync
+from ..sync.notices import failures_of
 from ..sync.policy import PolicySync
 from ..sync.setup import Proxiers
 from ..traffic import Traffic
@@ -78,6 +79,7 @@ def status_document(state: AgentState) -> AgentStatus:
         }
     reflectors = state.source.reflectors
     refused = (*view.state.refusals, *view.state.skipped)
+    failed = sorted(failures_of(view, proxiers.families if proxiers is not None else ()))
     return {
         "agent": "running",
         "version": identity().text,
@@ -107,6 +109,8 @@ def status_document(state: AgentState) -> AgentStatus:
         "driftRepaired": state.sync.syncer.repairs.count,
         "refused": [str(refusal) for refusal in refused[:_MOST_NAMED]],
         "refusedCount": len(refused),
+        "failed": [f"{item.name}: {item.error}" for item in failed[:_MOST_NAMED]],
+        "failedCount": len(failed),
         "ignored": _ignored(proxiers),
         "conflicts": [str(conflict) for conflict in view.state.conflicts[:_MOST_NAMED]],
         "conflictCount": len(view.state.conflicts),

@@ -339,6 +339,7 @@ class NodeSync:
         """Have the next sync compare every family with the kernel, even if no change was detected."""
         for family in self.proxiers.families if self.proxiers is not None else ():
             self.syncer.suspects.setdefault(family.family, "regular check")
+        self._view.retry()
         self.schedule.request()
 
     def _repair_parameters(self) -> None:

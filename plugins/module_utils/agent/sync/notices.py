@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import FrozenSet, Sequence, Set, Tuple
+from typing import FrozenSet, Iterable, Sequence, Set, Tuple
 
 from ...cluster.claims import Conflict
 from ...convergence.report import conflict_warnings
@@ -14,6 +14,14 @@ from ..source.view import ClusterView
 from ..surface.log import LimitedLog, Log
 from ..surface.metrics import Metrics
 from .proxier import Proxier
+
+#: How many failures are logged at once; if there are more, they have the same reasons.
+MOST_NAMED = 20
+
+
+def failures_of(view: ClusterView, families: Iterable[Proxier]) -> FrozenSet[Failure]:
+    """Return the objects that cannot be processed in the view or in any family."""
+    return view.failures.all.union(*(family.failures.all for family in families))
 
 
 class Notices:
@@ -36,11 +44,13 @@ class Notices:
         self._report_kept_chains(families)
 
     def _report_failures(self, view: ClusterView, families: Sequence[Proxier]) -> None:
-        found = view.failures.all.union(*(family.failures.all for family in families))
-        for key, error in sorted(found - self._failures):
-            name = f"{key.namespace}/{key.name}" if key.namespace else key.name
+        found = failures_of(view, families)
+        new = sorted(found - self._failures)
+        for failure in new[:MOST_NAMED]:
             text = "an object cannot be processed and keeps its last state; this is a defect of the agent"
-            self._limited.error("failure", text, object=f"{key.kind} {name}", error=error)
+            self._limited.error(("failure", failure.key), text, object=failure.name, error=failure.error)
+        if len(new) > MOST_NAMED:
+            self._limited.error("failure", "further objects cannot be processed", objects=len(new) - MOST_NAMED)
         self._failures = found
         self._metrics.objects_failed.set(len({failure.key for failure in found}))
 

@@ -35,7 +35,7 @@ from ...resources import Change, Kind, PlannedChange, Stage, apply_plan, plan
 from ...serviceports.flows import FlowChanges, released_protocols
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
-from ..failures import Failures
+from ..failures import NOT_OF_ONE_OBJECT, Failures
 from .summaries import Summaries
 
 _SERVICES_BETWEEN_PROGRESS = 500
@@ -122,6 +122,11 @@ class Proxier:
         self._found: Optional[Set[str]] = None
 
     @property
+    def has_observed(self) -> bool:
+        """Whether the kernel has been observed; until then, the tables have nothing of what it serves."""
+        return self._found is not None
+
+    @property
     def family(self) -> str:
         """IPv4 or IPv6."""
         return self.context.family
@@ -170,10 +175,34 @@ class Proxier:
     def apply_services(
         self, state: ClusterState, services: Iterable[NamespacedName], totals: Optional[Totals] = None
     ) -> None:
-        """Bring the desired tables up to date with these Services; the kernel is not changed.
+        """Bring the desired tables up to date with these Services, and those that failed; the kernel is not changed.
 
         ``totals``: as for :meth:`.rendering.desired.DesiredTables.apply`.
         """
+        chosen = list(services)
+        if self.failures:
+            failed = [NamespacedName(key.namespace, key.name) for key in self.failures]
+            chosen += set(failed).difference(chosen)
+        try:
+            self._apply(state, chosen, totals)
+        except NOT_OF_ONE_OBJECT:
+            raise
+        except Exception:
+            self._apply_each(state, chosen, totals)
+        self.rendered = True
+
+    def _apply_each(self, state: ClusterState, services: Sequence[NamespacedName], totals: Optional[Totals]) -> None:
+        """Apply Services one after the other, because one of them raises an exception."""
+        for number, service in enumerate(services):
+            if number % _SERVICES_BETWEEN_PROGRESS == 0:
+                self._progress()
+            try:
+                self._apply(state, [service], totals)
+            except Exception as error:
+                if not self._failed(service, error):
+                    raise
+
+    def _apply(self, state: ClusterState, services: Iterable[NamespacedName], totals: Optional[Totals]) -> None:
         ports: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
         endpoints = 0
         for number, service in enumerate(services):
@@ -183,10 +212,10 @@ class Proxier:
             now = self.service_ports(state, service)
             if now is None:
                 continue
-            self.failures.discard(_key_of(service))
             endpoints += sum([len(info.endpoints) for info in now])
             # Nothing is known of a Service that never had any, as most in a second family.
-            if now or service in self.summaries:
+            had_failed = bool(self.failures) and self.failures.discard(_key_of(service))
+            if now or had_failed or service in self.summaries:
                 ports[service] = now
         for service in self.slot_limit.count(ports) - ports.keys():
             now = self.service_ports(state, service)
@@ -198,7 +227,7 @@ class Proxier:
         context = self.context.node
         self.tables.apply(ports, lambda service: tuple(map(applied, service_ports_of(state, service, context))), totals)
         for service, found in ports.items():
-            if _key_of(service) in self.failures:
+            if self.failures and _key_of(service) in self.failures:
                 continue
             _note(self.unserved, service, unserved(self.mode.rendering, found))
             self.ignored_changes += _note(
@@ -207,7 +236,6 @@ class Proxier:
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
             self._flows.note(service, found)
-        self.rendered = True
 
     def service_ports(self, state: ClusterState, service: NamespacedName) -> Optional[Sequence[ServicePortInfo]]:
         """Return the ServicePorts of a Service in this family; None if that fails, which is recorded."""
@@ -218,11 +246,16 @@ class Proxier:
         try:
             return compute()
         except Exception as error:
-            self._failed(service, error)
+            if not self._failed(service, error):
+                raise
             return None
 
-    def _failed(self, service: NamespacedName, error: Exception) -> None:
+    def _failed(self, service: NamespacedName, error: Exception) -> bool:
+        """Record the failure of a Service; return whether the exception can be about this Service alone."""
+        if isinstance(error, NOT_OF_ONE_OBJECT):
+            return False
         self.failures.add(_key_of(service), error)
+        return True
 
     def _find_schedulers(self, infos: Sequence[ServicePortInfo]) -> None:
         """Load the kernel modules of schedulers that no ServicePort has requested before."""

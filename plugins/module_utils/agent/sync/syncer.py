@@ -25,7 +25,6 @@ from ...cluster.model import NamespacedName
 from ...convergence.defaults import DEFAULT_LOSS_PERCENT
 from ...errors import KernelError, ProxyError
 from ...preflight.cluster_state import loss_findings
-from ...rendering.rendering import Totals
 from ...resources import PlannedChange
 from ..api.events import Post
 from ..failures import MOST_FAILURES
@@ -198,12 +197,13 @@ class Syncer:
         The full sync that follows handles a failure. Its duration in the metrics includes the time of this call.
         """
         started = time.monotonic()
-        totals = {family.family: family.totals(self.view.state) for family in proxy.families}
+        state = self.view.state
+        totals = {family.family: family.totals(state) for family in proxy.families}
         for number, batch in enumerate(cold_batches(services, proxy.mode.cold_batch, begun)):
             for family in proxy.families:
                 began = time.monotonic()
                 try:
-                    self._update(family, batch, totals[family.family])
+                    family.apply_services(state, batch, totals[family.family])
                     self._apply(family, full=number == 0)
                 except ProxyError as error:
                     self._log.error("sync failed", family=family.family, kind=COLD, error=error)
@@ -239,6 +239,7 @@ class Syncer:
             except ProxyError as error:
                 succeeded = False
                 if suspicion:
+                    family.needs_full = True
                     self.repairs.failed(family.family, suspicion, error)
                 self.measures.count_failure(proxy, family, kind, time.monotonic() - began, error)
                 self._family_failed(family, str(error))
@@ -263,15 +264,15 @@ class Syncer:
         self.applied(family.family, result.changes)
         return result
 
-    def _update(self, family: Proxier, services: Iterable[NamespacedName], totals: Optional[Totals] = None) -> None:
+    def _update(self, family: Proxier, services: Iterable[NamespacedName]) -> None:
         """Bring the desired tables of a family up to date with these Services.
 
-        Raises ProxyError if too many objects fail: the kernel must then not be made equal to the tables.
+        Raises ProxyError if many Services fail while the kernel may serve them and the tables do not have them: the
+        kernel must not be made equal to these tables.
         """
-        family.apply_services(self.view.state, services, totals)
-        failures = {failure.key for failure in self.view.failures.all | family.failures.all}
-        if len(failures) > MOST_FAILURES:
-            raise ProxyError(f"{len(failures)} objects cannot be processed; this is a defect of the agent")
+        family.apply_services(self.view.state, services)
+        if len(family.failures) > MOST_FAILURES and not family.has_observed:
+            raise ProxyError(f"{len(family.failures)} Services cannot be processed; this is a defect of the agent")
 
     def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float) -> int:
         """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time."""

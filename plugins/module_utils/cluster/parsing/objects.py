@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from ...addresses import canonical_network
-from ...errors import Refusal
+from ...errors import Refusal, defect_text
 from ..fields import Invalid, address, dns_subdomain, mapping, once, sequence, shown, text
 from ..model import EndpointSlice, Node, Service, ServiceCIDR
 from ..policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
@@ -199,9 +199,18 @@ def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[
 
 
 def parsed_object(raw: object, key: ObjectKey) -> ParsedObject:
-    """Return one raw object with this key in parsed form; no input raises."""
+    """Return one raw object with this key in parsed form; no input raises.
+
+    If a defect of the parser makes it raise something else than Invalid, that refuses only this object.
+    """
     skipped: List[Refusal] = []
-    value = parse_object(raw, skipped)
+    try:
+        value = parse_object(raw, skipped)
+    except MemoryError:
+        raise
+    except Exception as error:
+        skipped = []
+        value = _refusal(raw, Invalid("", f"cannot be read, which is a defect of this program: {defect_text(error)}"))
     return ParsedObject(key, value, tuple(skipped), value is not None or is_read(raw))
 
 

@@ -109,6 +109,8 @@ class AgentStatus(TypedDict):
     driftRepaired: int
     refused: List[str]
     refusedCount: int
+    failed: List[str]
+    failedCount: int
     ignored: List[str]
     conflicts: List[str]
     conflictCount: int
