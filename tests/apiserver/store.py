@@ -39,6 +39,12 @@ KINDS = {
         Kind("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR", namespaced=False),
         Kind("/apis/networking.k8s.io/v1/networkpolicies", "networking.k8s.io/v1", "NetworkPolicy"),
         Kind("/apis/events.k8s.io/v1/events", "events.k8s.io/v1", "Event"),
+        Kind(
+            "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies",
+            "policy.networking.k8s.io/v1alpha2",
+            "ClusterNetworkPolicy",
+            namespaced=False,
+        ),
     )
 }
 PATH_OF_KIND = {kind.kind: kind.path for kind in KINDS.values()}

@@ -20,7 +20,7 @@ from .wire import Probe, Wire
 
 #: Cases that are run in further modes without FULL=1: those in which the mode matters.
 SERVICES = ("node-port-source", "service-is-transparent")
-BY_AGENT = ("policy-comes-and-goes",)
+BY_AGENT = ("policy-comes-and-goes", "cnp-tiers")
 STEPS, PACKETS = 3, 25
 
 
