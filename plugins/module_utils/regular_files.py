@@ -12,11 +12,13 @@ name is opened by :func:`open_regular`, and further functions limit the size and
 from __future__ import annotations
 
 import errno
+import gzip
+import io
 import json
 import os
 import stat
 import zlib
-from typing import Any, Union
+from typing import Any, Iterator, Union
 
 #: The largest small file in bytes: a lock, a record of a few settings, a token.
 SMALL = 1 << 20
@@ -129,3 +131,20 @@ def gunzip(content: bytes, limit: int) -> bytes:
     if not content:
         raise ValueError("it is empty")
     return bytes(found)
+
+
+def gunzip_lines(content: bytes, limit: int) -> Iterator[bytes]:
+    """Yield each line of gzip content with its end, decompressed as it is read. Raises ValueError as :func:`gunzip`."""
+    rest = limit
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            while True:
+                line = stream.readline(rest + 1)
+                if not line:
+                    return
+                rest -= len(line)
+                if rest < 0:
+                    raise ValueError(f"it decompresses to more than {limit} bytes")
+                yield line
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"it is not valid gzip: {error}") from None

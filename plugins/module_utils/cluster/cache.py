@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The cache file of the last good cluster state, with which a node boots before it can reach the API server.
 
-The file is one header line of JSON (format, version, SHA-256 of the payload, time written) followed by the
-gzip-compressed objects, one a line, as a List that ``cluster.snapshot`` reads. It is written to a temporary file,
-synced and renamed, so it is either complete or absent.
+The file is one header line of JSON (format, version, SHA-256 of the payload, time written, kinds that are completely
+known) followed by the gzip-compressed objects, one a line, as a List that ``cluster.snapshot`` reads. It is written to
+a temporary file, synced and renamed, so it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import json
 import math
 import os
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple
+from typing import AbstractSet, Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional
 
 from ..errors import SnapshotError
-from ..regular_files import gunzip, parse_json, read_regular
+from ..regular_files import gunzip, gunzip_lines, parse_json, read_regular
 from ..whole_files import write_whole
+from .parsing.objects import object_key
+from .policy_objects import KEPT_KINDS
 
 FORMAT = "kubenode-proxy-cluster-state"
 VERSION = 1
 #: Limits in bytes of a file, and of the objects in it: 10,000 Services with 50,000 endpoints take about 40 MB.
 MOST_BYTES, _MOST_TEXT = 256 << 20, 1 << 30
 
-_BEGIN, _BETWEEN, _END = b'{"apiVersion":"v1","kind":"List","items":[\n', b",\n", b"\n]}"
+_BEGIN, _BETWEEN, _LAST = b'{"apiVersion":"v1","kind":"List","items":[\n', b",\n", b"]}"
 
 
 class CachedState(NamedTuple):
@@ -38,21 +40,65 @@ class CachedState(NamedTuple):
     written: float
 
 
-class _File(NamedTuple):
-    """An intact file. ``has_lines``: each object is on a line of its own, as in all but those of older versions."""
+class CacheFile(NamedTuple):
+    """An intact file.
 
+    ``has_lines``: each object is on a line of its own, as in all but those of older versions. ``listed``: the kinds
+    that are completely known according to the header, None in files of older versions.
+    """
+
+    path: str
     payload: bytes
     written: float
     has_lines: bool
+    listed: Optional[FrozenSet[str]]
+
+    def texts(self) -> Iterator[bytes]:
+        """Yield each object as it was written, decompressed as it is read. Raises SnapshotError."""
+        if not self.has_lines:
+            for item in _items(self):
+                yield json.dumps(item).encode()
+            return
+        # JSON as it is written here has no line ends of its own.
+        last = b""
+        try:
+            for number, last in enumerate(gunzip_lines(self.payload, _MOST_TEXT)):
+                if not number and last != _BEGIN:
+                    break
+                text = last.rstrip(b",\n")
+                if number and text and last != _LAST:
+                    yield text
+        except ValueError as error:
+            raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
+        if last != _LAST:
+            raise SnapshotError(f"{self.path}: the cached cluster state is not a list of objects")
+
+    def kinds(self) -> FrozenSet[str]:
+        """Return the kinds that are completely known, even those without any object. Raises SnapshotError.
+
+        A file of an older version does not name them. It was written when Services were completely known; if it has
+        Pods and Namespaces, its agent followed policies as well, of which there may have been none.
+        """
+        if self.listed is not None:
+            return self.listed
+        try:
+            found = {object_key(parse_json(text)).kind for text in self.texts()}
+        except ValueError as error:
+            raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
+        return frozenset(found.union(KEPT_KINDS) if found >= {"Pod", "Namespace"} else found)
 
 
-def write_cache(path: str, objects: Iterable[bytes]) -> None:
-    """Write objects, each encoded as JSON, replacing an older cache atomically. Raises SnapshotError."""
+def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str]) -> None:
+    """Write objects, each encoded as JSON, replacing an older cache atomically. Raises SnapshotError.
+
+    ``kinds``: those that are completely known.
+    """
     payload = _compressed(objects)
     header = {
         "format": FORMAT,
         "version": VERSION,
         "lines": True,
+        "kinds": sorted(kinds),
         "sha256": hashlib.sha256(payload).hexdigest(),
         "written": time.time(),
     }
@@ -71,38 +117,18 @@ def _compressed(objects: Iterable[bytes]) -> bytes:
         for item in objects:
             stream.write(before + item)
             before = _BETWEEN
-        stream.write((b"" if before == _BETWEEN else before) + _END)
+        stream.write((b"" if before == _BETWEEN else before) + b"\n" + _LAST)
     return packed.getvalue()
 
 
 def read_cache(path: str) -> CachedState:
     """Return the objects of an intact cache. Raises SnapshotError, naming the file and the fault."""
-    found = _read(path)
-    items = _items(path, _text(path, found))
-    return CachedState(items, found.written)
+    found = open_cache(path)
+    return CachedState(_items(found), found.written)
 
 
-def cache_written(path: str) -> float:
-    """Return when an intact cache was written, without decompressing it. Raises SnapshotError as :func:`read_cache`."""
-    return _read(path).written
-
-
-def cached_texts(path: str) -> List[bytes]:
-    """Return each object of an intact cache as it was written. Raises SnapshotError as :func:`read_cache` does."""
-    found = _read(path)
-    text = _text(path, found)
-    if not found.has_lines:
-        return [json.dumps(item).encode() for item in _items(path, text)]
-    if not (text.startswith(_BEGIN) and text.endswith(_END)):
-        raise SnapshotError(f"{path}: the cached cluster state is not a list of objects")
-    # JSON as it is written here has no line ends of its own.
-    lines = text.split(_BETWEEN)
-    lines[0] = lines[0][len(_BEGIN) :]
-    lines[-1] = lines[-1][: -len(_END)]
-    return lines if lines[0] else []
-
-
-def _read(path: str) -> _File:
+def open_cache(path: str) -> CacheFile:
+    """Return an intact cache, not decompressed yet. Raises SnapshotError as :func:`read_cache` does."""
     try:
         first, _newline, payload = read_regular(path, MOST_BYTES).partition(b"\n")
     except OSError as error:
@@ -121,21 +147,16 @@ def _read(path: str) -> _File:
         )
     if hashlib.sha256(payload).hexdigest() != digest:
         raise SnapshotError(f"{path}: the cached cluster state is damaged: its SHA-256 does not match")
-    return _File(payload, written, header.get("lines") is True)
+    kinds = header.get("kinds")
+    listed = frozenset(kind for kind in kinds if isinstance(kind, str)) if isinstance(kinds, list) else None
+    return CacheFile(path, payload, written, header.get("lines") is True, listed)
 
 
-def _text(path: str, file: _File) -> bytes:
+def _items(file: CacheFile) -> List[Dict[str, Any]]:
     try:
-        return gunzip(file.payload, _MOST_TEXT)
-    except ValueError as error:
-        raise SnapshotError(f"{path}: the cached cluster state cannot be read: {error}") from error
-
-
-def _items(path: str, text: bytes) -> List[Dict[str, Any]]:
-    try:
-        items = parse_json(text)["items"]
+        items = parse_json(gunzip(file.payload, _MOST_TEXT))["items"]
     except (ValueError, KeyError, TypeError) as error:
-        raise SnapshotError(f"{path}: the cached cluster state cannot be read: {error}") from error
+        raise SnapshotError(f"{file.path}: the cached cluster state cannot be read: {error}") from error
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise SnapshotError(f"{path}: the cached cluster state is not a list of objects")
+        raise SnapshotError(f"{file.path}: the cached cluster state is not a list of objects")
     return items

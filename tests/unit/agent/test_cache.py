@@ -16,8 +16,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import (
     FORMAT,
     VERSION,
-    cache_written,
-    cached_texts,
+    open_cache,
     read_cache,
     write_cache,
 )
@@ -27,38 +26,72 @@ OBJECTS = [{"kind": "Service", "metadata": {"name": f"s{number}", "namespace": "
 ENCODED = [json.dumps(item).encode() for item in OBJECTS]
 
 
+KINDS = {"Service", "EndpointSlice"}
+
+
+def texts(path):
+    return list(open_cache(path).texts())
+
+
 @pytest.fixture
 def path(tmp_path):
     return str(tmp_path / "state" / "cluster")
 
 
 def test_a_written_cache_is_read_back(path):
-    write_cache(path, ENCODED)
+    write_cache(path, ENCODED, KINDS)
     assert read_cache(path).objects == OBJECTS
     assert os.listdir(os.path.dirname(path)) == ["cluster"]
 
 
 def test_objects_are_read_as_they_were_written(path):
-    for texts in (ENCODED, ENCODED[:1], []):
-        write_cache(path, texts)
-        assert cached_texts(path) == texts
-        assert cache_written(path) == read_cache(path).written
-    write_cache(path, [json.dumps({"kind": "Service", "text": "a,\n]}"}).encode()])
-    assert [json.loads(text)["text"] for text in cached_texts(path)] == ["a,\n]}"]
+    for written in (ENCODED, ENCODED[:1], []):
+        write_cache(path, written, KINDS)
+        assert texts(path) == written
+        assert open_cache(path).written == read_cache(path).written
+    write_cache(path, [json.dumps({"kind": "Service", "text": "a,\n]}"}).encode()], KINDS)
+    assert [json.loads(text)["text"] for text in texts(path)] == ["a,\n]}"]
 
 
-def test_a_cache_of_an_older_version_is_read(path, tmp_path):
-    """Its objects are on one line, which the header does not mention."""
-    payload = gzip.compress(json.dumps({"apiVersion": "v1", "kind": "List", "items": OBJECTS}).encode())
-    header = {"format": FORMAT, "version": VERSION, "written": 1.0, "sha256": hashlib.sha256(payload).hexdigest()}
-    (tmp_path / "older").write_bytes(json.dumps(header).encode() + b"\n" + payload)
-    older = str(tmp_path / "older")
-    assert [json.loads(text) for text in cached_texts(older)] == read_cache(older).objects == OBJECTS
+def test_the_kinds_that_are_known_are_kept_even_without_any_object(path):
+    for kinds in (KINDS, {"Service"}, set()):
+        write_cache(path, ENCODED, kinds)
+        assert open_cache(path).kinds() == kinds
+
+
+def older_cache(path, objects, **header):
+    """Write a file without the kinds that are known; of the first version, unless the header says otherwise."""
+    payload = b'{"apiVersion":"v1","kind":"List","items":[\n%s\n]}' % b",\n".join(
+        json.dumps(o).encode() for o in objects
+    )
+    if not header:
+        payload = json.dumps(json.loads(payload)).encode()
+    payload = gzip.compress(payload)
+    digest = hashlib.sha256(payload).hexdigest()
+    header.update({"format": FORMAT, "version": VERSION, "written": 1.0, "sha256": digest})
+    path.write_bytes(json.dumps(header).encode() + b"\n" + payload)
+    return str(path)
+
+
+@pytest.mark.parametrize("header", [{}, {"lines": True}], ids=["one-line", "lines"])
+def test_a_cache_of_an_older_version_is_read(tmp_path, header):
+    older = older_cache(tmp_path / "older", OBJECTS, **header)
+    assert [json.loads(text) for text in texts(older)] == read_cache(older).objects == OBJECTS
+    assert open_cache(older).kinds() == {"Service"}
+
+
+def test_a_cache_of_an_older_version_with_pods_knows_all_policies(tmp_path):
+    """There may have been none; without Namespaces or Pods its agent did not follow policies."""
+    pods = [{"kind": kind, "metadata": {"name": "x"}} for kind in ("Pod", "Namespace")]
+    older = older_cache(tmp_path / "older", [*OBJECTS, *pods], lines=True)
+    assert open_cache(older).kinds() == {"Service", "Pod", "Namespace", "NetworkPolicy", "ClusterNetworkPolicy"}
+    older = older_cache(tmp_path / "older", [*OBJECTS, pods[1]], lines=True)
+    assert open_cache(older).kinds() == {"Service", "Namespace"}
 
 
 def test_an_older_cache_is_replaced(path):
-    write_cache(path, ENCODED)
-    write_cache(path, ENCODED[:1])
+    write_cache(path, ENCODED, KINDS)
+    write_cache(path, ENCODED[:1], KINDS)
     assert read_cache(path).objects == OBJECTS[:1]
 
 
@@ -79,12 +112,12 @@ def test_an_absent_cache_is_reported(path):
     ],
 )
 def test_damage_is_refused_in_one_line(path, damage, reason):
-    write_cache(path, ENCODED)
+    write_cache(path, ENCODED, KINDS)
     with open(path, "rb") as file:
         content = file.read()
     with open(path, "wb") as file:
         file.write(damage(content))
-    for read in (read_cache, cached_texts, cache_written):
+    for read in (read_cache, open_cache):
         with pytest.raises(SnapshotError) as caught:
             read(path)
     assert reason in str(caught.value)
@@ -95,4 +128,21 @@ def test_damage_is_refused_in_one_line(path, damage, reason):
 def test_a_directory_that_cannot_be_created_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotError, match="cannot be written"):
-        write_cache(str(tmp_path / "file" / "cluster"), ENCODED)
+        write_cache(str(tmp_path / "file" / "cluster"), ENCODED, KINDS)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b'{"kind":"List","items":[]}', "not a list of objects"),
+        (b'{"apiVersion":"v1","kind":"List","items":[\n{}\n', "not a list of objects"),
+        (b"", "not a list of objects"),
+        (None, "not valid gzip"),
+    ],
+)
+def test_lines_that_are_no_list_of_objects_are_refused(tmp_path, payload, reason):
+    packed = b"no gzip" if payload is None else gzip.compress(payload)
+    header = {"format": FORMAT, "version": VERSION, "written": 1.0, "sha256": hashlib.sha256(packed).hexdigest()}
+    (tmp_path / "file").write_bytes(json.dumps({**header, "lines": True}).encode() + b"\n" + packed)
+    with pytest.raises(SnapshotError, match=reason):
+        texts(str(tmp_path / "file"))

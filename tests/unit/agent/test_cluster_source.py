@@ -17,10 +17,15 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import open_cache, write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NETWORK_POLICIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
+    CLUSTER_NETWORK_POLICIES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    PODS,
+)
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
 SERVICE = {
@@ -30,6 +35,16 @@ SERVICE = {
     "spec": {"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"], "ports": [{"port": 80, "protocol": "TCP"}]},
 }
 KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR")
+POLICIES = (PODS, NAMESPACES, NETWORK_POLICIES, CLUSTER_NETWORK_POLICIES)
+POLICY_KINDS = tuple(resource.kind for resource in POLICIES)
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "d", "name": "web"}}
+NAMESPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "d"}}
+POLICY = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"namespace": "d", "name": "kept"},
+    "spec": {"podSelector": {}},
+}
 
 
 class Bench:
@@ -73,7 +88,7 @@ def names(view, kind):
 def cache(tmp_path):
     path = tmp_path / "cluster.json.gz"
     kept = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "d", "name": "kept"}, "spec": {}}
-    write_cache(str(path), [json.dumps(kept).encode()])
+    write_cache(str(path), [json.dumps(kept).encode()], set(KINDS))
     return path
 
 
@@ -200,7 +215,7 @@ def test_the_first_services_replace_those_of_the_copy_on_disk(tmp_path):
         named("default", "other"),
         named("default", "other-1", of="other"),
     ]
-    write_cache(str(tmp_path / "kept"), [json.dumps(item).encode() for item in kept])
+    write_cache(str(tmp_path / "kept"), [json.dumps(item).encode() for item in kept], set(KINDS))
     bench = Bench(tmp_path / "kept")
     bench.source.start("n1", serving=False)
     batches = (
@@ -326,3 +341,46 @@ def test_objects_of_a_collection_that_is_not_followed_any_more_are_forgotten(lis
     known = bench.source.reflectors[-1].known
     view.apply(known.replace([known.listed(policies[1])]))
     assert [key.name for key in view.state.policy.policies] == ["kept"]
+
+
+def saved(path, *objects):
+    """Save a cluster in which every kind is known and these are all objects, as an agent that follows policies does."""
+    bench = Bench(path)
+    bench.source.start("n1", serving=True, others=POLICIES)
+    for item in objects:
+        bench.source.view.apply(Batch(item["kind"], [item], []))
+    bench.list(*KINDS, *POLICY_KINDS)
+    bench.source.stop()
+    return path
+
+
+@pytest.mark.parametrize("policies", [(), (POLICY,)], ids=["none", "without-cluster-policies"])
+def test_a_kind_without_any_object_is_known_from_the_copy_on_disk(tmp_path, policies):
+    """Otherwise no policy is enforced after a boot without the API server if there is no ClusterNetworkPolicy."""
+    bench = Bench(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, *policies))
+    bench.source.start("n1", serving=False, others=POLICIES)
+    assert bench.source.use_cache()
+    assert bench.source.view.known >= set(POLICY_KINDS)
+    assert len(bench.source.view.state.policy.policies) == len(policies)
+
+
+def test_the_copy_on_disk_is_written_again_when_a_kind_without_objects_is_known(tmp_path):
+    path = tmp_path / "kept"
+    bench = Bench(path)
+    bench.source.start("n1", serving=True, others=POLICIES)
+    bench.list(*KINDS, *POLICY_KINDS[:3])
+    assert bench.source.save() and not bench.source.is_unsaved
+    bench.list("ClusterNetworkPolicy")
+    assert bench.source.is_unsaved
+    bench.source.keeper._writing = False
+    bench.source.stop()
+    assert open_cache(str(path)).kinds() == {*KINDS, *POLICY_KINDS}
+
+
+def test_what_is_not_followed_is_not_taken_from_the_copy_on_disk(tmp_path):
+    """Nothing would ever update or remove it."""
+    bench = Bench(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, POLICY))
+    bench.source.start("n1", serving=False)
+    assert bench.source.use_cache()
+    assert names(bench.source.view, "Service") and not names(bench.source.view, "Pod")
+    assert not bench.source.view.known & set(POLICY_KINDS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Union
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Protocol, Sequence, Union
 
 from ...cluster.api import ApiClient
 from ...cluster.parsing.prune import prune
@@ -193,7 +193,12 @@ class ClusterSource:
 
     def follows(self, kind: str) -> bool:
         """Return whether a collection of this kind is followed; a batch of another one was read before it ended."""
-        return any(reflector.resource.kind == kind for reflector in self.reflectors)
+        return kind in self._followed
+
+    @property
+    def _followed(self) -> FrozenSet[str]:
+        """The kinds of the collections that are followed."""
+        return frozenset(reflector.resource.kind for reflector in self.reflectors)
 
     def leave(self, url: str) -> None:
         """End the requests to an API server that has failed; the only method that other threads may call."""
@@ -206,7 +211,7 @@ class ClusterSource:
             reflector.stop()
         self._first.release()
         if self.listed:
-            self.keeper.write_now(self.view, self._keeper_task)
+            self.keeper.write_now(self.view, self._followed, self._keeper_task)
 
     def _run(self, reflector: Reflector) -> None:
         self._supervisor.start(f"watch-{reflector.resource.name}", reflector.run, reflector.interrupt)
@@ -273,7 +278,7 @@ class ClusterSource:
         Return False, and do nothing, if the copy turns out to be useless.
         """
         self._has_copy = False
-        cached = self.keeper.read(self._room)
+        cached = self.keeper.read(self._room, self._followed)
         if not cached:
             return False
         self.follow_all()
@@ -300,8 +305,8 @@ class ClusterSource:
     @property
     def is_unsaved(self) -> bool:
         """Whether the view has changes that the copy on disk lacks."""
-        return self.keeper.is_behind(self.view)
+        return self.keeper.is_behind(self.view, self._followed)
 
     def save(self) -> bool:
         """Start writing the copy on disk if it is out of date; return False if the last write is not done yet."""
-        return not self.listed or not self.is_unsaved or self.keeper.write_beside(self.view)
+        return not self.listed or not self.is_unsaved or self.keeper.write_beside(self.view, self._followed)

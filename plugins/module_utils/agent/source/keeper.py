@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import queue
 import time
-from typing import Dict, List, Optional
+from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
-from ...cluster.cache import cache_written, cached_texts, write_cache
+from ...cluster.cache import open_cache, write_cache
 from ...errors import SnapshotError
 from ..supervision import Task
 from ..surface.log import Log
-from .packed import Packed, packed_texts, text_in
+from .packed import Packed, items_of, text_in
 from .room import Room
 from .view import ClusterView
 
 #: A disk that takes longer is faulty.
 _WRITE_SECONDS = 300.0
+#: How many bytes of objects to read between checks for room.
+_ROOM_BYTES = 1 << 16
+
+
+class Copy(NamedTuple):
+    """What is to be written: the packed objects, and the kinds that are completely known."""
+
+    objects: List[bytes]
+    kinds: FrozenSet[str]
+
+
+#: What a file was written from: the revision of the view, and the kinds that were known of those that it should have,
+#: and those that were not.
+_State = Tuple[int, AbstractSet[str], AbstractSet[str]]
 
 
 class CacheKeeper:
@@ -28,9 +42,9 @@ class CacheKeeper:
         self._path = path
         self._log = log
         self._written = 0.0
-        self._revision = -1
+        self._submitted: Optional[_State] = None
         self._writing = False
-        self._waiting: queue.SimpleQueue[Optional[List[bytes]]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Optional[Copy]] = queue.SimpleQueue()
 
     def age(self) -> float:
         """Return the seconds since the file was written; 0 if there is none."""
@@ -41,61 +55,80 @@ class CacheKeeper:
         if not self._path:
             return False
         try:
-            self._written = cache_written(self._path)
+            self._written = open_cache(self._path).written
         except SnapshotError as error:
             self._log.info("no cluster state to start from", reason=error)
             return False
         return True
 
-    def read(self, room: Room) -> Dict[str, Packed]:
-        """Return the objects of the file by kind, parsed; nothing if it is absent or damaged, or has no room."""
+    def read(self, room: Room, kinds: AbstractSet[str]) -> Dict[str, Packed]:
+        """Return the objects of these kinds, parsed, with an entry for each kind that the file knows completely.
+
+        Nothing if the file is absent or damaged, has no object of these kinds, or has no room.
+        """
         try:
-            texts = cached_texts(self._path)
-            if room.carries(sum(map(len, texts))):
-                return packed_texts(texts)
-            self._log.warning("the cluster state kept on disk is not used: it does not fit into the memory limit")
+            file = open_cache(self._path)
+            found = {kind: Packed() for kind in kinds & file.kinds()}
+            size = checked = 0
+            for key, item in items_of(file.texts(), found.keys()):
+                found[key.kind].append(item)
+                size += item.size
+                if size >= checked + _ROOM_BYTES:
+                    checked = size
+                    if not room.carries(size):
+                        break
         except (SnapshotError, ValueError) as error:
             self._log.info("no cluster state to start from", reason=error)
-        return {}
+            return {}
+        if not room.carries(size):
+            self._log.warning("the cluster state kept on disk is not used: it does not fit into the memory limit")
+            return {}
+        return found if size else {}
 
-    def is_behind(self, view: ClusterView) -> bool:
-        """Return whether the file should be written."""
-        return bool(self._path) and view.revision != self._revision
+    def is_behind(self, view: ClusterView, followed: AbstractSet[str]) -> bool:
+        """Return whether the file should be written. ``followed``: the kinds that it should have."""
+        return bool(self._path) and _state(view, followed) != self._submitted
 
-    def write_beside(self, view: ClusterView) -> bool:
+    def write_beside(self, view: ClusterView, followed: AbstractSet[str]) -> bool:
         """Have :meth:`run` write the file, so that syncs need not wait; return False while it still writes."""
         if self._writing:
             return False
-        self._revision = view.revision
         self._writing = True
-        self._waiting.put(view.objects())
+        self._waiting.put(self._copy(view, followed))
         return True
+
+    def _copy(self, view: ClusterView, followed: AbstractSet[str]) -> Copy:
+        self._submitted = _state(view, followed)
+        return Copy(view.objects(), frozenset(followed & view.known))
 
     def run(self, task: Task) -> None:
         """Write what :meth:`write_beside` submits until :meth:`write_now`; the body of a supervised thread."""
         while True:
             task.idle()
-            objects = self._waiting.get()
-            if objects is None:
+            copy = self._waiting.get()
+            if copy is None:
                 return
             task.busy(_WRITE_SECONDS)
             try:
-                self._store(objects)
+                self._store(copy)
             finally:
                 self._writing = False
 
-    def write_now(self, view: ClusterView, task: Optional[Task]) -> None:
+    def write_now(self, view: ClusterView, followed: AbstractSet[str], task: Optional[Task]) -> None:
         """End the thread, and write the latest state if necessary. Wait at most ten seconds for the disk."""
         self._waiting.put(None)
         if task is not None:
             task.join(10)
-        if self.is_behind(view) and not self._writing:
-            self._revision = view.revision
-            self._store(view.objects())
+        if self.is_behind(view, followed) and not self._writing:
+            self._store(self._copy(view, followed))
 
-    def _store(self, objects: List[bytes]) -> None:
+    def _store(self, copy: Copy) -> None:
         try:
-            write_cache(self._path, map(text_in, objects))
+            write_cache(self._path, map(text_in, copy.objects), copy.kinds)
             self._written = time.time()
         except SnapshotError as error:
             self._log.warning("the cluster state cannot be saved", error=error)
+
+
+def _state(view: ClusterView, followed: AbstractSet[str]) -> _State:
+    return view.revision, followed & view.known, followed - view.known

@@ -13,9 +13,22 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    AbstractSet,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
-from ...cluster.parsing.objects import ParsedObject, object_key, parsed_object
+from ...cluster.parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
 from ...regular_files import parse_json
 
 #: Made once: json.dumps makes an encoder for each call with separators. What JSON described contains no cycles.
@@ -130,16 +143,15 @@ class Packed(Sequence[Dict[str, Any]]):
         return [item.decoded() for item in found] if isinstance(index, slice) else found.decoded()
 
 
-def packed_texts(texts: Iterable[bytes]) -> Dict[str, Packed]:
-    """Return the objects with these texts, by kind and in parsed form as well. Raises ValueError."""
-    found: Dict[str, Packed] = {}
+def items_of(texts: Iterable[bytes], kinds: AbstractSet[str]) -> Iterator[Tuple[ObjectKey, Item]]:
+    """Yield the objects of these kinds among those with these texts, in parsed form as well. Raises ValueError."""
     for text in texts:
         raw = parse_json(text)
         if not isinstance(raw, dict):
             raise ValueError("it is not a list of objects")
-        parsed = _parsed(raw)
-        found.setdefault(parsed.key.kind, Packed()).append(pack_text(text, parsed))
-    return found
+        key = object_key(raw)
+        if key.kind in kinds:
+            yield key, pack_text(text, parsed_object(raw, key))
 
 
 def parsed_items(objects: Sequence[Dict[str, Any]]) -> Iterator[Tuple[ParsedObject, Item]]:

@@ -36,7 +36,7 @@ class ClusterView:
     """The cluster as the API server has reported it so far.
 
     ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
-    completely known. ``from_disk``: kinds that the copy on disk had; the first complete list of such a kind replaces
+    completely known. ``from_disk``: kinds that the copy on disk knew; the first complete list of such a kind replaces
     what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
     ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the changes of
     endpoints that are not programmed yet were triggered. ``held_back``: objects whose latest version has no room; their
@@ -59,6 +59,11 @@ class ClusterView:
         self._room = room
         self._objects: Dict[ObjectKey, bytes] = {}
         self._bytes = 0
+
+    @property
+    def known(self) -> Set[str]:
+        """The kinds that are completely known, as listed now or as the copy on disk had them."""
+        return self.listed | self.from_disk
 
     @property
     def size(self) -> int:

@@ -214,7 +214,7 @@ class PolicySync:
         needed = {resource.kind for resource in policy_resources(settings)}
         if settings.unknown_pods == DENY and not settings.pod_cidrs:
             needed.add(NODES.kind)
-        return needed <= self._view.listed | self._view.from_disk
+        return needed <= self._view.known
 
     def sync(self, addresses: Addresses) -> None:
         """Apply what changed; failures are logged and retried later. ``addresses``: of the node."""
