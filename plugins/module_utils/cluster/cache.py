@@ -17,12 +17,12 @@ import json
 import math
 import os
 import time
-from typing import AbstractSet, Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ..errors import SnapshotError
 from ..regular_files import gunzip, gunzip_lines, parse_json, read_regular
 from ..whole_files import write_whole
-from .parsing.objects import object_key
+from .parsing.objects import ObjectKey, object_key
 from .policy_objects import KEPT_KINDS
 
 FORMAT = "kubenode-proxy-cluster-state"
@@ -81,11 +81,20 @@ class CacheFile(NamedTuple):
         """
         if self.listed is not None:
             return self.listed
-        try:
-            found = {object_key(parse_json(text)).kind for text in self.texts()}
-        except ValueError as error:
-            raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
+        found = {key.kind for key, _text in self._keyed()}
         return frozenset(found.union(KEPT_KINDS) if found >= {"Pod", "Namespace"} else found)
+
+    def texts_of(self, wanted: Callable[[ObjectKey], bool]) -> Iterator[bytes]:
+        """Yield each object whose key is wanted, as :meth:`texts` does. Raises SnapshotError."""
+        return (text for key, text in self._keyed() if wanted(key))
+
+    def _keyed(self) -> Iterator[Tuple[ObjectKey, bytes]]:
+        for text in self.texts():
+            try:
+                raw = parse_json(text)
+            except ValueError as error:
+                raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
+            yield object_key(raw), text
 
 
 def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str]) -> None:

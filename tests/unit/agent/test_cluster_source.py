@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import open_cache, write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import open_cache, read_cache, write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
@@ -384,3 +384,53 @@ def test_what_is_not_followed_is_not_taken_from_the_copy_on_disk(tmp_path):
     assert bench.source.use_cache()
     assert names(bench.source.view, "Service") and not names(bench.source.view, "Pod")
     assert not bench.source.view.known & set(POLICY_KINDS)
+
+
+def kept_names(path):
+    return {item["kind"]: item["metadata"]["name"] for item in read_cache(str(path)).objects}
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stop", "save"])
+def test_what_is_not_listed_yet_remains_in_the_copy_on_disk(tmp_path, stopped):
+    """A list of Pods that fails must not cost the next boot its policies, nor keep Services from being saved."""
+    path = saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, POLICY)
+    bench = Bench(path)
+    bench.source.start("n1", serving=True, others=POLICIES)
+    newer = {**SERVICE, "metadata": {"namespace": "d", "name": "newer"}}
+    bench.source.view.apply(Batch("Service", [newer], [], True))
+    bench.source.view.apply(Batch("Namespace", [], [], True))
+    bench.list(*KINDS[1:])
+    if stopped:
+        bench.source.stop()
+    else:
+        assert bench.source.save()
+        bench.source.keeper._waiting.put(None)
+        bench.source.keeper.run(SimpleNamespace(idle=lambda: None, busy=lambda _seconds: None))
+    assert kept_names(path) == {"Service": "newer", "Pod": "web", "NetworkPolicy": "kept"}
+    assert open_cache(str(path)).kinds() == {*KINDS, *POLICY_KINDS}
+
+
+def test_nothing_is_carried_over_once_policies_are_disabled_or_if_the_copy_on_disk_is_damaged(tmp_path):
+    path = saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, POLICY)
+    for others in ((), POLICIES):
+        bench = Bench(path)
+        bench.source.start("n1", serving=True, others=others)
+        bench.list(*KINDS)
+        bench.source.stop()
+        assert kept_names(path) == {} and open_cache(str(path)).kinds() == set(KINDS)
+        path.write_bytes(b"damaged")
+
+
+def test_the_node_that_was_read_replaces_the_one_that_is_carried_over(tmp_path):
+    node = {**NODE, "spec": {"podCIDRs": ["10.1.0.0/24"]}}
+    path = saved(tmp_path / "kept", node)
+    bench = Bench(path)
+    bench.source.start("n1", serving=True)
+    bench.source.read_node("n1")
+    bench.list("Service", "EndpointSlice", "ServiceCIDR")
+    bench.now += cluster_source.NODE_PATIENCE_SECONDS + 1
+    bench.source.stop()
+    assert len(read_cache(str(path)).objects) == 2
+    bench = Bench(path)
+    bench.source.start("n1", serving=False)
+    assert bench.source.use_cache() and bench.source.view.state.nodes["n1"].pod_cidrs == ()

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import queue
 import time
-from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
 
 from ...cluster.cache import open_cache, write_cache
 from ...errors import SnapshotError
@@ -24,10 +26,21 @@ _ROOM_BYTES = 1 << 16
 
 
 class Copy(NamedTuple):
-    """What is to be written: the packed objects, and the kinds that are completely known."""
+    """What is to be written: the packed objects, and the kinds that are completely known.
+
+    Objects of the kinds in ``missing`` are carried over from the file as it is.
+    """
 
     objects: List[bytes]
     kinds: FrozenSet[str]
+    missing: FrozenSet[str]
+
+
+class _Carried(NamedTuple):
+    """Objects of an earlier file, and the kinds that they are of."""
+
+    kinds: FrozenSet[str]
+    texts: Iterable[bytes]
 
 
 #: What a file was written from: the revision of the view, and the kinds that were known of those that it should have,
@@ -99,7 +112,7 @@ class CacheKeeper:
 
     def _copy(self, view: ClusterView, followed: AbstractSet[str]) -> Copy:
         self._submitted = _state(view, followed)
-        return Copy(view.objects(), frozenset(followed & view.known))
+        return Copy(view.objects(), frozenset(followed & view.known), frozenset(followed - view.known))
 
     def run(self, task: Task) -> None:
         """Write what :meth:`write_beside` submits until :meth:`write_now`; the body of a supervised thread."""
@@ -123,11 +136,26 @@ class CacheKeeper:
             self._store(self._copy(view, followed))
 
     def _store(self, copy: Copy) -> None:
+        carried = self._carried(copy.missing)
+        objects = map(text_in, copy.objects)
         try:
-            write_cache(self._path, map(text_in, copy.objects), copy.kinds)
+            if carried.kinds:
+                # They come first: of two objects with one name the last counts.
+                write_cache(self._path, itertools.chain(carried.texts, objects), copy.kinds | carried.kinds)
+            else:
+                write_cache(self._path, objects, copy.kinds)
             self._written = time.time()
         except SnapshotError as error:
             self._log.warning("the cluster state cannot be saved", error=error)
+
+    def _carried(self, missing: FrozenSet[str]) -> _Carried:
+        """Return what the file has of the kinds that are not known yet: the next boot may need it."""
+        if missing:
+            with contextlib.suppress(SnapshotError):
+                file = open_cache(self._path)
+                kinds = missing & file.kinds()
+                return _Carried(kinds, file.texts_of(lambda key: key.kind in kinds))
+        return _Carried(frozenset(), ())
 
 
 def _state(view: ClusterView, followed: AbstractSet[str]) -> _State:
