@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
-from typing import Iterator
+import time
+from typing import Callable, Iterator, List
 
 import pytest
 
@@ -55,6 +58,59 @@ def test_policies_stay_in_force_without_agent_and_without_api_server(node):
     subprocess.run(["nft", "delete", "table", *TABLE.split()], check=True)
     node.start()
     wait_for(lambda: isolated() and granted(), 60)
+
+
+@contextlib.contextmanager
+def manager(node: AgentNode) -> Iterator[Callable[[], str]]:
+    """Receive what the agent sends to the service manager; the result returns all of it so far."""
+    path = str(node.scratch / "notify")
+    received: List[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(path)
+        sock.setblocking(False)
+        node.environment["NOTIFY_SOCKET"] = path
+
+        def sent() -> str:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    received.append(sock.recv(4096).decode())
+            return "\n".join(received)
+
+        yield sent
+
+
+PODS = "/api/v1/pods"
+
+
+def test_at_boot_the_agent_is_ready_once_policies_are_in_force(node):
+    """It is what kubelet waits for before it starts pods, though not for longer than ten seconds."""
+    assert node.api is not None
+    node.api.failing[PODS] = 503
+    with manager(node) as sent:
+        started = time.monotonic()
+        node.start()
+        assert not isolated() and ("READY=1" not in sent() or time.monotonic() - started >= 10.0)
+        node.api.failing.clear()
+        wait_for(lambda: "READY=1" in sent(), 30, 0.05)
+        assert (isolated() and granted()) or "network policies are not in force yet" in node.log
+
+
+def test_a_boot_starts_from_the_copy_on_disk_if_pods_or_nothing_can_be_listed(node):
+    """The copy must have Pods even after an agent that could not list them. There is no ClusterNetworkPolicy."""
+    assert node.api is not None
+    node.node_configuration["networkPolicy"]["clusterNetworkPolicies"] = True
+    node.write_configuration()
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    node.stop()
+    node.api.failing[PODS] = 403
+    for boot in range(2):
+        subprocess.run(["nft", "flush", "ruleset"], check=True)
+        node.start()
+        wait_for(lambda: isolated() and granted(), 30)
+        assert ("using pods and network policies kept on disk" in node.log) is (boot == 0)
+        node.stop()
+        node.stop_api()
 
 
 def test_a_refused_version_of_a_policy_does_not_replace_a_valid_one(node):

@@ -26,6 +26,7 @@ from .collector import COLLECT_SECONDS, begin_loading, collect, end_loading
 from .fatal import Fatal
 from .options import AgentOptions
 from .parts import Parts
+from .readiness import Readiness
 from .reload import reload
 from .source.first_services import FirstObjects
 from .source.known import Batch
@@ -35,8 +36,6 @@ from .surface.log import Log
 from .surface.status import answer, status_text
 from .surface.systemd import Systemd
 
-#: When to report to the service manager that the agent is ready although the API server has not answered.
-READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
 #: How often to check that the path of the control socket exists.
 CONTROL_SECONDS = 10.0
@@ -55,17 +54,18 @@ class Agent:
         self.source, self.views, self.sync, self.policy = parts.source, parts.views, parts.sync, parts.policy
         self.timers, self.supervisor, self.limited = parts.timers, parts.supervisor, parts.limited
         self._inbox = parts.inbox
+        self.readiness = Readiness(parts, self.systemd)
         parts.drain.changed = self._show_status
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
-        self._ready_timer = self.timers.add("report that the agent is ready", self._send_ready)
         self._static_timer = self.timers.add("look for static Services", self._look_for_static)
         self._collect_timer = self.timers.add("collect reference cycles", self._collect)
         self._control_timer = self.timers.add("keep the control socket", self._keep_control)
         self._control: Optional[ControlServer] = None
         self._stop = False
         self._reload = False
-        self._ready_sent = False
+        # Whether leftovers of other modes have been removed since the mode was last set up.
+        self._cleaned_up = False
 
     # ---- from other threads and signal handlers
 
@@ -105,7 +105,7 @@ class Agent:
             try:
                 self.parts.drain.read()
                 self.parts.ports.open()
-                self._ready_timer.start(READY_PATIENCE_SECONDS)
+                self.readiness.start()
                 self._static_timer.start(CHECK_SECONDS)
                 serving = self._is_serving()
                 if not serving:
@@ -187,7 +187,7 @@ class Agent:
             self.limited.warning("listeners", "the mode of static Services cannot be changed, retrying", error=error)
         else:
             # The next sync removes leftover listeners or rules.
-            self._ready_sent = False
+            self._cleaned_up = False
 
     def _await_cluster(self) -> None:
         """Wait until something is served: the cluster, or before it is known the preliminary view.
@@ -238,7 +238,9 @@ class Agent:
                 self._serve_cluster()
             if self._stop or self.sync.proxiers is None:
                 continue
+            self.readiness.fill()
             self.policy.sync(self.sync.proxiers.node_view.addresses)
+            self.readiness.look()
             self.parts.follow_checks()
             self.sync.look()
             self.sync.request_if_needed()
@@ -250,6 +252,8 @@ class Agent:
         delays = [self.sync.delay(), self.supervisor.delay(), self.timers.delay()]
         if self.views.preliminary:
             delays.append(self._cluster_pause())
+        if self.readiness.waits_for_lists:
+            delays.append(CLUSTER_PAUSE_SECONDS)
         if self.systemd.watchdog_seconds:
             delays.append(self.systemd.watchdog_seconds / 2)
         return max(0.0, min(delays))
@@ -278,9 +282,10 @@ class Agent:
         if first and self.sync.proxiers is not None:
             # Before systemd is notified: kubelet does not start until then.
             self.policy.sync(self.sync.proxiers.node_view.addresses)
-        if (first or not self._ready_sent) and (self.views.has_static or not self.views.preliminary):
+        if (first or not self._cleaned_up) and (self.views.has_static or not self.views.preliminary):
             # kubelet waits for static Services, or for all.
-            self._send_ready()
+            self._cleaned_up = True
+            self.readiness.served()
             self.sync.clean_up_once_serving()
         if first and not self.views.preliminary:
             self._collect_timer.cancel()
@@ -360,12 +365,6 @@ class Agent:
         if self.limited.pending:
             self._suppressed.start(self.limited.seconds)
 
-    def _send_ready(self) -> None:
-        if not self._ready_sent:
-            self._ready_sent = True
-            self._ready_timer.cancel()
-            self.systemd.ready()
-
     def _show_status(self) -> None:
         if self.sync.proxiers is not None:
             self.systemd.status(status_text(self.parts.state()))
@@ -382,7 +381,7 @@ class Agent:
             self.systemd.reloading()
         try:
             if reload(self.parts):
-                self._ready_sent = False
+                self._cleaned_up = False
         finally:
             if started:
                 self.systemd.ready()

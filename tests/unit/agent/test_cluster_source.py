@@ -386,6 +386,49 @@ def test_what_is_not_followed_is_not_taken_from_the_copy_on_disk(tmp_path):
     assert not bench.source.view.known & set(POLICY_KINDS)
 
 
+def late(path, listed=("Pod",)):
+    """Return a bench whose server has answered for Services, and for the policies only some kinds."""
+    bench = Bench(path)
+    bench.source.start("n1", serving=False, others=POLICIES)
+    bench.source.follow_all()
+    bench.list(*KINDS, *listed)
+    for kind in POLICY_KINDS:
+        bench.reflector(kind).requested_at = bench.now
+    return bench
+
+
+def test_policies_are_taken_from_the_copy_on_disk_if_the_server_is_late_with_them(tmp_path):
+    bench = late(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, POLICY))
+    needed = frozenset((*POLICY_KINDS, "Node"))
+    bench.now += cluster_source.POLICY_PATIENCE_SECONDS - 0.1
+    assert not bench.source.use_policies_if_late(needed) and not bench.source.view.from_disk
+    bench.now += 0.2
+    assert bench.source.use_policies_if_late(needed) and bench.source.view.known >= needed
+    assert len(bench.source.view.state.policy.policies) == 1
+    # What the server has listed is newer.
+    assert names(bench.source.view, "Pod") == names(bench.source.view, "Service") == []
+    assert "using pods and network policies kept on disk" in bench.text.getvalue() and not bench.source.from_cache
+    known = bench.reflector("NetworkPolicy").known
+    bench.source.view.apply(known.replace([]))
+    assert not bench.source.view.state.policy.policies
+
+
+def test_a_request_for_policies_that_fails_ends_the_patience(tmp_path):
+    bench = late(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE), ("Pod", "Namespace", "NetworkPolicy"))
+    needed = frozenset(POLICY_KINDS)
+    bench.reflector("Pod").error = "listed before"
+    assert not bench.source.use_policies_if_late(needed)
+    bench.reflector("ClusterNetworkPolicy").error = "not allowed"
+    assert bench.source.use_policies_if_late(needed) and bench.source.view.known >= needed
+
+
+def test_there_is_nothing_to_wait_for_once_policies_are_known_or_without_a_copy_on_disk(tmp_path):
+    bench = late(saved(tmp_path / "kept", SERVICE, POD), POLICY_KINDS)
+    assert bench.source.use_policies_if_late(frozenset(POLICY_KINDS)) and not bench.source.view.from_disk
+    bench = late(tmp_path / "absent")
+    assert bench.source.use_policies_if_late(frozenset(POLICY_KINDS)) and not bench.source.view.from_disk
+
+
 def kept_names(path):
     return {item["kind"]: item["metadata"]["name"] for item in read_cache(str(path)).objects}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Protocol, Sequence, Union
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Optional, Protocol, Sequence, Union
 
 from ...cluster.api import ApiClient
 from ...cluster.parsing.prune import prune
@@ -37,6 +37,8 @@ SERVING_PATIENCE_SECONDS = 10.0
 #: Patience with a server that answered only some lists, and with credentials that are not ready.
 PARTIAL_PATIENCE_SECONDS = 60.0
 ASKING_PATIENCE_SECONDS = 30.0
+#: How long the lists that network policies need may take on a node that enforces none yet, unless a request fails.
+POLICY_PATIENCE_SECONDS = 3.0
 #: How long the Services wait for a Node that this agent may not be allowed to read.
 NODE_PATIENCE_SECONDS = 10.0
 #: Agents that are restarted together must not all send requests to the API server at the same moment.
@@ -97,7 +99,7 @@ class ClusterSource:
         self._held: List[Reflector] = []
         self._needed = _KINDS
         self._all_nodes = False
-        self._has_copy = False
+        self._has_copy = self._has_policies = False
         self._keeper_task: Optional[Task] = None
 
     @property
@@ -129,7 +131,7 @@ class ClusterSource:
         the API server than one that serves nothing, which needs the first Services before all others.
         """
         self._serving = serving
-        self._has_copy = self.keeper.exists()
+        self._has_copy = self._has_policies = self.keeper.exists()
         self._keeper_task = self._supervisor.start("cache", self.keeper.run)
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
         self._needed = _KINDS if node_name else _KINDS - {NODES.kind}
@@ -277,9 +279,9 @@ class ClusterSource:
 
         Return False, and do nothing, if the copy turns out to be useless.
         """
-        self._has_copy = False
+        self._has_copy = self._has_policies = False
         cached = self.keeper.read(self._room, self._followed)
-        if not cached:
+        if not any(cached.values()):
             return False
         self.follow_all()
         for kind, items in cached.items():
@@ -294,6 +296,32 @@ class ClusterSource:
             services=len(self.view.state.services),
             reason=self.error or "no answer yet",
         )
+        return True
+
+    def use_policies_if_late(self, kinds: AbstractSet[str]) -> bool:
+        """Fill the view from the copy on disk for these kinds if the API server has not listed all of them in time.
+
+        They are those that network policies need. Return whether there is nothing more to wait for: they are known, or
+        the copy on disk has been used or does not exist.
+        """
+        missing = kinds - self.view.known
+        if not missing or not self._has_policies:
+            return True
+        late = [each for each in self.reflectors if each.resource.kind in missing]
+        asked = [each.requested_at for each in late if each.requested_at is not None]
+        due = min(asked) + POLICY_PATIENCE_SECONDS if asked else self._started + ASKING_PATIENCE_SECONDS
+        if self._clock() < due and not any(each.error for each in late):
+            return False
+        self._has_policies = False
+        cached = self.keeper.read(self._room, missing)
+        for kind, items in cached.items():
+            self._fill(kind, items)
+        if cached:
+            self._log.warning(
+                "using pods and network policies kept on disk, because the API server has not answered completely",
+                kinds=", ".join(sorted(cached)),
+                reason=next((each.error for each in late if each.error), "no answer yet"),
+            )
         return True
 
     def _fill(self, kind: str, items: Sequence[Dict[str, Any]]) -> None:

@@ -77,7 +77,7 @@ class CacheKeeper:
     def read(self, room: Room, kinds: AbstractSet[str]) -> Dict[str, Packed]:
         """Return the objects of these kinds, parsed, with an entry for each kind that the file knows completely.
 
-        Nothing if the file is absent or damaged, has no object of these kinds, or has no room.
+        Nothing if the file is absent or damaged, or has no room.
         """
         try:
             file = open_cache(self._path)
@@ -96,7 +96,7 @@ class CacheKeeper:
         if not room.carries(size):
             self._log.warning("the cluster state kept on disk is not used: it does not fit into the memory limit")
             return {}
-        return found if size else {}
+        return found
 
     def is_behind(self, view: ClusterView, followed: AbstractSet[str]) -> bool:
         """Return whether the file should be written. ``followed``: the kinds that it should have."""

@@ -16,13 +16,11 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...addresses import Network
 from ...cluster.model import NamespacedName
-from ...cluster.resource_types import NODES
 from ...configuration.sections.network_policy import (
     ALLOW,
     CUT,
-    DENY,
     NetworkPolicySettings,
-    policy_resources,
+    policy_kinds,
 )
 from ...convergence.explanation.policy import PolicyExplainer, Resolved
 from ...convergence.handles import KernelHandles
@@ -154,7 +152,7 @@ class PolicySync:
             return {}
         policy, objects = self._policy, self._view.state.policy
         return {
-            "inForce": bool(self._last_sync) and policy is not None and not self._error,
+            "inForce": self.in_force,
             "error": self._error or self._awaited(),
             "policies": len(objects.policies) + len(objects.cluster_policies),
             "pods": len(policy.local) if policy is not None else 0,
@@ -188,6 +186,11 @@ class PolicySync:
         """Whether the agent enforces network policies, or is about to."""
         return self._settings.enabled
 
+    @property
+    def in_force(self) -> bool:
+        """Whether the table is that of the policies that are known."""
+        return bool(self._last_sync) and self._policy is not None and not self._error
+
     def explainer(self, endpoints: Sequence[Resolved]) -> PolicyExplainer:
         """Return an explainer of the state that is in force. Raises ProxyError if there is none."""
         if self._policy is None:
@@ -211,10 +214,7 @@ class PolicySync:
 
     def _knows(self, settings: NetworkPolicySettings) -> bool:
         """Return whether the cluster is known completely: partial knowledge would deny or allow wrongly."""
-        needed = {resource.kind for resource in policy_resources(settings)}
-        if settings.unknown_pods == DENY and not settings.pod_cidrs:
-            needed.add(NODES.kind)
-        return needed <= self._view.known
+        return policy_kinds(settings) <= self._view.known
 
     def sync(self, addresses: Addresses) -> None:
         """Apply what changed; failures are logged and retried later. ``addresses``: of the node."""

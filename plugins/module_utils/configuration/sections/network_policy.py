@@ -5,9 +5,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import FrozenSet, NamedTuple, Tuple
 
-from ...cluster.resource_types import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
+from ...cluster.resource_types import (
+    CLUSTER_NETWORK_POLICIES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    ResourceType,
+)
 from ..field import HONOURED, Field
 from ..reader import Section
 
@@ -45,6 +52,14 @@ def policy_resources(settings: NetworkPolicySettings) -> Tuple[ResourceType, ...
         return ()
     found = (PODS, NAMESPACES, NETWORK_POLICIES)
     return (*found, CLUSTER_NETWORK_POLICIES) if settings.cluster_policies else found
+
+
+def policy_kinds(settings: NetworkPolicySettings) -> FrozenSet[str]:
+    """Return the kinds that must be completely known before policies are enforced; none if they are not."""
+    found = {resource.kind for resource in policy_resources(settings)}
+    if settings.enabled and settings.unknown_pods == DENY and not settings.pod_cidrs:
+        found.add(NODES.kind)
+    return frozenset(found)
 
 
 FIELDS: Tuple[Field, ...] = (

@@ -1,0 +1,89 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When the agent is ready. At boot kubelet waits for that before it starts pods, which need Services and policies."""
+
+from __future__ import annotations
+
+from ..configuration.sections.network_policy import policy_kinds
+from ..errors import KernelError
+from ..kernel.presence import holds_policies
+from .parts import Parts
+from .surface.systemd import Systemd
+
+#: When to report to the service manager that the agent is ready although the API server has not answered.
+PATIENCE_SECONDS = 10.0
+
+
+class Readiness:
+    """Reports to the service manager that the agent is ready: Services are served and network policies in force.
+
+    A table of policies from an earlier run is in force until it is replaced. Without one, what the API server does not
+    list in time is read from the copy on disk. After ``PATIENCE_SECONDS`` the agent is ready in any case, since a node
+    whose Pods cannot be listed must start nevertheless.
+
+    ``sent``: whether it has been reported.
+    """
+
+    def __init__(self, parts: Parts, systemd: Systemd) -> None:
+        self.sent = False
+        self._parts = parts
+        self._systemd = systemd
+        self._served = False
+        self._protected = True
+        self._waits_for_lists = False
+        self._timer = parts.timers.add("report that the agent is ready", self._patience_ended)
+
+    def start(self) -> None:
+        """Begin to count the time."""
+        self._timer.start(PATIENCE_SECONDS)
+        if self._parts.settings.policies:
+            self._protected = self._holds_policies()
+            self._waits_for_lists = not self._protected
+
+    def _holds_policies(self) -> bool:
+        """Return whether an earlier process left policies in force."""
+        try:
+            return holds_policies()
+        except KernelError as error:
+            self._parts.log.debug("cannot determine whether the kernel enforces network policies", error=error)
+            return False
+
+    def served(self) -> None:
+        """Record that static Services are served, or all."""
+        self._served = True
+        self.look()
+
+    @property
+    def waits_for_lists(self) -> bool:
+        """Whether to call :meth:`fill` again soon, since a request that fails wakes nothing."""
+        return self._waits_for_lists
+
+    def fill(self) -> None:
+        """Fill in from the copy on disk what policies need and the API server does not list in time."""
+        if self._waits_for_lists:
+            settings = self._parts.settings.configuration.node_proxy.network_policy
+            self._waits_for_lists = not self._parts.source.use_policies_if_late(policy_kinds(settings))
+
+    def look(self) -> None:
+        """Report that the agent is ready if it now is; to be called after each sync of policies."""
+        if self._served and not self.sent and self._enforces():
+            self._send()
+
+    def _enforces(self) -> bool:
+        """Return whether policies are in force, or none are wanted."""
+        return self._protected or not self._parts.settings.policies or self._parts.policy.in_force
+
+    def _patience_ended(self) -> None:
+        if not self._enforces():
+            self._parts.log.warning(
+                "network policies are not in force yet: pods that start now are open until the objects are known",
+                reason=self._parts.policy.status().get("error") or "waiting for the API server",
+            )
+        self._send()
+
+    def _send(self) -> None:
+        if not self.sent:
+            self.sent = True
+            self._timer.cancel()
+            self._systemd.ready()
