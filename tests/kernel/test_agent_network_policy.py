@@ -120,6 +120,12 @@ def test_a_refused_version_of_a_policy_does_not_replace_a_valid_one(node):
     node.store.put(pod("late", "10.244.0.6", {"app": "db"}))
     wait_for(lambda: "10.244.0.6" in elements("isolated-in4"), 30)
     assert isolated() and granted()
+    # After a restart the agent knows the valid version from its copy on disk.
+    for _start in range(2):
+        node.stop()
+        node.start()
+        wait_for(lambda: node.status()["networkPolicy"]["inForce"], 30)
+        assert isolated() and granted() and "its version on disk remains in force" in node.log
 
 
 def test_the_table_is_removed_when_policies_are_disabled(node):

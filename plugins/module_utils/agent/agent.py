@@ -324,7 +324,7 @@ class Agent:
 
     def _apply(self, batch: Batch) -> None:
         view = self.source.view
-        services, slices, families = view.apply(batch)
+        services, slices, families = self.source.apply(batch)
         if services:
             self.parts.metrics.service_changes.inc(services)
             self.parts.metrics.service_changes_pending.set(view.pending_services)

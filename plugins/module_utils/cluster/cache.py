@@ -81,15 +81,21 @@ class CacheFile(NamedTuple):
         """
         if self.listed is not None:
             return self.listed
-        found = {key.kind for key, _text in self._keyed()}
+        found = {key.kind for key, _text in self._keyed(self.texts())}
         return frozenset(found.union(KEPT_KINDS) if found >= {"Pod", "Namespace"} else found)
 
-    def texts_of(self, wanted: Callable[[ObjectKey], bool]) -> Iterator[bytes]:
-        """Yield each object whose key is wanted, as :meth:`texts` does. Raises SnapshotError."""
-        return (text for key, text in self._keyed() if wanted(key))
+    def texts_of(self, wanted: Callable[[ObjectKey], bool], parts: AbstractSet[str]) -> Iterator[bytes]:
+        """Yield each object whose key is wanted, as :meth:`texts` does. Raises SnapshotError.
 
-    def _keyed(self) -> Iterator[Tuple[ObjectKey, bytes]]:
-        for text in self.texts():
+        ``parts``: kinds or names of which each wanted object has one. Objects without any of them are not parsed,
+        which would take most of the time.
+        """
+        written = [json.dumps(part).encode() for part in parts]
+        candidates = (text for text in self.texts() if any(part in text for part in written))
+        return (text for key, text in self._keyed(candidates) if wanted(key))
+
+    def _keyed(self, texts: Iterable[bytes]) -> Iterator[Tuple[ObjectKey, bytes]]:
+        for text in texts:
             try:
                 raw = parse_json(text)
             except ValueError as error:

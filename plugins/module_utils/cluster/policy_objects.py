@@ -55,6 +55,12 @@ class PolicyObjects:
         else:
             _put(self.cluster_policies, item.name, item, self.changes.cluster_policies)
 
+    def holds(self, key: ObjectKey) -> bool:
+        """Return whether there is a policy with this key."""
+        if key.kind == "NetworkPolicy":
+            return NamespacedName(key.namespace, key.name) in self.policies
+        return key.kind == "ClusterNetworkPolicy" and key.name in self.cluster_policies
+
     def remove(self, key: ObjectKey) -> None:
         """Delete an object if it is of a kind that is kept here."""
         named = NamespacedName(key.namespace, key.name)

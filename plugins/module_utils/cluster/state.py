@@ -195,6 +195,10 @@ class ClusterState:
             return _NOTHING
         return self._remove(key)
 
+    def keeps_earlier(self, key: ObjectKey) -> bool:
+        """Return whether an earlier version of an object is in force because the latest one was refused."""
+        return key in self._refusals and key.kind in KEPT_KINDS and self.policy.holds(key)
+
     def delete(self, raw: Any) -> FrozenSet[NamespacedName]:
         """Remove a raw object (only kind, namespace and name are read) and return the Services affected."""
         return self.remove(object_key(raw))

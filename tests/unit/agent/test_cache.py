@@ -20,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache impor
     read_cache,
     write_cache,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
 
 OBJECTS = [{"kind": "Service", "metadata": {"name": f"s{number}", "namespace": "d"}} for number in range(50)]
@@ -146,3 +147,13 @@ def test_lines_that_are_no_list_of_objects_are_refused(tmp_path, payload, reason
     (tmp_path / "file").write_bytes(json.dumps({**header, "lines": True}).encode() + b"\n" + packed)
     with pytest.raises(SnapshotError, match=reason):
         texts(str(tmp_path / "file"))
+
+
+def test_objects_are_selected_by_their_key_and_others_are_not_parsed(path):
+    named = {"kind": "Service", "metadata": {"name": "s7", "namespace": "other"}}
+    write_cache(path, [*ENCODED, json.dumps(named).encode(), b"{no JSON}"], KINDS)
+    key = ObjectKey("Service", "d", "s7")
+    assert list(open_cache(path).texts_of({key}.__contains__, {"s7"})) == [ENCODED[7]]
+    assert len(list(open_cache(path).texts_of(lambda key: key.kind == "Service", {"Service"}))) == 51
+    with pytest.raises(SnapshotError, match="cannot be read"):
+        list(open_cache(path)._keyed(open_cache(path).texts()))

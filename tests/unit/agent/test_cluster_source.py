@@ -5,83 +5,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 from types import SimpleNamespace
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluster_source import ClusterSource
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import FirstObjects
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import open_cache, read_cache, write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
-    CLUSTER_NETWORK_POLICIES,
-    NAMESPACES,
     NETWORK_POLICIES,
-    PODS,
 )
-
-NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
-SERVICE = {
-    "apiVersion": "v1",
-    "kind": "Service",
-    "metadata": {"namespace": "d", "name": "kept"},
-    "spec": {"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"], "ports": [{"port": 80, "protocol": "TCP"}]},
-}
-KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR")
-POLICIES = (PODS, NAMESPACES, NETWORK_POLICIES, CLUSTER_NETWORK_POLICIES)
-POLICY_KINDS = tuple(resource.kind for resource in POLICIES)
-POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "d", "name": "web"}}
-NAMESPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "d"}}
-POLICY = {
-    "apiVersion": "networking.k8s.io/v1",
-    "kind": "NetworkPolicy",
-    "metadata": {"namespace": "d", "name": "kept"},
-    "spec": {"podSelector": {}},
-}
-
-
-class Bench:
-    """A source whose threads never start, with a manual clock and a server that has one Node."""
-
-    def __init__(self, path="", node_required=False):
-        self.now = 1000.0
-        self.started = []
-        self.text = io.StringIO()
-        log = Log(self.text)
-        self.source = ClusterSource(
-            connect=self.connect,
-            deliver=lambda batch: None,
-            supervisor=SimpleNamespace(start=lambda name, *_body: self.started.append(name)),
-            keeper=CacheKeeper(str(path), log),
-            log=log,
-            node_required=lambda: node_required,
-            clock=lambda: self.now,
-        )
-
-    def connect(self, expect, timeout=30.0):
-        def items(_resource, selector, reduce):
-            return SimpleNamespace(items=[reduce(NODE)] if selector == "metadata.name=n1" else [])
-
-        return SimpleNamespace(list=items, close=lambda: None, interrupt=lambda: None)
-
-    def reflector(self, kind):
-        (found,) = [each for each in self.source.reflectors if each.resource.kind == kind]
-        return found
-
-    def list(self, *kinds):
-        for kind in kinds:
-            self.source.view.apply(Batch(kind, [], [], True))
-
-
-def names(view, kind):
-    return [(key.namespace, key.name) for key in view.keys(kind)]
+from tests.unit.agent.source_bench import KINDS, NODE, SERVICE, Bench, names
 
 
 @pytest.fixture
@@ -341,139 +279,3 @@ def test_objects_of_a_collection_that_is_not_followed_any_more_are_forgotten(lis
     known = bench.source.reflectors[-1].known
     view.apply(known.replace([known.listed(policies[1])]))
     assert [key.name for key in view.state.policy.policies] == ["kept"]
-
-
-def saved(path, *objects):
-    """Save a cluster in which every kind is known and these are all objects, as an agent that follows policies does."""
-    bench = Bench(path)
-    bench.source.start("n1", serving=True, others=POLICIES)
-    for item in objects:
-        bench.source.view.apply(Batch(item["kind"], [item], []))
-    bench.list(*KINDS, *POLICY_KINDS)
-    bench.source.stop()
-    return path
-
-
-@pytest.mark.parametrize("policies", [(), (POLICY,)], ids=["none", "without-cluster-policies"])
-def test_a_kind_without_any_object_is_known_from_the_copy_on_disk(tmp_path, policies):
-    """Otherwise no policy is enforced after a boot without the API server if there is no ClusterNetworkPolicy."""
-    bench = Bench(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, *policies))
-    bench.source.start("n1", serving=False, others=POLICIES)
-    assert bench.source.use_cache()
-    assert bench.source.view.known >= set(POLICY_KINDS)
-    assert len(bench.source.view.state.policy.policies) == len(policies)
-
-
-def test_the_copy_on_disk_is_written_again_when_a_kind_without_objects_is_known(tmp_path):
-    path = tmp_path / "kept"
-    bench = Bench(path)
-    bench.source.start("n1", serving=True, others=POLICIES)
-    bench.list(*KINDS, *POLICY_KINDS[:3])
-    assert bench.source.save() and not bench.source.is_unsaved
-    bench.list("ClusterNetworkPolicy")
-    assert bench.source.is_unsaved
-    bench.source.keeper._writing = False
-    bench.source.stop()
-    assert open_cache(str(path)).kinds() == {*KINDS, *POLICY_KINDS}
-
-
-def test_what_is_not_followed_is_not_taken_from_the_copy_on_disk(tmp_path):
-    """Nothing would ever update or remove it."""
-    bench = Bench(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, POLICY))
-    bench.source.start("n1", serving=False)
-    assert bench.source.use_cache()
-    assert names(bench.source.view, "Service") and not names(bench.source.view, "Pod")
-    assert not bench.source.view.known & set(POLICY_KINDS)
-
-
-def late(path, listed=("Pod",)):
-    """Return a bench whose server has answered for Services, and for the policies only some kinds."""
-    bench = Bench(path)
-    bench.source.start("n1", serving=False, others=POLICIES)
-    bench.source.follow_all()
-    bench.list(*KINDS, *listed)
-    for kind in POLICY_KINDS:
-        bench.reflector(kind).requested_at = bench.now
-    return bench
-
-
-def test_policies_are_taken_from_the_copy_on_disk_if_the_server_is_late_with_them(tmp_path):
-    bench = late(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, POLICY))
-    needed = frozenset((*POLICY_KINDS, "Node"))
-    bench.now += cluster_source.POLICY_PATIENCE_SECONDS - 0.1
-    assert not bench.source.use_policies_if_late(needed) and not bench.source.view.from_disk
-    bench.now += 0.2
-    assert bench.source.use_policies_if_late(needed) and bench.source.view.known >= needed
-    assert len(bench.source.view.state.policy.policies) == 1
-    # What the server has listed is newer.
-    assert names(bench.source.view, "Pod") == names(bench.source.view, "Service") == []
-    assert "using pods and network policies kept on disk" in bench.text.getvalue() and not bench.source.from_cache
-    known = bench.reflector("NetworkPolicy").known
-    bench.source.view.apply(known.replace([]))
-    assert not bench.source.view.state.policy.policies
-
-
-def test_a_request_for_policies_that_fails_ends_the_patience(tmp_path):
-    bench = late(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE), ("Pod", "Namespace", "NetworkPolicy"))
-    needed = frozenset(POLICY_KINDS)
-    bench.reflector("Pod").error = "listed before"
-    assert not bench.source.use_policies_if_late(needed)
-    bench.reflector("ClusterNetworkPolicy").error = "not allowed"
-    assert bench.source.use_policies_if_late(needed) and bench.source.view.known >= needed
-
-
-def test_there_is_nothing_to_wait_for_once_policies_are_known_or_without_a_copy_on_disk(tmp_path):
-    bench = late(saved(tmp_path / "kept", SERVICE, POD), POLICY_KINDS)
-    assert bench.source.use_policies_if_late(frozenset(POLICY_KINDS)) and not bench.source.view.from_disk
-    bench = late(tmp_path / "absent")
-    assert bench.source.use_policies_if_late(frozenset(POLICY_KINDS)) and not bench.source.view.from_disk
-
-
-def kept_names(path):
-    return {item["kind"]: item["metadata"]["name"] for item in read_cache(str(path)).objects}
-
-
-@pytest.mark.parametrize("stopped", [True, False], ids=["stop", "save"])
-def test_what_is_not_listed_yet_remains_in_the_copy_on_disk(tmp_path, stopped):
-    """A list of Pods that fails must not cost the next boot its policies, nor keep Services from being saved."""
-    path = saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, POLICY)
-    bench = Bench(path)
-    bench.source.start("n1", serving=True, others=POLICIES)
-    newer = {**SERVICE, "metadata": {"namespace": "d", "name": "newer"}}
-    bench.source.view.apply(Batch("Service", [newer], [], True))
-    bench.source.view.apply(Batch("Namespace", [], [], True))
-    bench.list(*KINDS[1:])
-    if stopped:
-        bench.source.stop()
-    else:
-        assert bench.source.save()
-        bench.source.keeper._waiting.put(None)
-        bench.source.keeper.run(SimpleNamespace(idle=lambda: None, busy=lambda _seconds: None))
-    assert kept_names(path) == {"Service": "newer", "Pod": "web", "NetworkPolicy": "kept"}
-    assert open_cache(str(path)).kinds() == {*KINDS, *POLICY_KINDS}
-
-
-def test_nothing_is_carried_over_once_policies_are_disabled_or_if_the_copy_on_disk_is_damaged(tmp_path):
-    path = saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, POLICY)
-    for others in ((), POLICIES):
-        bench = Bench(path)
-        bench.source.start("n1", serving=True, others=others)
-        bench.list(*KINDS)
-        bench.source.stop()
-        assert kept_names(path) == {} and open_cache(str(path)).kinds() == set(KINDS)
-        path.write_bytes(b"damaged")
-
-
-def test_the_node_that_was_read_replaces_the_one_that_is_carried_over(tmp_path):
-    node = {**NODE, "spec": {"podCIDRs": ["10.1.0.0/24"]}}
-    path = saved(tmp_path / "kept", node)
-    bench = Bench(path)
-    bench.source.start("n1", serving=True)
-    bench.source.read_node("n1")
-    bench.list("Service", "EndpointSlice", "ServiceCIDR")
-    bench.now += cluster_source.NODE_PATIENCE_SECONDS + 1
-    bench.source.stop()
-    assert len(read_cache(str(path)).objects) == 2
-    bench = Bench(path)
-    bench.source.start("n1", serving=False)
-    assert bench.source.use_cache() and bench.source.view.state.nodes["n1"].pod_cidrs == ()

@@ -11,6 +11,7 @@ from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Optional, 
 
 from ...cluster.api import ApiClient
 from ...cluster.parsing.prune import prune
+from ...cluster.policy_objects import KEPT_KINDS
 from ...cluster.resource_types import (
     CLUSTER_NETWORK_POLICIES,
     ENDPOINT_SLICES,
@@ -19,15 +20,17 @@ from ...cluster.resource_types import (
     SERVICES,
     ResourceType,
 )
+from ...errors import Refusal
 from ..supervision import Supervisor, Task
 from ..surface.log import Log
 from ..timers import monotonic
 from .first_services import FirstObjects, FirstServices, is_first
 from .keeper import CacheKeeper
 from .known import Batch
+from .packed import parsed_items
 from .reflector import Reflector
 from .room import UNLIMITED, Room
-from .view import ClusterView
+from .view import Applied, ClusterView
 
 #: How long the API server may take to answer before the state kept on disk is programmed, counted from the first
 #: request: on a node that serves nothing yet (where a request that fails ends the wait), and on one whose kernel may
@@ -201,6 +204,25 @@ class ClusterSource:
     def _followed(self) -> FrozenSet[str]:
         """The kinds of the collections that are followed."""
         return frozenset(reflector.resource.kind for reflector in self.reflectors)
+
+    def apply(self, batch: Batch) -> Applied:
+        """Apply a reflector's changes to the view, and return their effect."""
+        if batch.listed and batch.kind in KEPT_KINDS and batch.kind not in self.view.known:
+            self._restore_earlier(batch)
+        return self.view.apply(batch)
+
+    def _restore_earlier(self, first: Batch) -> None:
+        """Put the version on disk into the view of each policy whose version in the first list is refused.
+
+        It was in force before this start, and remains so until the policy is deleted or valid again.
+        """
+        refused = {parsed.key for parsed, _item in parsed_items(first.changed) if isinstance(parsed.value, Refusal)}
+        if not refused:
+            return
+        self.view.apply(Batch(first.kind, self.keeper.earlier(refused), []), whole=True)
+        for key in sorted(filter(self.view.state.policy.holds, refused)):
+            name = f"{key.namespace}/{key.name}".lstrip("/")
+            self._log.warning("a policy is refused; its version on disk remains in force", kind=key.kind, policy=name)
 
     def leave(self, url: str) -> None:
         """End the requests to an API server that has failed; the only method that other threads may call."""

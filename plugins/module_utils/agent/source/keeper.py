@@ -12,6 +12,7 @@ import time
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
 
 from ...cluster.cache import open_cache, write_cache
+from ...cluster.parsing.objects import ObjectKey
 from ...errors import SnapshotError
 from ..supervision import Task
 from ..surface.log import Log
@@ -98,6 +99,15 @@ class CacheKeeper:
             return {}
         return found
 
+    def earlier(self, keys: AbstractSet[ObjectKey]) -> Packed:
+        """Return the objects with these keys as the file has them, parsed; nothing if it is absent or damaged."""
+        found = Packed()
+        with contextlib.suppress(SnapshotError, ValueError):
+            texts = open_cache(self._path).texts_of(keys.__contains__, {key.name for key in keys})
+            for _key, item in items_of(texts, {key.kind for key in keys}):
+                found.append(item)
+        return found
+
     def is_behind(self, view: ClusterView, followed: AbstractSet[str]) -> bool:
         """Return whether the file should be written. ``followed``: the kinds that it should have."""
         return bool(self._path) and _state(view, followed) != self._submitted
@@ -154,7 +164,7 @@ class CacheKeeper:
             with contextlib.suppress(SnapshotError):
                 file = open_cache(self._path)
                 kinds = missing & file.kinds()
-                return _Carried(kinds, file.texts_of(lambda key: key.kind in kinds))
+                return _Carried(kinds, file.texts_of(lambda key: key.kind in kinds, kinds))
         return _Carried(frozenset(), ())
 
 

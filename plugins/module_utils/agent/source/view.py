@@ -142,6 +142,10 @@ class ClusterView:
             affected |= self._put_back(parsed.key)
             self.held_back.add(parsed.key)
             return affected
+        if self.state.keeps_earlier(parsed.key):
+            # The copy on disk must have it as well: a restart knows no other version that is in force.
+            self.held_back.discard(parsed.key)
+            return affected
         growth = self._store(parsed.key, item.packed, item.size)
         if listed:
             self._room.applied(parsed.key.kind, growth)
