@@ -137,7 +137,7 @@ class _Convergence:
         if not request.check:
             if mode.serves:
                 self._delete_stale_conntrack(configuration, families)
-            self._cut_connections(configuration, view)
+            self._cut_connections(configuration)
         witness.end(self._observed(mode, view))
         return self._report(chosen, view.name, contexts, families)
 
@@ -188,7 +188,7 @@ class _Convergence:
         self.warnings += policy_warnings(policy)
         return [policy_stage(policy, settings, self.handles, self.request.check)]
 
-    def _cut_connections(self, configuration: KubeProxyConfiguration, view: NodeView) -> None:
+    def _cut_connections(self, configuration: KubeProxyConfiguration) -> None:
         """Cut connections that a change of policies no longer allows, if so configured.
 
         The policies are in force without it, so a failure only causes a warning.
@@ -200,7 +200,7 @@ class _Convergence:
         from .policy import cut_denied
 
         try:
-            self.conntrack_deleted += cut_denied(self.policy, view.addresses)
+            self.conntrack_deleted += cut_denied(self.policy)
         except KernelError as error:
             self.warnings.append(str(error))
 

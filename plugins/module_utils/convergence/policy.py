@@ -14,6 +14,7 @@ from ..addresses import FAMILIES, Network, networks_of, packed, unpacked
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cut_connections
+from ..kernel.facts import interface_addresses
 from ..networkpolicy.coverage import unselected_pods, unused_policies
 from ..networkpolicy.matching.owners import Address, counts
 from ..networkpolicy.node_policy import NodePolicy
@@ -123,13 +124,14 @@ def policy_stage(
     return Stage(resource, desired_table(policy.table.rows, policy_options(settings)))
 
 
-def cut_denied(policy: NodePolicy, addresses: Iterable[Tuple[str, str]]) -> int:
+def cut_denied(policy: NodePolicy) -> int:
     """Delete connection tracking entries of connections that policies no longer allow; return how many.
 
-    ``addresses``: of the node, whose own connections to its pods are always allowed. Raises KernelError.
+    The node's own connections to its pods are always allowed, from any of its addresses (network policy contract,
+    section 3.2): one to a cluster IP that is on a device of the proxy comes from that address. Raises KernelError.
     """
     judge = policy.judge()
-    own = set(raw_addresses(addresses))
+    own = set(raw_addresses((item.interface, item.address) for item in interface_addresses()))
 
     def denied(connection: Connection) -> bool:
         if connection.source in own or not any(map(judge.is_policed, connection[:2])):

@@ -9,7 +9,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.failures import MOST_FAILURES
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Known
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import packed_texts, text_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import items_of, text_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.notices import MOST_NAMED
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
@@ -294,7 +294,7 @@ def test_an_object_whose_parsing_fails_is_refused(monkeypatch):
     )
     assert set(bench.view.state.services) == {("d", "s1"), ("d", "s3")}
     assert Known("Service").listed(service("s2", 2), lambda _key: 0).item is not None
-    assert len(packed_texts([text_of(service("s2", 2))])["Service"]) == 1
+    assert len(list(items_of([text_of(service("s2", 2))], {"Service"}))) == 1
 
 
 def test_a_change_by_another_program_is_repaired_after_a_sync_that_failed(monkeypatch):

@@ -21,8 +21,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
     NetworkPolicySettings,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import policy as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_findings
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import Connection
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import InterfaceAddress
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
 
@@ -116,6 +119,49 @@ def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeyp
     assert kernel.entries and not ranges(), "pods of the node have other addresses"
 
 
+def test_addresses_of_unknown_pods_are_denied_while_the_node_is_registered_again(kernel, monkeypatch):
+    monkeypatch.setattr(policy, "policy_findings", policy_findings)
+    view = ClusterView()
+    objects = cases.steps("default-deny-ingress")[0].objects
+    for item in objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS | {"Node"}
+    sync = follower(kernel, view, unknown_pods="deny")
+    sync.sync(())
+    before = dict(kernel.entries)
+    assert any(key[:2] == ("element", "pod-ranges4") for key in before)
+    node = next(item for key, item in objects.items() if key[0] == "Node" and key[2] == "node1")
+    for without in (lambda: view.state.delete(node), lambda: view.state.upsert({**node, "spec": {}})):
+        without()
+        sync.sync(())
+        assert kernel.entries == before and kernel.observed == 1
+    view.state.upsert(node)
+    sync.sync(())
+    assert kernel.entries == before and kernel.observed == 1
+    sync.configure(NetworkPolicySettings(enabled=True), "node1")
+    sync.sync(())
+    assert not any(key[:2] == ("element", "pod-ranges4") for key in kernel.entries)
+
+
+def test_connections_from_any_address_of_the_node_are_not_cut(monkeypatch):
+    """In ipvs mode, one of the node to a cluster IP comes from that address, which is on the device of the proxy."""
+    state = ClusterView().state
+    for item in cases.steps("default-deny-ingress")[0].objects.values():
+        state.upsert(item)
+    found = convergence.node_policy(state, NetworkPolicySettings(enabled=True), "node1", ())
+    own = next(row[2] for row in found.table.rows if row[:2] == ("isolated", "in") and len(row[2]) == 4)
+    addresses = [InterfaceAddress("kube-ipvs0", "10.96.0.1", 32, "global")]
+    denied = []
+    monkeypatch.setattr(convergence, "interface_addresses", lambda: addresses)
+    monkeypatch.setattr(convergence, "cut_connections", lambda family, predicate: denied.append(predicate) or 0)
+    convergence.cut_denied(found)
+    from_vip = Connection(bytes((10, 96, 0, 1)), own, 6, 80, b"")
+    assert not denied[0](from_vip)
+    addresses.clear()
+    convergence.cut_denied(found)
+    assert denied[-1](from_vip)
+
+
 def test_what_a_new_state_replaces_is_collected(kernel):
     view = ClusterView()
     objects = cases.steps("default-deny-ingress")[0].objects
@@ -176,7 +222,7 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
 def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_complete(kernel, monkeypatch):
     monkeypatch.setattr(policy, "node_policy", partial(_in_portions, 1))
     judged: List[int] = []
-    monkeypatch.setattr(policy, "cut_denied", lambda _policy, _addresses: judged.append(len(kernel.applied)) or 0)
+    monkeypatch.setattr(policy, "cut_denied", lambda _policy: judged.append(len(kernel.applied)) or 0)
     view = ClusterView()
     objects = cases.steps("named-ports-egress")[0].objects
     isolated = [item for item in objects.values() if item["kind"] == "Pod" and item["spec"].get("nodeName") == "node1"]

@@ -49,3 +49,26 @@ def test_a_rule_with_the_supported_peer_alone_works():
     judge = NodePolicy("node1", state.policy, cluster_policies=True).judge()
     assert judge.allows(packed("10.244.1.11"), packed("203.0.113.7"), 6, 443) and not state.skipped
     assert not judge.allows(packed("10.244.1.11"), packed("198.51.100.1"), 6, 443)
+
+
+def judged(direction, rules):
+    """Return the parts that are skipped of a policy with these rules, and whether it denies egress to an address."""
+    spec = {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, direction: rules}
+    policy = {"kind": "ClusterNetworkPolicy", "metadata": {"name": "edge"}, "spec": spec}
+    state = ClusterState.from_objects([{"kind": "Namespace", "metadata": {"name": "shop"}}, POD, policy])
+    assert not state.refusals
+    judge = NodePolicy("node1", state.policy, cluster_policies=True).judge()
+    return list(map(str, state.skipped)), not judge.allows(packed("10.244.1.11"), packed("198.51.100.1"), 6, 443)
+
+
+def test_more_rules_than_the_api_server_accepts_today_are_all_in_force():
+    rules = [{"action": "Accept", "to": [{"networks": [f"203.0.{number}.0/24"]}]} for number in range(40)]
+    assert judged("egress", [*rules, DENY_REST]) == ([], True)
+
+
+@pytest.mark.parametrize("rules", [{"action": "Accept"}, "all", 7])
+def test_rules_that_are_no_list_deny_everything_in_their_direction(rules):
+    (skipped,), denied = judged("egress", rules)
+    assert denied and skipped.startswith("ClusterNetworkPolicy edge: spec.egress: ")
+    (skipped,), denied = judged("ingress", rules)
+    assert not denied and skipped.startswith("ClusterNetworkPolicy edge: spec.ingress: ")

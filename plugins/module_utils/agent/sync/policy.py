@@ -19,6 +19,7 @@ from ...cluster.model import NamespacedName
 from ...configuration.sections.network_policy import (
     ALLOW,
     CUT,
+    DENY,
     NetworkPolicySettings,
     policy_kinds,
 )
@@ -247,7 +248,7 @@ class PolicySync:
         objects = self._view.state.policy
         changed = bool(objects.changes) or addresses != self._addresses
         # A Node may get its ranges some time after it was created.
-        ranges = pod_ranges(self._view.state, self._settings, self._node_name)
+        ranges = self._current_ranges()
         fresh = self._policy is None or ranges != self._ranges
         if self._policy is None or fresh:
             objects.pop_changes()
@@ -280,6 +281,15 @@ class PolicySync:
             # Events come first: a new pod is isolated before the grants of an earlier pod are complete.
             self._rest.start(0)
         self._denied.report(objects, self._policy, self._effective.cluster_policies)
+
+    def _current_ranges(self) -> Tuple[Network, ...]:
+        """Return the node's pod ranges; the last ones while its Node is gone or has none, to deny what they deny."""
+        ranges = pod_ranges(self._view.state, self._settings, self._node_name)
+        if ranges or not self._ranges or self._settings.unknown_pods != DENY or self._policy is None:
+            return ranges
+        text = "the Node has no pod CIDRs; addresses of unknown pods are still denied in its last ones"
+        self._limited.warning("ranges", text, node=self._node_name)
+        return self._ranges
 
     def _notice_changes(self) -> None:
         """Notice changes of the table by other programs."""
@@ -320,7 +330,7 @@ class PolicySync:
         if self._settings.established_connections != CUT:
             return
         try:
-            count = cut_denied(policy, self._addresses)
+            count = cut_denied(policy)
         except KernelError as error:
             self._limited.warning("cut", "connections that are no longer allowed cannot be cut", error=error)
             return
