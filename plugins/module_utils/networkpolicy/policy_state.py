@@ -162,7 +162,7 @@ class PolicyState:
                 self._pods[key] = now
                 self._of_namespace.setdefault(key.namespace, set()).add(key)
             elif before is not None:
-                self._of_namespace[key.namespace].discard(key)
+                _discard(self._of_namespace, key.namespace, key)
             affected = {key, *self.owners.owners_of(before), *self.owners.owners_of(now)}
             moved = self.owners.replace(before, now)
             self.pod_ranges.follow(moved, self.owners.owners)
@@ -178,13 +178,14 @@ class PolicyState:
     def _follow_policies(self, changes: PolicyChanges, work: _Work) -> None:
         namespaces = set()
         for key in changes.policies:
-            policies = self._policies.setdefault(key.namespace, {})
+            self.compiler.policy_changed(key)
             policy = self._objects.policies.get(key)
-            if policy is None:
-                policies.pop(key.name, None)
-                self.compiler.policy_removed(key)
-            else:
-                policies[key.name] = policy
+            if policy is not None:
+                self._policies.setdefault(key.namespace, {})[key.name] = policy
+            elif key.namespace in self._policies:
+                self._policies[key.namespace].pop(key.name, None)
+                if not self._policies[key.namespace]:
+                    del self._policies[key.namespace]
             namespaces.add(key.namespace)
         if changes.cluster_policies and self._cluster_policies:
             work.local.update(self.local)
@@ -366,6 +367,14 @@ class PolicyState:
             entry.members.discard(key)
         for entry in content.peers - before.peers:
             entry.members.add(key)
+
+
+def _discard(table: Dict[str, Set[NamespacedName]], namespace: str, key: NamespacedName) -> None:
+    """Remove a key, and a namespace without keys: clusters create and delete namespaces without end."""
+    keys = table.get(namespace, set())
+    keys.discard(key)
+    if not keys:
+        table.pop(namespace, None)
 
 
 def _pair_key(pair: Tuple[Subject, Address]) -> Tuple[str, str, Address]:

@@ -53,8 +53,8 @@ class RuleCompiler:
         self.too_large[policy.key, direction] = reason
         return ()
 
-    def policy_removed(self, key: NamespacedName) -> None:
-        """Drop the reason why a NetworkPolicy that no longer exists was too large."""
+    def policy_changed(self, key: NamespacedName) -> None:
+        """Drop the reason why a NetworkPolicy was too large; its new version may not be, or select no pod."""
         for direction in DIRECTIONS:
             self.too_large.pop((key, direction), None)
 

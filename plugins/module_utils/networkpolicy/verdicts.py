@@ -32,6 +32,8 @@ from .budget import PolicySide
 from .matching.owners import Address, AddressOwners
 
 _FROM, _TO = "from", "to"
+#: The reason why traffic of a pod to its own address is allowed, which no tier judges: it does not leave the pod.
+ITSELF = "a pod always reaches itself"
 
 
 class Flow(NamedTuple):
@@ -107,7 +109,7 @@ class Verdicts:
     ) -> SideVerdict:
         names = tuple(str(policy.key) for policy in isolating)
         if itself:
-            return SideVerdict(True, "a pod always reaches itself", isolated_by=names)
+            return SideVerdict(True, ITSELF, isolated_by=names)
         misses: List[str] = []
         for policy in isolating:
             too_large = self._too_large.get((policy.key, direction))

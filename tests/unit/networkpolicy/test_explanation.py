@@ -190,6 +190,19 @@ def test_cluster_policies_are_named_by_tier_and_rule():
     assert explained("bank/web", "shop/other:80", objects=[*OBJECTS, admin])["allowed"], "not enforced here"
 
 
+def test_a_pod_reaches_itself_unless_through_a_service():
+    deny = [{"action": "Deny", "from": [{"namespaces": {}}]}]
+    spec = {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "ingress": deny}
+    more = {
+        "tiers": True,
+        "objects": [*OBJECTS, {"kind": "ClusterNetworkPolicy", "metadata": {"name": "x"}, "spec": spec}],
+    }
+    shown = text("shop/web", "shop/web:80", **more)
+    assert "ingress of shop/web: allowed: a pod always reaches itself" in shown
+    endpoint = Resolved("10.244.2.11", 80, "tcp", "shop/front")
+    assert not explained("shop/web", "10.96.0.9:80", endpoints=[endpoint], **more)["allowed"]
+
+
 @pytest.mark.parametrize(
     ("source", "destination", "said"),
     [

@@ -17,27 +17,26 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpo
 from tests.netpol.interpreter import Interpreter
 from tests.netpol.oracle import Packet
 
+POD = {
+    "kind": "Pod",
+    "metadata": {"namespace": "shop", "name": "db", "labels": {"app": "db"}},
+    "spec": {"nodeName": "node1"},
+    "status": {"phase": "Running", "podIPs": [{"ip": "10.244.1.11"}]},
+}
+
+
+def network_policy(name, rules, selector=None):
+    return {
+        "kind": "NetworkPolicy",
+        "metadata": {"namespace": "shop", "name": name},
+        "spec": {"podSelector": selector or {}, "policyTypes": ["Ingress"], "ingress": rules},
+    }
+
 
 def cluster(*ingress):
-    address = "10.244.1.11"
-    pod = {
-        "kind": "Pod",
-        "metadata": {"namespace": "shop", "name": "db", "labels": {"app": "db"}},
-        "spec": {"nodeName": "node1"},
-        "status": {"phase": "Running", "podIPs": [{"ip": address}]},
-    }
-    policies = [
-        {
-            "kind": "NetworkPolicy",
-            "metadata": {"namespace": "shop", "name": name},
-            "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": rules},
-        }
-        for name, rules in (
-            ("hostile", list(ingress)),
-            ("other", [{"from": [{"ipBlock": {"cidr": "203.0.113.0/24"}}], "ports": [{"port": 80}]}]),
-        )
-    ]
-    state = ClusterState.from_objects([pod, *policies])
+    other = [{"from": [{"ipBlock": {"cidr": "203.0.113.0/24"}}], "ports": [{"port": 80}]}]
+    policies = [network_policy("hostile", list(ingress)), network_policy("other", other)]
+    state = ClusterState.from_objects([POD, *policies])
     assert not state.refusals and not state.skipped
     return NodePolicy("node1", state.policy)
 
@@ -102,3 +101,34 @@ def test_twenty_thousand_ranges_work():
     assert policy_warnings(policy) == []
     inside = ranges[12345].partition("/")[0]
     assert allowed(policy, inside, 8080) and not allowed(policy, "255.255.255.254", 8080)
+
+
+@pytest.mark.parametrize("selector", [{}, {"matchLabels": {"app": "no such pod"}}])
+def test_a_policy_that_is_no_longer_too_large_is_no_longer_named(selector):
+    rules = [{**except_one(number), "ports": [{"port": number + 1}]} for number in range(1200)]
+    state = ClusterState.from_objects([POD, network_policy("hostile", rules)])
+    policy = NodePolicy("node1", state.policy)
+    assert policy.too_large
+    state.policy.pop_changes()
+    state.upsert(network_policy("hostile", [], selector))
+    policy.update(state.policy.pop_changes())
+    assert not policy.too_large
+
+
+def test_nothing_is_kept_of_namespaces_that_are_gone():
+    state = ClusterState.from_objects([POD])
+    policy = NodePolicy("node1", state.policy)
+    peers = {"from": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]}
+    sizes = []
+    for number in range(3):
+        name = f"ci-{number}"
+        namespace = {"kind": "Namespace", "metadata": {"name": name, "labels": {"team": "a"}}}
+        pod = {**POD, "metadata": {"namespace": name, "name": "db"}, "status": {"podIPs": [{"ip": "10.244.1.12"}]}}
+        made = [namespace, pod, {**network_policy("web", [peers]), "metadata": {"namespace": name, "name": "web"}}]
+        for change in (state.upsert, state.delete):
+            for item in made:
+                change(item)
+            policy.update(state.policy.pop_changes())
+        found = policy._state
+        sizes.append([len(found._of_namespace), len(found._policies), len(found.peers._selected)])
+    assert sizes == [[1, 0, 0]] * 3

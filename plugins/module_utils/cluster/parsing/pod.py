@@ -8,11 +8,10 @@ Everything but the identity is read leniently: a pod that is skipped would not b
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from ...addresses import canonical_address, family_of, packed
-from ..fields import Invalid, dns_label, dns_subdomain, flag, integer, mapping, protocol, sequence, shown, text
+from ..fields import Invalid, dns_label, dns_subdomain, flag, integer, mapping, once, protocol, sequence, shown, text
 from ..policy_model import ContainerPort, Namespace, Pod
 
 _ENDED = ("Succeeded", "Failed")
@@ -30,13 +29,13 @@ def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
     spec = _part(raw.get("spec"), "spec", skipped)
     status = _part(raw.get("status"), "status", skipped)
     return Pod(
-        namespace=sys.intern(namespace),
+        namespace=once(namespace),
         name=name,
         uid=_text(metadata.get("uid"), "metadata.uid", skipped),
         labels=read_labels(metadata.get("labels"), skipped),
         created=_text(metadata.get("creationTimestamp"), "metadata.creationTimestamp", skipped),
         deleting=metadata.get("deletionTimestamp") is not None,
-        node_name=sys.intern(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
+        node_name=once(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
         host_network=_host_network(spec.get("hostNetwork"), skipped),
         ended=_text(status.get("phase"), "status.phase", skipped) in _ENDED,
         addresses=_addresses(status, skipped),
@@ -48,7 +47,7 @@ def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> Namespace:
     """Return the Namespace that a raw object describes. Raises Invalid if it has no valid name."""
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_label(metadata.get("name"), "metadata.name")
-    return Namespace(sys.intern(name), read_labels(metadata.get("labels"), skipped))
+    return Namespace(once(name), read_labels(metadata.get("labels"), skipped))
 
 
 def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
@@ -58,7 +57,7 @@ def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
         if not isinstance(key, str):
             skipped.append(Invalid("metadata.labels", f"the key {shown(key)} is not a string"))
         elif isinstance(item, str):
-            labels[sys.intern(key)] = sys.intern(item)
+            labels[once(key)] = once(item)
         else:
             skipped.append(Invalid(f"metadata.labels[{key}]", f"{shown(item)} is not a string"))
     return labels
@@ -161,7 +160,7 @@ def _port(value: object, field: str, skipped: List[Invalid]) -> Optional[Contain
         if not name:
             return None
         number = integer(raw.get("containerPort"), f"{field}.containerPort", 1, 65535)
-        return ContainerPort(sys.intern(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
+        return ContainerPort(once(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
     except Invalid as error:
         skipped.append(error)
         return None

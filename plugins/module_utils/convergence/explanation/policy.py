@@ -15,7 +15,7 @@ from ...errors import ProxyError
 from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.rows import CLASS, GRANT, ISOLATED, PORTS, UNJUDGED, Row
-from ...networkpolicy.verdicts import Flow, SideVerdict, Verdicts
+from ...networkpolicy.verdicts import ITSELF, Flow, SideVerdict, Verdicts
 from ...rendering.networkpolicy.elements import Elements
 from ...rendering.networkpolicy.sets import Options
 from ...rendering.networkpolicy.text import describe
@@ -165,8 +165,10 @@ class PolicyExplainer:
         raw_source, raw_target = packed(source) or b"", packed(target.address) or b""
         from_node = source in self._own
         sides = [
-            self._side(EGRESS, raw_source, Flow(raw_target, target.protocol, target.port), from_node=False),
-            self._side(INGRESS, raw_target, Flow(raw_source, target.protocol, target.port), from_node=from_node),
+            self._side(EGRESS, raw_source, Flow(raw_target, target.protocol, target.port), target.via, from_node=False),
+            self._side(
+                INGRESS, raw_target, Flow(raw_source, target.protocol, target.port), target.via, from_node=from_node
+            ),
         ]
         return {
             "source": source,
@@ -179,7 +181,7 @@ class PolicyExplainer:
             "programmed": [line for pair in self._programmed(raw_source, raw_target) for line in pair],
         }
 
-    def _side(self, direction: str, own: Address, flow: Flow, *, from_node: bool) -> Dict[str, Any]:
+    def _side(self, direction: str, own: Address, flow: Flow, via: str, *, from_node: bool) -> Dict[str, Any]:
         pod = self._policy.owners.owners.get(own)
         if pod is None:
             # Traffic with its own node is never denied to an unknown pod.
@@ -189,6 +191,8 @@ class PolicyExplainer:
             verdict = SideVerdict(True, "always allowed: from the pod's own node")
         elif direction == EGRESS and self._policy.is_unjudged(flow.peer):
             verdict = SideVerdict(True, _UNJUDGED)
+        elif own == flow.peer and not via:
+            verdict = SideVerdict(True, ITSELF)
         else:
             verdict = self._verdicts.side(direction, own, flow)
         here = pod is not None and pod.node_name == self._node_name

@@ -98,11 +98,13 @@ class PodPeers:
         selector = entry.peer.namespaces
         if selector is None:
             return entry.peer.namespace == name
+        namespace = self._namespaces.get(name)
+        if namespace is None:
+            return False
         known = self._selected.setdefault(name, {})
         found = known.get(entry)
         if found is None:
-            namespace = self._namespaces.get(name)
-            found = known[entry] = namespace is not None and selector.matches(namespace.labels)
+            found = known[entry] = selector.matches(namespace.labels)
         return found
 
     def matching(self, pod: Pod) -> FrozenSet[PeerEntry]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import fields
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
     EndpointSlice,
     Node,
@@ -180,3 +181,20 @@ def test_huge_values_are_read_without_an_error():
     ports = [{"name": f"p{i}", "port": i} for i in range(1, 3001)]
     parsed = parse_object(endpoint_slice(endpoints=endpoints, ports=ports))
     assert isinstance(parsed, EndpointSlice) and len(parsed.endpoints) == 20000 and len(parsed.ports) == 3000
+
+
+def test_texts_of_pods_are_not_kept_for_ever(monkeypatch):
+    """Python 3.12 does not free interned strings, and each Job has pods with labels of its own."""
+    port = {"name": "http", "containerPort": 80}
+    pod = {
+        "kind": "Pod",
+        "metadata": {"namespace": "shop", "name": "job", "labels": {"controller-uid": "1"}},
+        "spec": {"nodeName": "n1", "containers": [{"ports": [port]}]},
+    }
+    namespace = {"kind": "Namespace", "metadata": {"name": "shop", "labels": {"a": "b"}}}
+    interned = []
+    with monkeypatch.context() as patched:
+        patched.setattr(fields, "_INTERNED_ARE_FREED", False)
+        patched.setattr("sys.intern", lambda text: interned.append(text) or text)
+        found = [parse_object(pod), parse_object(namespace)]
+    assert [item.labels for item in found] == [{"controller-uid": "1"}, {"a": "b"}] and not interned
