@@ -6,7 +6,9 @@
 Exit codes: 0 success; 1 failure, with one line on standard error; 2 invalid command line; 3 the node differs from the
 desired state (``diff``, ``converge --check``, ``cleanup --check``, ``rollback --check``), or no Service was found, or
 a connection is denied, refused or dropped, or what the kernel holds for it differs (``explain``); 4 no agent is running
-(``drain``, ``top``), or it is not healthy (``status``); 5 connections were left at the deadline (``drain``).
+(``drain start``, ``drain status``, ``top``, ``status``), or it is not healthy, or its last sync or the table of network
+policies has an error (``status``), or it serves no Services (``drain start``); 5 connections were left at the deadline
+(``drain``).
 
 Each command imports its modules when it runs, because importing the agent or the kernel interfaces takes longer than
 most commands do.

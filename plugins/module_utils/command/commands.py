@@ -91,8 +91,8 @@ def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration
         mode=arguments.mode,
         fallback=arguments.fallback,
         state_directory=arguments.state_directory,
-        lock_timeout=arguments.lock_timeout,
         ignore_findings=tuple(arguments.ignore),
+        outside_host=arguments.outside_host,
     )
 
 
@@ -137,22 +137,13 @@ def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[st
     return lines
 
 
-def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absent: bool = False) -> CommandResult:
-    configuration, warnings = _configuration(arguments)
-    cluster, about_source = (ClusterState(), ()) if absent else _cluster(arguments, configuration)
-    request = _request(arguments, cluster, configuration)._replace(
-        check=check,
-        describe=describe,
-        state="absent" if absent else "present",
-        outside_host=getattr(arguments, "outside_host", False),
-        max_loss_percent=getattr(arguments, "max_loss_percent", 100.0),
-        unattended=getattr(arguments, "unattended", False),
-    )
-    report = converge(request if absent or "keep_states" not in arguments else _with_history(request, arguments))
-    code = DIFFERENT if check and report.changed else OK
+def _converged(request: Request, warnings: Sequence[str]) -> CommandResult:
+    """Converge the node to the request, or with ``request.check`` compare it; the ``warnings`` precede the report's."""
+    report = converge(request)
+    code = DIFFERENT if request.check and report.changed else OK
     refused = tuple(f"skipped: {refusal}" for refusal in (*report.refused, *report.skipped))
-    lines = _report_lines(report, check, describe)
-    return CommandResult(code, lines, report_document(report), (*warnings, *about_source, *report.warnings, *refused))
+    lines = _report_lines(report, request.check, request.describe)
+    return CommandResult(code, lines, report_document(report), (*warnings, *report.warnings, *refused))
 
 
 def _with_history(request: Request, arguments: argparse.Namespace) -> Request:
@@ -169,7 +160,16 @@ def converge_once(arguments: argparse.Namespace) -> CommandResult:
     """Converge the node once, or with --check report what would change (``converge``)."""
     if not (arguments.check or arguments.snapshot or arguments.from_cache):
         _renew_own_token(arguments)
-    return _converged(arguments, arguments.check, arguments.diff)
+    configuration, warnings = _configuration(arguments)
+    cluster, about_source = _cluster(arguments, configuration)
+    request = _request(arguments, cluster, configuration)._replace(
+        check=arguments.check,
+        describe=arguments.diff,
+        lock_timeout=arguments.lock_timeout,
+        max_loss_percent=arguments.max_loss_percent,
+        unattended=arguments.unattended,
+    )
+    return _converged(_with_history(request, arguments), (*warnings, *about_source))
 
 
 def _renew_own_token(arguments: argparse.Namespace) -> None:
@@ -193,12 +193,25 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
 
 def show_diff(arguments: argparse.Namespace) -> CommandResult:
     """Show every entry that a convergence would change (``diff``)."""
-    return _converged(arguments, check=True, describe=True)
+    configuration, warnings = _configuration(arguments)
+    cluster, about_source = _cluster(arguments, configuration)
+    request = _request(arguments, cluster, configuration)._replace(check=True, describe=True, max_loss_percent=100.0)
+    return _converged(request, (*warnings, *about_source))
 
 
 def clean_up(arguments: argparse.Namespace) -> CommandResult:
     """Remove everything that any mode programmed; where only policies are enforced, only their table (``cleanup``)."""
-    return _converged(arguments, arguments.check, describe=False, absent=True)
+    loaded = load_given(arguments.config)
+    request = Request(
+        cluster=ClusterState(),
+        configuration=loaded.configuration,
+        state="absent",
+        check=arguments.check,
+        state_directory=arguments.state_directory,
+        lock_timeout=arguments.lock_timeout,
+        ignore_findings=tuple(arguments.ignore),
+    )
+    return _converged(request, loaded.warnings)
 
 
 def status_without_agent(arguments: argparse.Namespace, reason: str) -> CommandResult:

@@ -11,7 +11,16 @@ from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOSS_PERCENT
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from .drain.options import add_file
-from .shared_options import add_control, add_history, add_lock, add_node, add_output, add_source, add_token
+from .shared_options import (
+    add_configuration,
+    add_control,
+    add_history,
+    add_lock,
+    add_node,
+    add_output,
+    add_source,
+    add_token,
+)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +50,7 @@ def add_converge(parser: argparse.ArgumentParser) -> None:
     add("--confirm-timeout", type=float, default=0.0, metavar="SECONDS", help=text)
     _add_loss(parser, "refuse a greater loss")
     add("--unattended", action="store_true", help="refuse a loss once, and apply it at the next run")
+    add_lock(parser)
     add_diff(parser)
 
 
@@ -67,7 +77,8 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 def add_cleanup(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``cleanup``."""
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 3 if anything is left")
-    add_node(parser)
+    add_configuration(parser)
+    add_lock(parser)
     add_output(parser)
 
 
@@ -98,7 +109,7 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
     add_history(parser)
     add("--keep-states", type=int, default=None, metavar="N", help="how many saved states to keep (all)")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="directory of the lock")
-    add_lock(parser, "how long to wait for it")
+    add_lock(parser)
     add_output(parser)
 
 

@@ -26,19 +26,25 @@ def _default_configuration() -> str:
 def add_node(parser: argparse.ArgumentParser) -> None:
     """Add the options for the node and its configuration."""
     add = parser.add_argument
-    add("--config", default=_default_configuration(), metavar="FILE", help="a KubeProxyConfiguration")
+    add_configuration(parser)
     add("--kubeconfig", default="", metavar="FILE", help="how to reach the API server (default: the configuration's)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: hostnameOverride, or the host's)")
     # The empty value is the default and is not shown as a choice.
     add("--mode", default="", choices=["", *MODES, AUTO], metavar="MODE", help=f"{', '.join(MODES)} or {AUTO}")
     add("--fallback", default="", choices=["", IPTABLES], metavar="MODE", help="iptables, if ipvs is impossible")
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Add the options that a command needs even if it serves nothing."""
+    add = parser.add_argument
+    add("--config", default=_default_configuration(), metavar="FILE", help="a KubeProxyConfiguration")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot")
-    add_lock(parser, "how long to wait for another convergence")
     add("--ignore", action="append", default=[], metavar="FINDING", help="ignore a preflight finding")
 
 
-def add_lock(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the option for how long to wait for the lock, with this help."""
+def add_lock(parser: argparse.ArgumentParser) -> None:
+    """Add the option for how long to wait for the lock, which only a command that changes the node takes."""
+    text = "how long to wait for another convergence"
     parser.add_argument("--lock-timeout", type=float, default=DEFAULT_LOCK_SECONDS, metavar="SECONDS", help=text)
 
 

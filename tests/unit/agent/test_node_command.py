@@ -51,6 +51,19 @@ from tests.unit.agent.node_command import ENDPOINTS, SERVICE, run
         (("explain", "nonsense", "--snapshot", "/nowhere"), 2, "is not ADDRESS:PORT"),
         (("converge", "--snapshot", "/nowhere.json"), 1, "/nowhere.json: No such file"),
         (("converge", "--config", "/nowhere.yaml"), 1, "/nowhere.yaml: No such file"),
+        *(
+            ((*words, "--lock-timeout", "1"), 2, "--lock-timeout")
+            for words in (("diff",), ("status",), ("explain", "shop/web"))
+        ),
+        *(
+            (("cleanup", "--check", option, value), 2, option)
+            for option, value in (
+                ("--kubeconfig", "/x"),
+                ("--node-name", "x"),
+                ("--mode", "ipvs"),
+                ("--fallback", "iptables"),
+            )
+        ),
     ],
 )
 def test_wrong_usage_and_failures_have_their_exit_codes(words, code, said):
@@ -110,6 +123,57 @@ def test_converge_prints_its_changes(monkeypatch, tmp_path, check, changed, code
         assert "-old\n+new\n" in output
     document = json.loads(run(*words, "--output", "json")[1])
     assert document["mode"] == "ipvs" and document["changed"] is changed
+
+
+@pytest.fixture
+def cluster_file(tmp_path):
+    """Provide a snapshot, as the options of a command without an agent."""
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"kind": "List", "items": [SERVICE, ENDPOINTS]}))
+    return ("--snapshot", str(path))
+
+
+class _Seen(ProxyError):
+    """Raised in place of the work of a command, with its request."""
+
+
+@pytest.mark.parametrize("outside", [True, False])
+@pytest.mark.parametrize(
+    ("words", "function"),
+    [
+        (("converge",), "converge"),
+        (("diff",), "converge"),
+        (("status", "--control", "/nowhere"), "inspect"),
+        (("explain", "10.96.0.7:80"), "choose_mode"),
+        (("explain", "--from", "10.0.0.1", "--to", "10.96.0.7:80"), "choose_mode"),
+    ],
+)
+def test_a_host_outside_the_cluster_is_declared_to_every_command(monkeypatch, cluster_file, words, function, outside):
+    requests = []
+
+    def work(request):
+        requests.append(request)
+        raise _Seen("seen")
+
+    monkeypatch.setattr(commands, function, work)
+    run(*words, *cluster_file, *(["--outside-host"] if outside else []))
+    assert [request.outside_host for request in requests] == [outside]
+
+
+@pytest.mark.parametrize(("words", "seconds"), [((), 30.0), (("--lock-timeout", "0.2"), 0.2)])
+@pytest.mark.parametrize("command", ["converge", "cleanup"])
+def test_commands_that_change_the_node_wait_for_the_lock(monkeypatch, cluster_file, command, words, seconds):
+    requests = []
+
+    def converge(request):
+        requests.append(request)
+        return sample_report(changed=False, mode="")
+
+    monkeypatch.setattr(commands, "converge", converge)
+    source = cluster_file if command == "converge" else ()
+    assert run(command, *source, *words)[0] == 0
+    assert [request.lock_timeout for request in requests] == [seconds]
+    assert requests[0].state == ("absent" if command == "cleanup" else "present")
 
 
 def test_the_control_socket_answers_and_is_private(tmp_path):
