@@ -13,7 +13,8 @@ class ModuleDocFragment:
 options:
   lock_timeout:
     description:
-      - Seconds to wait for another convergence of the same node to finish, and for the xtables lock.
+      - Seconds to wait for another convergence of the same node to finish. A comparison, such as one in check mode,
+        waits for none.
     type: float
     default: 30.0
   state_directory:
