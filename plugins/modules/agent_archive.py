@@ -56,7 +56,7 @@ version:
   description: Version of the collection and the first 12 digits of RV(engine).
   type: str
   returned: success
-  sample: 0.1.0+4be0c6d2c1b7
+  sample: 1.0.0+4be0c6d2c1b7
 engine:
   description: SHA-256 of the engine's source files, including their names.
   type: str
@@ -66,7 +66,7 @@ record:
   description: The version of the collection and the complete RV(engine), as in the file C(VERSION) on a node.
   type: str
   returned: success
-  sample: 0.1.0+4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
+  sample: 1.0.0+4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
 path:
   description: Path of the file.
   type: str

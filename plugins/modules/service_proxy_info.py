@@ -216,7 +216,7 @@ agent_version:
     - M(kubenode.proxy.agent_archive) returns the version of the collection's engine for comparison.
   type: str
   returned: always
-  sample: 0.1.0+4be0c6d2c1b7
+  sample: 1.0.0+4be0c6d2c1b7
 agent:
   description:
     - The status of the node's agent. Empty if the role P(kubenode.proxy.agent#role) has not installed one.
@@ -232,7 +232,7 @@ agent:
     healthy: true
     error: ""
     mode: ipvs
-    version: 0.1.0+4be0c6d2c1b7
+    version: 1.0.0+4be0c6d2c1b7
     last_sync_age: 12.5
     syncs: 1411
     drift_repaired: 0

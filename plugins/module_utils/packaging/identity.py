@@ -43,7 +43,7 @@ class Identity(NamedTuple):
 
     @property
     def text(self) -> str:
-        """A short form of both, a semantic version with build metadata: ``0.1.0+658f7d18e1be``. Empty if no engine."""
+        """A short form of both, a semantic version with build metadata: ``1.0.0+658f7d18e1be``. Empty if no engine."""
         return f"{self.version}+{self.engine[:SHOWN_DIGITS]}" if self.engine else ""
 
     @property
