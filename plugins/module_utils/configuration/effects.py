@@ -36,7 +36,8 @@ FIELDS: Tuple[Field, ...] = (
         "5",
         _ALL,
         NOTHING,
-        "the agent sends few requests: four lists, four watches, events",
+        "the agent sends few requests: a list and a watch of each of four kinds, with network policies of up to eight, "
+        "and events",
     ),
     Field("clientConnection.burst", "client_connection.burst", "10", _ALL, NOTHING, "see `clientConnection.qps`"),
     Field(

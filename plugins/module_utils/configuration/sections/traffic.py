@@ -33,7 +33,7 @@ FIELDS: Tuple[Field, ...] = (
         "`false`",
         "nftables",
         HONOURED,
-        "count the connections of each [Service and endpoint](traffic.md); the other modes count them anyway",
+        "in nftables mode, count the connections of each [Service and endpoint](traffic.md); the other modes always do",
     ),
     Field(
         "traffic.countBytes",
