@@ -16,7 +16,7 @@ from typing import Dict, Iterable, List, NamedTuple, Tuple
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyObjects
-from .limits import excess
+from .limits import MOST_MATCHES, excess
 from .matching.compiled import CompiledRule, compile_rules
 from .matching.owners import addresses_of, counts
 
@@ -27,18 +27,21 @@ _MOST_RULES = 40
 
 
 class _Need(NamedTuple):
-    """The numbers that determine how many elements rules need: rules with peers, ends of ranges, ranges of ports."""
+    """The numbers that determine how many elements and matches rules need.
+
+    ``rules``: those with peers; ``ends``: of ranges of addresses; ``peers``: selectors of pods; ``ports``: ranges.
+    """
 
     rules: int
     ends: int
-    selects_pods: bool
+    peers: int
     ports: int
     addresses: int
 
     def elements(self, pods: int) -> int:
-        """Return the maximum number of elements if no other rules exist. ``pods``: of the cluster."""
-        classes = min(1 << min(self.rules, _MOST_RULES), self.ends + (pods if self.selects_pods else 0))
-        return classes * (self.addresses + self.ports) + self.ends
+        """Return the maximum number of elements and matches if no other rules exist. ``pods``: of the cluster."""
+        classes = min(1 << min(self.rules, _MOST_RULES), self.ends + (pods if self.peers else 0))
+        return classes * (self.addresses + self.ports) + self.ends + self.peers * pods
 
 
 def _need(rules: Iterable[CompiledRule], addresses: int) -> _Need:
@@ -46,7 +49,7 @@ def _need(rules: Iterable[CompiledRule], addresses: int) -> _Need:
     return _Need(
         rules=len(chosen),
         ends=sum(2 * len(block.intervals) for rule in chosen for block in rule.blocks),
-        selects_pods=any(rule.pods for rule in chosen),
+        peers=sum(len(rule.pods) for rule in chosen),
         ports=sum(len(rule.ports.ranges) for rule in chosen),
         addresses=addresses,
     )
@@ -57,7 +60,7 @@ def _together(needs: Iterable[_Need]) -> _Need:
     return _Need(
         rules=sum(need.rules for need in found),
         ends=sum(need.ends for need in found),
-        selects_pods=any(need.selects_pods for need in found),
+        peers=sum(need.peers for need in found),
         ports=sum(need.ports for need in found),
         addresses=max(need.addresses for need in found),
     )
@@ -91,5 +94,6 @@ def _selected(policy: NetworkPolicy, pods: Iterable[Pod]) -> List[Pod]:
 
 
 def named(refused: Iterable[PolicySide], most: int) -> Dict[PolicySide, str]:
-    """Return the reason for each policy refused because of the number of elements."""
-    return dict.fromkeys(refused, f"a part in more than {most} elements that all policies together would need")
+    """Return the reason for each policy refused because of what all policies together need."""
+    reason = f"a part in more than {most} elements or {MOST_MATCHES} pods matched that all policies together would need"
+    return dict.fromkeys(refused, reason)

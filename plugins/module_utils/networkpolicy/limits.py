@@ -21,6 +21,10 @@ MOST_PIECES = 1_000_000
 MOST_RULES = 1_000
 #: Port ranges of all rules.
 MOST_PORTS = 100_000
+#: Pods that selectors match, counted once for every selector, of all policies together: each takes 64 bytes.
+MOST_MATCHES = 2_000_000
+#: Comparisons of selectors with pods in one update: each takes a microsecond or two.
+MOST_COMPARISONS = 10_000_000
 #: Elements of the table that depend on the content of policies, of all policies together.
 MOST_ROWS = 250_000
 

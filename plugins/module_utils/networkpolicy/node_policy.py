@@ -164,14 +164,16 @@ class NodePolicy:
         found: Optional[PolicyState] = None
         # More policies never need fewer elements. An attempt takes seconds, so some policies may be refused in vain.
         low, high = 0, len(order)
+        # Usually the policies of one namespace need too much.
+        middle = sum(key.namespace == order[0][0].namespace for key, _direction in order)
         while low < high and (found is None or high - low > len(order) // _FINENESS):
-            middle = (low + high) // 2
             # With room for new pods: without, each of them would cause another search.
             state = self._made(frozenset(order[:middle]), self._most_rows // _SPARE)
             if state is None:
                 low = middle + 1
             else:
                 found, high = state, middle
+            middle = (low + high) // 2
         if found is None:
             # ClusterNetworkPolicies belong to the administrator and are not refused.
             self._refused = frozenset(order)

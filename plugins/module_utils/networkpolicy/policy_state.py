@@ -20,11 +20,11 @@ from .address_ranges import AddressRanges, PodRanges
 from .budget import PolicySide
 from .family_tables import FamilyTables
 from .judge import Judge
-from .limits import MOST_PIECES
+from .limits import MOST_COMPARISONS, MOST_MATCHES, MOST_PIECES
 from .matching.compiled import CompiledRule, side
 from .matching.owners import Address, AddressOwners, counts
 from .matching.peers import Content, PodPeers
-from .rows import ISOLATED, POLICED, SELF, UNJUDGED, PolicyRows
+from .rows import ISOLATED, POLICED, SELF, UNJUDGED, PolicyRows, TooManyRows
 from .rule_compiler import RuleCompiler
 from .subjects import NETWORK_POLICY, Subject, SubjectKey
 from .values import GrantValues
@@ -95,6 +95,8 @@ class PolicyState:
         self._contents: Dict[NamespacedName, Content] = {}
         self._names: Dict[str, int] = {}
         self._names_changed: Set[str] = set()
+        self._matches = 0
+        self._limited = most_rows is not None
         self.compiler = RuleCompiler(refused)
         # Pods still to be classified again.
         self._later: Dict[NamespacedName, None] = {}
@@ -195,6 +197,7 @@ class PolicyState:
     # ---- bringing everything up to date
 
     def _refresh(self, work: _Work) -> None:
+        self.peers.compared = 0
         gradual = self._refresh_local(work.local) and not self._complete
         self._later.update(dict.fromkeys(self._others(work.pods)))
         if not gradual or len(self._later) <= self._portion:
@@ -345,9 +348,10 @@ class PolicyState:
             for namespace in scope:
                 if self.peers.selects_namespace(entry, namespace):
                     matches = entry.peer.pods.matches
-                    found.update(
-                        key for key in self._of_namespace.get(namespace, ()) if matches(self._pods[key].labels)
-                    )
+                    pods = self._of_namespace.get(namespace, set())
+                    self.peers.compared += len(pods)
+                    found.update(key for key in pods if matches(self._pods[key].labels))
+            self._check_limits()
         if names:
             found.update(key for key, pod in self._pods.items() for port in pod.ports if port.name in names)
         return found
@@ -367,6 +371,13 @@ class PolicyState:
             entry.members.discard(key)
         for entry in content.peers - before.peers:
             entry.members.add(key)
+        self._matches += len(content.peers) - len(before.peers)
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        """Raise TooManyRows if selectors match, or are compared with, more pods than the agent has the means for."""
+        if self._limited and (self._matches > MOST_MATCHES or self.peers.compared > MOST_COMPARISONS):
+            raise TooManyRows
 
 
 def _discard(table: Dict[str, Set[NamespacedName]], namespace: str, key: NamespacedName) -> None:
