@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence
 
 from ..addresses import Network
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import DIRECTIONS
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from .budget import PolicySide, named, order_of_refusal
 from .judge import Judge
@@ -56,6 +55,10 @@ class NodePolicy:
         self._unjudged = tuple(unjudged)
         self._portion = portion
         self._refused: FrozenSet[PolicySide] = frozenset()
+        #: Whether policies are refused only because they changed last; see :meth:`update`.
+        self.is_provisional = False
+        #: How often policies were chosen among all.
+        self.choices = 0
         self._state = self._made(self._refused) or self._search()
 
     @property
@@ -90,11 +93,12 @@ class NodePolicy:
         """Return a judge that uses the current rows."""
         return self._state.judge()
 
-    def update(self, changes: PolicyChanges) -> None:
+    def update(self, changes: PolicyChanges, choose: bool = False) -> None:
         """Apply changes of the objects.
 
-        Policies that were refused for the number of elements remain so until :meth:`reconsider`. If changed policies
-        need too many, they are refused; if changed pods do, the policies are chosen again.
+        Policies that were refused for the number of elements remain so until :meth:`reconsider`. If changed pods need
+        too many, the policies are chosen again, which may take seconds. If changed policies do, that is done only with
+        ``choose``; without, some of them are refused until :meth:`reconsider`, although others may need more.
         """
         gone = changes.policies - self._objects.policies.keys()
         self._refused = frozenset(item for item in self._refused if item[0] not in gone)
@@ -102,8 +106,7 @@ class NodePolicy:
         try:
             self._state.update(changes)
         except TooManyRows:
-            changed = frozenset((key, direction) for key in changes.policies - gone for direction in DIRECTIONS)
-            self._replace(self._made(self._refused | changed) if changed else None)
+            self._replace(None if choose else self._without(changes.policies))
 
     @property
     def pending(self) -> bool:
@@ -129,9 +132,12 @@ class NodePolicy:
         """Choose again which policies are refused for the number of elements, if any are."""
         if self._refused:
             self._replace(self._made(frozenset()))
+        self.is_provisional = False
 
     def _replace(self, state: Optional[PolicyState]) -> None:
+        """Replace the state; if there is none, choose the policies again."""
         earlier = self._state.table
+        self.is_provisional = state is not None
         self._state = state or self._search()
         self._state.table.succeed(earlier)
 
@@ -160,22 +166,48 @@ class NodePolicy:
 
     def _search(self) -> PolicyState:
         """Return a state that fits, with few policies refused, in their order."""
-        order: List[PolicySide] = order_of_refusal(self._objects, self._node_name)
+        self.choices += 1
+        order = order_of_refusal(self._objects, self._node_name)
+        # Usually the policies of one namespace need too much.
+        first = sum(key.namespace == order[0][0].namespace for key, _direction in order)
+        # With room for new pods: without, each of them would cause another search.
+        found = self._fitting(order, 0, frozenset(), self._most_rows // _SPARE, first)
+        if found is None:
+            # ClusterNetworkPolicies belong to the administrator and are not refused.
+            self._refused = frozenset(order)
+            found = self._build(self._refused, None)
+        return found
+
+    def _without(self, changed: AbstractSet[NamespacedName]) -> Optional[PolicyState]:
+        """Return a state that fits because few of the changed policies are refused; None if none does."""
+        order = [
+            item
+            for item in order_of_refusal(self._objects, self._node_name)
+            if item[0] in changed and item not in self._refused
+        ]
+        if not order:
+            return None
+        refused = self._refused
+        # Something must be refused.
+        return self._fitting(order, 1, refused, 0) or self._made(refused.union(order))
+
+    def _fitting(
+        self, order: Sequence[PolicySide], low: int, refused: FrozenSet[PolicySide], spare: int, first: int = 0
+    ) -> Optional[PolicyState]:
+        """Return a state that fits, with few of the policies in ``order`` refused; None if none does.
+
+        ``low``: the minimum number of these. ``refused``: others that are refused in any case. ``first``: how many to
+        try first, 0 for half of them.
+        """
         found: Optional[PolicyState] = None
         # More policies never need fewer elements. An attempt takes seconds, so some policies may be refused in vain.
-        low, high = 0, len(order)
-        # Usually the policies of one namespace need too much.
-        middle = sum(key.namespace == order[0][0].namespace for key, _direction in order)
+        high = len(order)
+        middle = first or (low + high) // 2
         while low < high and (found is None or high - low > len(order) // _FINENESS):
-            # With room for new pods: without, each of them would cause another search.
-            state = self._made(frozenset(order[:middle]), self._most_rows // _SPARE)
+            state = self._made(refused.union(order[:middle]), spare)
             if state is None:
                 low = middle + 1
             else:
                 found, high = state, middle
             middle = (low + high) // 2
-        if found is None:
-            # ClusterNetworkPolicies belong to the administrator and are not refused.
-            self._refused = frozenset(order)
-            found = self._build(self._refused, None)
         return found

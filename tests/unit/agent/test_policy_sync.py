@@ -17,6 +17,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.policy_choices import (
+    PAUSE_FACTOR,
+    PolicyChoices,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
     NetworkPolicySettings,
@@ -245,6 +249,38 @@ def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_co
     fresh = Kernel()
     follower(fresh, view, established_connections="cut").sync(())
     assert fresh.entries == kernel.entries
+
+
+class _Crowded:
+    """Policies of which a changed one finds no room, and a choice takes a second."""
+
+    def __init__(self, clock: List[float]) -> None:
+        self.choices, self.is_provisional, self.clock = 0, False, clock
+
+    def update(self, _changes: Any, choose: bool) -> None:
+        if choose:
+            self.reconsider()
+        else:
+            self.is_provisional = True
+
+    def reconsider(self) -> None:
+        self.is_provisional = False
+        self.choices += 1
+        self.clock[0] += 1.0
+
+
+def test_policies_are_chosen_again_within_seconds_but_not_all_the_time():
+    now = [0.0]
+    timers = Timers(lambda: now[0])
+    crowded: Any = _Crowded(now)
+    choices = PolicyChoices(timers, lambda: choices.reconsider(crowded))
+    for _round in range(2):
+        choices.update(crowded, None)
+        assert crowded.choices == 1
+    assert crowded.is_provisional and timers.delay() == PAUSE_FACTOR
+    now[0] += PAUSE_FACTOR
+    timers.run()
+    assert crowded.choices == 2 and not crowded.is_provisional and timers.delay() == float("inf")
 
 
 def _in_portions(portion: int, state: Any, settings: NetworkPolicySettings, node_name: str, _addresses: Any) -> Any:

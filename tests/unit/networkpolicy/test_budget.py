@@ -14,6 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_warnings
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import policy_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import _BOUNDED
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import (
     change_of,
     desired_table,
@@ -154,6 +155,49 @@ def test_a_policy_beyond_the_budget_is_refused_and_admitted_later(full):
     assert refused and {key for key, _direction in found.too_large} == refused, "until the choice is made again"
     found.reconsider()
     assert found.too_large == {} and found.table.rows == NodePolicy("node1", state.policy, most_rows=MOST).table.rows
+
+
+def test_policies_that_fit_and_those_without_pods_here_are_not_refused_with_one_that_does_not(full):
+    state, found, more = full
+    small = policy("shop", "small", ["192.0.2.0/24"], 8443)
+    elsewhere = policy("other", "elsewhere", ["192.0.2.0/24"], 1)
+    table = desired_table(found.table.rows, OPTIONS)
+    follow(state, found, table, (more[0], False), (small, False), (elsewhere, False))
+    assert {str(key) for key, _direction in found.too_large} == {f"tenant/{more[0]['metadata']['name']}"}
+    assert found.is_provisional and allowed(found, "10.244.1.101", 8443, "192.0.2.1")
+    assert not allowed(found, "10.244.1.101", 8443)
+
+
+def small_change():
+    """Return a node whose table has no room at all, after a change of a small policy."""
+    items = [*multiplying(20), *OTHERS]
+    rows = made(*items, most=1_000_000)[1].table.rows
+    state, found = made(*items, most=sum(row[0] in _BOUNDED for row in rows))
+    assert found.too_large == {}
+    state.upsert(policy("shop", "anywhere", ["0.0.0.0/0"], 81))
+    state.upsert(policy("shop", "more", ["192.0.2.0/24", "203.0.113.0/24"], 8443))
+    return state, found
+
+
+def refused_namespaces(found):
+    return {key.namespace for key, _direction in found.too_large}
+
+
+def test_a_policy_that_changed_last_is_refused_only_until_the_next_choice():
+    state, found = small_change()
+    found.update(state.policy.pop_changes())
+    assert found.is_provisional and refused_namespaces(found) == {"shop"}
+    assert allowed(found, "10.244.1.101", 81), "what fits is in force"
+    found.reconsider()
+    assert not found.is_provisional and refused_namespaces(found) == {"tenant"}
+    assert allowed(found, "10.244.1.101", 81) and allowed(found, "10.244.1.101", 8443, "192.0.2.1")
+
+
+def test_a_policy_that_changed_last_is_not_refused_where_the_choice_may_take_its_time():
+    state, found = small_change()
+    found.update(state.policy.pop_changes(), choose=True)
+    assert not found.is_provisional and refused_namespaces(found) == {"tenant"}
+    assert allowed(found, "10.244.1.101", 81) and allowed(found, "10.244.1.101", 8443, "192.0.2.1")
 
 
 def test_pods_beyond_the_budget_are_isolated(full):

@@ -52,6 +52,7 @@ from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
 from ..timers import Timers
 from .denied_log import DeniedLog
+from .policy_choices import PolicyChoices
 
 RETRY_SECONDS = 2.0
 CHECK_SECONDS = 300.0
@@ -111,6 +112,7 @@ class PolicySync:
         self._cut_due = False
         self._denied = DeniedLog(log, limited)
         self._warned: FrozenSet[str] = frozenset()
+        self._choices = PolicyChoices(timers, self._choose_again)
         self._retry = timers.add("retry network policies", self._try_again)
         self._check = timers.add("check network policies", self._check_everything)
         self._rest = timers.add("program further grants of network policies", lambda: self.sync(self._latest_addresses))
@@ -261,7 +263,7 @@ class PolicySync:
             self._policy = node_policy(self._view.state, self._effective, self._node_name, addresses)
             self._addresses, self._full = addresses, True
         elif objects.changes:
-            self._policy.update(objects.pop_changes())
+            self._choices.update(self._policy, objects.pop_changes())
         elif self._policy.pending:
             self._policy.proceed()
             changed = True
@@ -269,7 +271,7 @@ class PolicySync:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
         self._notice_changes()
-        if changed or self._full or self._suspect:
+        if changed or self._full or self._suspect or self._policy.table.journal:
             self._apply(self._policy)
         if fresh:
             # The state of a large cluster is long-lived, and a garbage collection that visits all of it would delay a
@@ -314,8 +316,8 @@ class PolicySync:
             self._report(policy, change)
             self._cut_due |= bool(change)
             self._check.restart(CHECK_SECONDS)
-        if self._cut_due and not policy.pending:
-            # Do not cut connections that only pending grants allow.
+        if self._cut_due and not policy.pending and not policy.is_provisional:
+            # Do not cut connections that only pending grants allow, or policies that may soon be in force again.
             self._cut_due = False
             self._cut(policy)
         if self._monitor is None:
@@ -368,8 +370,11 @@ class PolicySync:
 
     def _check_everything(self) -> None:
         self._suspect = True
+        self._choose_again()
+
+    def _choose_again(self) -> None:
         if self._policy is not None:
-            self._policy.reconsider()
+            self._choices.reconsider(self._policy)
         self.sync(self._latest_addresses)
 
     def _stop_watching(self) -> None:
