@@ -102,7 +102,7 @@ def test_servers_that_the_cluster_has_named_to_the_agent_are_used(sources, serve
         return [item._replace(url=item.url.replace("192.0.2.11", "127.0.0.1")) for item in named_servers(found)]
 
     monkeypatch.setattr(cluster_source, "named_servers", here)
-    write_cache(sources.cache, cached(server))
+    write_cache(sources.cache, cached(server), {"Service", "EndpointSlice"})
     chosen = sources._replace(settings=ApiServerSettings((), discover))
     if discover:
         assert names(read_objects(chosen, ())[0]) == ["node-a"]
