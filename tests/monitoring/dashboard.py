@@ -226,6 +226,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                 (
                     (f"max by (kind) ({selected('kubenode_proxy_objects_refused')})", "{{kind}}"),
                     (f"max by (kind) ({selected('kubenode_proxy_parts_skipped')})", "parts of {{kind}}"),
+                    (f"max({selected('kubenode_proxy_objects_failed')})", "that a defect keeps from being processed"),
                     (f"max({selected('kubenode_proxy_conflicts')})", "conflicts"),
                     (f"max({selected('kubenode_proxy_policies_ignored')})", "ignored annotations"),
                     (f"sum(increase({selected('kubenode_proxy_losses_total')}[$__rate_interval]))", "losses"),
