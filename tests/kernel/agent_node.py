@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
@@ -282,3 +283,22 @@ class AgentNode:
         """Return all IPv4 rules as the mode's own tool prints them."""
         command = ["nft", "list", "ruleset"] if self.mode == "nftables" else [f"iptables-{variant}-save"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@contextlib.contextmanager
+def service_manager(node: AgentNode) -> Iterator[Callable[[], str]]:
+    """Receive what the agent sends to the service manager; the result returns all of it so far."""
+    path = str(node.scratch / "notify")
+    received: List[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(path)
+        sock.setblocking(False)
+        node.environment["NOTIFY_SOCKET"] = path
+
+        def sent() -> str:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    received.append(sock.recv(4096).decode())
+            return "\n".join(received)
+
+        yield sent

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -18,7 +16,16 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
 from tests.apiserver.wire import Answer
-from tests.kernel.agent_node import AgentNode, Object, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import (
+    AgentNode,
+    Object,
+    cluster_ip,
+    endpoint_ip,
+    endpoint_slice,
+    service,
+    service_manager,
+    wait_for,
+)
 from tests.kernel.backends import ADDRESS, write_manifests
 from tests.kernel.backends import manifests as static_manifests
 from tests.lab import manifests
@@ -232,19 +239,11 @@ def test_a_server_that_refuses_the_first_services_is_listed(node, gate):
 
 @only_nftables
 def test_the_service_manager_is_notified_of_everything_or_after_ten_seconds(node, gate):
-    path = str(node.scratch / "notify.sock")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(path)
-        manager.setblocking(False)
-        node.environment["NOTIFY_SOCKET"] = path
+    with service_manager(node) as sent:
 
-        def is_ready() -> bool:
-            """Return whether the agent has said that it is ready."""
-            with contextlib.suppress(BlockingIOError):
-                while b"READY=1" not in manager.recv(4096):
-                    pass
-                return True
-            return False
+        def is_ready(times: int = 1) -> bool:
+            """Return whether the agent has said that it is ready, as often as it was started."""
+            return sent().count("READY=1") >= times
 
         started = time.monotonic()
         start_with_first_services(node)
@@ -255,4 +254,4 @@ def test_the_service_manager_is_notified_of_everything_or_after_ten_seconds(node
         node.stop(signal.SIGKILL)
         gate.opened.set()
         node.start()
-        wait_for(is_ready)
+        wait_for(lambda: is_ready(2))

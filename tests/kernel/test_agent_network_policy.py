@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import time
-from typing import Callable, Iterator, List
+from typing import Iterator
 
 import pytest
 
-from tests.kernel.agent_node import NODE, AgentNode, wait_for
+from tests.kernel.agent_node import NODE, AgentNode, service_manager, wait_for
 from tests.kernel.policy_node import TABLE, elements, granted, isolated, pod, policy, policy_node
 from tests.lab import system
 
@@ -60,25 +58,6 @@ def test_policies_stay_in_force_without_agent_and_without_api_server(node):
     wait_for(lambda: isolated() and granted(), 60)
 
 
-@contextlib.contextmanager
-def manager(node: AgentNode) -> Iterator[Callable[[], str]]:
-    """Receive what the agent sends to the service manager; the result returns all of it so far."""
-    path = str(node.scratch / "notify")
-    received: List[str] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.bind(path)
-        sock.setblocking(False)
-        node.environment["NOTIFY_SOCKET"] = path
-
-        def sent() -> str:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    received.append(sock.recv(4096).decode())
-            return "\n".join(received)
-
-        yield sent
-
-
 PODS = "/api/v1/pods"
 
 
@@ -86,7 +65,7 @@ def test_at_boot_the_agent_is_ready_once_policies_are_in_force(node):
     """It is what kubelet waits for before it starts pods, though not for longer than ten seconds."""
     assert node.api is not None
     node.api.failing[PODS] = 503
-    with manager(node) as sent:
+    with service_manager(node) as sent:
         started = time.monotonic()
         node.start()
         assert not isolated() and ("READY=1" not in sent() or time.monotonic() - started >= 10.0)

@@ -29,8 +29,7 @@ class Failure(NamedTuple):
     @property
     def name(self) -> str:
         """Kind, namespace and name of the object."""
-        key = self.key
-        return f"{key.kind} {key.namespace}/{key.name}" if key.namespace else f"{key.kind} {key.name}"
+        return f"{self.key.kind} {self.key.full_name}"
 
 
 class Failures:
@@ -38,9 +37,6 @@ class Failures:
 
     def __init__(self) -> None:
         self._errors: Dict[ObjectKey, str] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._errors)
 
     def __len__(self) -> int:
         return len(self._errors)

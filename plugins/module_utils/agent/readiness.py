@@ -22,7 +22,8 @@ class Readiness:
     list in time is read from the copy on disk. After ``PATIENCE_SECONDS`` the agent is ready in any case, since a node
     whose Pods cannot be listed must start nevertheless.
 
-    ``sent``: whether it has been reported.
+    ``sent``: whether it has been reported. ``waits_for_lists``: whether to call :meth:`fill` again soon, since a
+    request that fails wakes nothing.
     """
 
     def __init__(self, parts: Parts, systemd: Systemd) -> None:
@@ -31,7 +32,7 @@ class Readiness:
         self._systemd = systemd
         self._served = False
         self._protected = True
-        self._waits_for_lists = False
+        self.waits_for_lists = False
         self._timer = parts.timers.add("report that the agent is ready", self._patience_ended)
 
     def start(self) -> None:
@@ -39,7 +40,7 @@ class Readiness:
         self._timer.start(PATIENCE_SECONDS)
         if self._parts.settings.policies:
             self._protected = self._holds_policies()
-            self._waits_for_lists = not self._protected
+            self.waits_for_lists = not self._protected
 
     def _holds_policies(self) -> bool:
         """Return whether an earlier process left policies in force."""
@@ -54,16 +55,11 @@ class Readiness:
         self._served = True
         self.look()
 
-    @property
-    def waits_for_lists(self) -> bool:
-        """Whether to call :meth:`fill` again soon, since a request that fails wakes nothing."""
-        return self._waits_for_lists
-
     def fill(self) -> None:
         """Fill in from the copy on disk what policies need and the API server does not list in time."""
-        if self._waits_for_lists:
+        if self.waits_for_lists:
             settings = self._parts.settings.configuration.node_proxy.network_policy
-            self._waits_for_lists = not self._parts.source.use_policies_if_late(policy_kinds(settings))
+            self.waits_for_lists = not self._parts.source.use_policies_if_late(policy_kinds(settings))
 
     def look(self) -> None:
         """Report that the agent is ready if it now is; to be called after each sync of policies."""

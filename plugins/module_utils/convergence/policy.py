@@ -131,7 +131,7 @@ def cut_denied(policy: NodePolicy) -> int:
     section 3.2): one to a cluster IP that is on a device of the proxy comes from that address. Raises KernelError.
     """
     judge = policy.judge()
-    own = set(raw_addresses((item.interface, item.address) for item in interface_addresses()))
+    own = {packed(item.address) for item in interface_addresses()}
 
     def denied(connection: Connection) -> bool:
         if connection.source in own or not any(map(judge.is_policed, connection[:2])):

@@ -164,7 +164,10 @@ class PolicyState:
                 self._pods[key] = now
                 self._of_namespace.setdefault(key.namespace, set()).add(key)
             elif before is not None:
-                _discard(self._of_namespace, key.namespace, key)
+                self._of_namespace[key.namespace].discard(key)
+                if not self._of_namespace[key.namespace]:
+                    # Clusters create and delete namespaces without end.
+                    del self._of_namespace[key.namespace]
             affected = {key, *self.owners.owners_of(before), *self.owners.owners_of(now)}
             moved = self.owners.replace(before, now)
             self.pod_ranges.follow(moved, self.owners.owners)
@@ -378,14 +381,6 @@ class PolicyState:
         """Raise TooManyRows if selectors match, or are compared with, more pods than the agent has the means for."""
         if self._limited and (self._matches > MOST_MATCHES or self.peers.compared > MOST_COMPARISONS):
             raise TooManyRows
-
-
-def _discard(table: Dict[str, Set[NamespacedName]], namespace: str, key: NamespacedName) -> None:
-    """Remove a key, and a namespace without keys: clusters create and delete namespaces without end."""
-    keys = table.get(namespace, set())
-    keys.discard(key)
-    if not keys:
-        table.pop(namespace, None)
 
 
 def _pair_key(pair: Tuple[Subject, Address]) -> Tuple[str, str, Address]:

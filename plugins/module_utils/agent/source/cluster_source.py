@@ -221,8 +221,8 @@ class ClusterSource:
             return
         self.view.apply(Batch(first.kind, self.keeper.earlier(refused), []), whole=True)
         for key in sorted(filter(self.view.state.policy.holds, refused)):
-            name = f"{key.namespace}/{key.name}".lstrip("/")
-            self._log.warning("a policy is refused; its version on disk remains in force", kind=key.kind, policy=name)
+            text = "a policy is refused; its version on disk remains in force"
+            self._log.warning(text, kind=key.kind, policy=key.full_name)
 
     def leave(self, url: str) -> None:
         """End the requests to an API server that has failed; the only method that other threads may call."""

@@ -32,6 +32,11 @@ class ObjectKey(NamedTuple):
     namespace: str
     name: str
 
+    @property
+    def full_name(self) -> str:
+        """The name, after the namespace if there is one."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
 
 class ParsedObject(NamedTuple):
     """What is known of a raw object once it is parsed.
