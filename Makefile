@@ -42,16 +42,17 @@ USERSPACE := affinity affinity-endpoint-changes clusterip-basic clusterip-multip
 	lb-local lb-vip no-endpoints-every-address nodeport-addresses nodeport-no-endpoints open-connection-terminating service-deleted \
 	terminating-cluster udp-endpoint-replaced udp-nodeport-replaced zone-hints-and-policies
 IPVS_TWINS := affinity hairpin lb-source-ranges nodeport-local
-# Cases on Debian's own kernels in QEMU, where each takes half a minute: those in IPVS mode with iptables-nft and ipsets, with
-# FULL all of them; then those in all modes on Debian 13.
+# Cases on Debian's own kernels in QEMU, where each takes half a minute: those in IPVS mode with iptables-nft and ipsets, of
+# which user-mode Linux runs all with legacy iptables; then those in all modes on Debian 13.
 DEBIAN_IPVS := affinity clusterip-basic external-ips-local foreign-rules hairpin ipvs-sh lb-source-ranges \
 	no-endpoints-every-address nodeport-addresses nodeport-local udp-endpoint-replaced
 DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nodeport-local udp-endpoint-replaced
 # For cases of network policies; the kernel loads others itself. Not sctp: the tests speak it themselves, and a kernel that
 # can would answer each INIT with an ABORT.
 NETPOL_MODULES := ip_vs,ip_vs_rr,nf_conntrack,nf_conntrack_netlink,ip_set,xt_set,dummy,veth,bridge,br_netfilter
-# In IPVS mode with its packet filter in nftables; with FULL all cases.
+# In IPVS mode with its packet filter in nftables; with FULL all cases, and those whose corrected behaviour differs again.
 DEBIAN_GLUE := clusterip-basic hairpin lb-source-ranges nodeport-local
+DEBIAN_CORRECTED := $(notdir $(patsubst %/,%,$(dir $(wildcard tests/conformance/cases*/*/corrected-ipvs.json))))
 # Tests of the kernel's interfaces on Debian 13, with its programs and its Python.
 KERNEL_13 := tests/kernel/test_ipvs_addresses.py tests/kernel/test_own_namespace.py
 # Tests of IPVS beside nf_tables with NAT: on Debian's kernel, since neither this machine's nor that of user-mode Linux
@@ -234,10 +235,10 @@ guests: setup-lab
 
 # Each guest has one processor; in IPVS mode it runs one case at a time, as above.
 debian: guests
-	LAB_IPVS_GLUE=iptables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_IPVS)) --jobs 1
+	LAB_IPVS_GLUE=iptables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
 	LAB_IPVS_GLUE=nftables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_GLUE)) --jobs 1
 ifneq ($(FULL),)
-	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs --jobs 1
+	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_CORRECTED:%=--cases %) --jobs 1
 endif
 	$(QEMU) -- $(PYTHON) -m pytest -q -p no:cacheprovider $(BESIDE_IPVS)
 	$(QEMU) --timeout 7200 -- $(PYTHON) -m pytest -q -p no:cacheprovider -p no:hypothesispytest -m "ipvs $(MARKS)" $(PARTLY_BESIDE_IPVS)
