@@ -36,7 +36,7 @@ DRIFT = {
     "lab-nftables": ("nft flush chain ip kube-proxy services", ""),
     "lab-ipvs": (
         "ipvsadm -d -t 10.96.0.10:53 -r $(ipvsadm -Sn | awk '/-a -t 10.96.0.10:53/ {print $5; exit}')",
-        "real servers: 1 missing",
+        "IPv4 real servers: 1 missing",
     ),
 }
 # The start of a line that verify prints with --diff.

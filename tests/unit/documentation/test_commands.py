@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_every_block_of_commands_is_run_or_has_a_reason_not_to_be():
     found = [block for page in pages() for block in command_blocks(page)]
     assert {block.page for block in found if not block.why_not_run} == set(PAGES)
     assert all(any(block.text.startswith(start) for block in found) for start in (*NOT_RUN, *LIMITED))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_syntax_of_a_shell(page):
+    for block in command_blocks(page):
+        if not block.why_not_run:
+            checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+            assert checked.returncode == 0, f"{block.place}: {checked.stderr}"
 
 
 def test_lines_of_a_block_without_known_programs_are_no_commands(tmp_path):
