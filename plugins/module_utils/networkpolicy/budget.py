@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The order in which policies are refused if all of them together need more elements than the table may have.
+"""The policies that are refused if all of them together need too much, and their order.
 
 The ranges and selectors of all policies divide the addresses of the cluster into classes, and each pod has an element
 for every class to which its policies grant something: the number is a product, to which many small policies contribute.
@@ -11,12 +11,14 @@ similar ones, does not lose anything to one whose policies multiply.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Tuple
+from collections import Counter
+from typing import Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod
+from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
 from ..cluster.policy_objects import PolicyObjects
-from .limits import MOST_MATCHES, excess
+from .limits import MOST_CANDIDATES_TOGETHER, excess
+from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, compile_rules
 from .matching.owners import addresses_of, counts
 
@@ -27,21 +29,18 @@ _MOST_RULES = 40
 
 
 class _Need(NamedTuple):
-    """The numbers that determine how many elements and matches rules need.
-
-    ``rules``: those with peers; ``ends``: of ranges of addresses; ``peers``: selectors of pods; ``ports``: ranges.
-    """
+    """The numbers that determine how many elements rules need: rules with peers, ends of ranges, ranges of ports."""
 
     rules: int
     ends: int
-    peers: int
+    selects_pods: bool
     ports: int
     addresses: int
 
     def elements(self, pods: int) -> int:
-        """Return the maximum number of elements and matches if no other rules exist. ``pods``: of the cluster."""
-        classes = min(1 << min(self.rules, _MOST_RULES), self.ends + (pods if self.peers else 0))
-        return classes * (self.addresses + self.ports) + self.ends + self.peers * pods
+        """Return the maximum number of elements if no other rules exist. ``pods``: of the cluster."""
+        classes = min(1 << min(self.rules, _MOST_RULES), self.ends + (pods if self.selects_pods else 0))
+        return classes * (self.addresses + self.ports) + self.ends
 
 
 def _need(rules: Iterable[CompiledRule], addresses: int) -> _Need:
@@ -49,7 +48,7 @@ def _need(rules: Iterable[CompiledRule], addresses: int) -> _Need:
     return _Need(
         rules=len(chosen),
         ends=sum(2 * len(block.intervals) for rule in chosen for block in rule.blocks),
-        peers=sum(len(rule.pods) for rule in chosen),
+        selects_pods=any(rule.pods for rule in chosen),
         ports=sum(len(rule.ports.ranges) for rule in chosen),
         addresses=addresses,
     )
@@ -60,26 +59,47 @@ def _together(needs: Iterable[_Need]) -> _Need:
     return _Need(
         rules=sum(need.rules for need in found),
         ends=sum(need.ends for need in found),
-        peers=sum(need.peers for need in found),
+        selects_pods=any(need.selects_pods for need in found),
         ports=sum(need.ports for need in found),
         addresses=max(need.addresses for need in found),
     )
 
 
-def order_of_refusal(objects: PolicyObjects, node_name: str) -> List[PolicySide]:
-    """Return the NetworkPolicies that select pods of a node, by direction; the first is refused first."""
+class _Side(NamedTuple):
+    """A NetworkPolicy in one direction. ``addresses``: the number of those that its pods of the node have."""
+
+    key: PolicySide
+    rules: Tuple[CompiledRule, ...]
+    addresses: int
+
+
+def _candidates(objects: PolicyObjects) -> Candidates:
+    pods = {key: pod for key, pod in objects.pods.items() if counts(pod)}
+    of_namespace: Dict[str, List[NamespacedName]] = {}
+    for key in pods:
+        of_namespace.setdefault(key.namespace, []).append(key)
+    return Candidates(pods, of_namespace, objects.namespaces)
+
+
+def _sides(objects: PolicyObjects, node_name: str, candidates: Candidates) -> Iterator[_Side]:
+    """Yield the NetworkPolicies that select pods of a node, except those that are too large by themselves."""
     local: Dict[str, List[Pod]] = {}
     for pod in objects.pods.values():
         if pod.node_name == node_name and counts(pod):
             local.setdefault(pod.namespace, []).append(pod)
-    needs: Dict[str, Dict[PolicySide, _Need]] = {}
     for key, policy in objects.policies.items():
         addresses = sum(len(addresses_of(pod)) for pod in _selected(policy, local.get(key.namespace, [])))
         for direction in DIRECTIONS if addresses else ():
             rules = compile_rules(policy.rules(direction)) if direction in policy.directions else ()
-            # A policy that is too large by itself is refused anyway.
-            if rules and not excess(rules):
-                needs.setdefault(key.namespace, {})[key, direction] = _need(rules, addresses)
+            if rules and not excess(rules, candidates):
+                yield _Side((key, direction), rules, addresses)
+
+
+def order_of_refusal(objects: PolicyObjects, node_name: str) -> List[PolicySide]:
+    """Return the NetworkPolicies that select pods of a node, by direction; the first is refused first."""
+    needs: Dict[str, Dict[PolicySide, _Need]] = {}
+    for side in _sides(objects, node_name, _candidates(objects)):
+        needs.setdefault(side.key[0].namespace, {})[side.key] = _need(side.rules, side.addresses)
     pods = len(objects.pods)
     namespaces = sorted(needs, key=lambda name: (-_together(needs[name].values()).elements(pods), name))
     return [
@@ -89,11 +109,41 @@ def order_of_refusal(objects: PolicyObjects, node_name: str) -> List[PolicySide]
     ]
 
 
+def crowding(objects: PolicyObjects, node_name: str, most: int) -> FrozenSet[PolicySide]:
+    """Return the NetworkPolicies to refuse, by direction, so that those left have at most ``most`` candidates.
+
+    Those of the namespace whose own selectors have most candidates are refused first.
+    """
+    candidates = _candidates(objects)
+    peers: Dict[str, Dict[PolicySide, Set[PodPeer]]] = {}
+    uses: Counter[PodPeer] = Counter()
+    for side in _sides(objects, node_name, candidates):
+        found = {peer for rule in side.rules for peer in rule.pods}
+        peers.setdefault(side.key[0].namespace, {})[side.key] = found
+        uses.update(found)
+
+    def size(chosen: Iterable[PodPeer]) -> int:
+        return sum(map(candidates.of, chosen))
+
+    sizes = {name: size(set().union(*own.values())) for name, own in peers.items()}
+    left = size(uses)
+    refused: Set[PolicySide] = set()
+    for name in sorted(peers, key=lambda item: (-sizes[item], item)):
+        own = peers[name]
+        for key in sorted(own, key=lambda each: (-size(own[each]), each)):
+            if left <= most:
+                return frozenset(refused)
+            refused.add(key)
+            uses.subtract(own[key])
+            left -= size(peer for peer in own[key] if not uses[peer])
+    return frozenset(refused)
+
+
 def _selected(policy: NetworkPolicy, pods: Iterable[Pod]) -> List[Pod]:
     return [pod for pod in pods if policy.pods.matches(pod.labels)]
 
 
 def named(refused: Iterable[PolicySide], most: int) -> Dict[PolicySide, str]:
-    """Return the reason for each policy refused because of what all policies together need."""
-    reason = f"a part in more than {most} elements or {MOST_MATCHES} pods matched that all policies together would need"
-    return dict.fromkeys(refused, reason)
+    """Return the reason for each policy refused because of the number of elements."""
+    limits = f"{most} elements or {MOST_CANDIDATES_TOGETHER} comparisons of selectors"
+    return dict.fromkeys(refused, f"a part in more than {limits} that all policies together would need")

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
+from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule
 
-#: Peers that select namespaces without requiring a label of the pod: each is compared with every pod.
-MOST_WIDE_PEERS = 1_000
 #: Address ranges, counted once for every rule whose ranges contain them; of one policy, and of all together.
 MOST_PIECES = 1_000_000
 #: Rules for some peers, with different ports. Each may make a class of peers, for which every selected pod of the node
@@ -21,19 +20,20 @@ MOST_PIECES = 1_000_000
 MOST_RULES = 1_000
 #: Port ranges of all rules.
 MOST_PORTS = 100_000
-#: Pods that selectors match, counted once for every selector, of all policies together: each takes 64 bytes.
-MOST_MATCHES = 2_000_000
-#: Comparisons of selectors with pods in one update: each takes a microsecond or two.
-MOST_COMPARISONS = 10_000_000
+#: Pods and namespaces that the selectors of a policy are compared with, counted once for every selector (see
+#: :class:`.Candidates`): each comparison takes a microsecond or two.
+MOST_CANDIDATES = 500_000
+#: The same for the different selectors of all policies, and the pods that match them.
+MOST_CANDIDATES_TOGETHER = 1_000_000
 #: Elements of the table that depend on the content of policies, of all policies together.
 MOST_ROWS = 250_000
 
 
-def excess(rules: Sequence[CompiledRule]) -> str:
+def excess(rules: Sequence[CompiledRule], candidates: Candidates) -> str:
     """Return the limit that a policy exceeds in one direction, or an empty text."""
-    wide = {peer for rule in rules for peer in rule.pods if peer.namespaces is not None and not peer.pods.anchor}
-    if len(wide) > MOST_WIDE_PEERS:
-        return f"{len(wide)} selectors that any pod may match, more than {MOST_WIDE_PEERS}"
+    peers = {peer for rule in rules for peer in rule.pods}
+    if candidates.exceed(peers, MOST_CANDIDATES):
+        return f"{len(peers)} selectors that are compared with more than {MOST_CANDIDATES} pods and namespaces"
     ports = sum(len(rule.ports.ranges) for rule in rules)
     if ports > MOST_PORTS:
         return f"{ports} ranges of ports, more than {MOST_PORTS}"

@@ -13,9 +13,9 @@ from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Se
 from ..addresses import Network
 from ..cluster.model import NamespacedName
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
-from .budget import PolicySide, named, order_of_refusal
+from .budget import PolicySide, crowding, named, order_of_refusal
 from .judge import Judge
-from .limits import MOST_ROWS
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS
 from .matching.owners import Address, AddressOwners
 from .policy_state import PORTION, LocalPod, PolicyState
 from .rows import PolicyRows, TooManyRows
@@ -129,8 +129,8 @@ class NodePolicy:
             self._replace(None)
 
     def reconsider(self) -> None:
-        """Choose again which policies are refused for the number of elements, if any are."""
-        if self._refused:
+        """Choose again which policies are refused, if any are."""
+        if self.too_large:
             self._replace(self._made(frozenset()))
         self.is_provisional = False
 
@@ -168,13 +168,20 @@ class NodePolicy:
         """Return a state that fits, with few policies refused, in their order."""
         self.choices += 1
         order = order_of_refusal(self._objects, self._node_name)
-        # Usually the policies of one namespace need too much.
-        first = sum(key.namespace == order[0][0].namespace for key, _direction in order)
         # With room for new pods: without, each of them would cause another search.
-        found = self._fitting(order, 0, frozenset(), self._most_rows // _SPARE, first)
+        spare = self._most_rows // _SPARE
+        refused = crowding(
+            self._objects, self._node_name, MOST_CANDIDATES_TOGETHER - MOST_CANDIDATES_TOGETHER // _SPARE
+        )
+        order = [item for item in order if item not in refused]
+        found = self._made(refused, spare) if refused else None
+        if found is None:
+            # Usually the policies of one namespace need too much.
+            first = sum(key.namespace == order[0][0].namespace for key, _direction in order)
+            found = self._fitting(order, 0, refused, spare, first)
         if found is None:
             # ClusterNetworkPolicies belong to the administrator and are not refused.
-            self._refused = frozenset(order)
+            self._refused = refused.union(order)
             found = self._build(self._refused, None)
         return found
 

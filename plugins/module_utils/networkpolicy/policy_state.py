@@ -20,10 +20,14 @@ from .address_ranges import AddressRanges, PodRanges
 from .budget import PolicySide
 from .family_tables import FamilyTables
 from .judge import Judge
-from .limits import MOST_COMPARISONS, MOST_MATCHES, MOST_PIECES
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_PIECES
+from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, side
+from .matching.contents import PodContents
 from .matching.owners import Address, AddressOwners, counts
-from .matching.peers import Content, PodPeers
+from .matching.peer_index import PeerIndex
+from .matching.peers import Content, PeerEntry
+from .matching.pod_peers import PodPeers
 from .rows import ISOLATED, POLICED, SELF, UNJUDGED, PolicyRows, TooManyRows
 from .rule_compiler import RuleCompiler
 from .subjects import NETWORK_POLICY, Subject, SubjectKey
@@ -92,11 +96,11 @@ class PolicyState:
         self._pods: Dict[NamespacedName, Pod] = {}
         self._of_namespace: Dict[str, Set[NamespacedName]] = {}
         self._policies: Dict[str, Dict[str, NetworkPolicy]] = {}
-        self._contents: Dict[NamespacedName, Content] = {}
+        self._limited = most_rows is not None
+        self._candidates = 0
+        self._contents = PodContents(MOST_CANDIDATES_TOGETHER if self._limited else None)
         self._names: Dict[str, int] = {}
         self._names_changed: Set[str] = set()
-        self._matches = 0
-        self._limited = most_rows is not None
         self.compiler = RuleCompiler(refused)
         # Pods still to be classified again.
         self._later: Dict[NamespacedName, None] = {}
@@ -127,6 +131,7 @@ class PolicyState:
         work = _Work(set(), set(), set())
         self._follow_namespaces(changes.namespaces, work)
         self._follow_pods(changes.pods, work)
+        self.compiler.candidates = Candidates(self._pods, self._of_namespace, self._objects.namespaces)
         self._follow_policies(changes, work)
         self._refresh(work)
         if changes.policies or changes.cluster_policies:
@@ -151,7 +156,7 @@ class PolicyState:
 
     def _follow_namespaces(self, names: Iterable[str], work: _Work) -> None:
         for name in names:
-            self.peers.namespace_changed(name)
+            self.peers.index.namespace_changed(name)
             pods = self._of_namespace.get(name, set())
             work.pods.update(pods)
             if self._cluster_policies:
@@ -200,7 +205,6 @@ class PolicyState:
     # ---- bringing everything up to date
 
     def _refresh(self, work: _Work) -> None:
-        self.peers.compared = 0
         gradual = self._refresh_local(work.local) and not self._complete
         self._later.update(dict.fromkeys(self._others(work.pods)))
         if not gradual or len(self._later) <= self._portion:
@@ -213,7 +217,7 @@ class PolicyState:
             work.addresses.update(self.owners.owned_by(self._pods.get(key)))
         for address in sorted(work.addresses):
             owner = self.owners.owners.get(address)
-            content = self._contents.get(owner.key, _NO_CONTENT) if owner is not None else _NO_CONTENT
+            content = self._contents.of(owner.key) if owner is not None else _NO_CONTENT
             self.families[family_of_packed(address)].classify(address, content)
         for tables in self.families.values():
             tables.settle()
@@ -338,49 +342,55 @@ class PolicyState:
                 self._names_changed.add(name)
 
     def _others(self, dirty: Set[NamespacedName]) -> Set[NamespacedName]:
-        """Return the pods to classify again because peers or port names have come into use or out of use."""
+        """Return the pods to classify again because peers or port names have come into use or out of use.
+
+        Raises TooManyRows if the peers in use may match too many objects.
+        """
         new, gone = self.peers.settle()
+        self._count_candidates(new, gone)
         names, self._names_changed = self._names_changed, set()
         if len(dirty) * _MANY > len(self._pods) and (new or names):
             return set(self._pods)
         found: Set[NamespacedName] = set()
         for entry in gone:
-            found |= entry.members
-        for entry in new:
-            scope = [entry.peer.namespace] if entry.peer.namespaces is None else list(self._of_namespace)
-            for namespace in scope:
-                if self.peers.selects_namespace(entry, namespace):
-                    matches = entry.peer.pods.matches
-                    pods = self._of_namespace.get(namespace, set())
-                    self.peers.compared += len(pods)
-                    found.update(key for key in pods if matches(self._pods[key].labels))
-            self._check_limits()
+            found |= self._contents.members(entry)
+        found |= self._matched(new)
         if names:
             found.update(key for key, pod in self._pods.items() for port in pod.ports if port.name in names)
         return found
 
+    def _count_candidates(self, new: Iterable[PeerEntry], gone: Iterable[PeerEntry]) -> None:
+        candidates = self.compiler.candidates
+        for entry in gone:
+            self._candidates -= entry.candidates
+            entry.candidates = 0
+        for entry in new:
+            entry.candidates = candidates.of(entry.peer)
+            self._candidates += entry.candidates
+            if self._limited and self._candidates > MOST_CANDIDATES_TOGETHER:
+                raise TooManyRows
+
+    def _matched(self, entries: Sequence[PeerEntry]) -> Set[NamespacedName]:
+        """Return the pods that any of these peers matches."""
+        if not entries:
+            return set()
+        index = PeerIndex(self._objects.namespaces)
+        for entry in entries:
+            index.add(entry)
+        everywhere = any(entry.peer.namespaces is not None for entry in entries)
+        scope = set(self._of_namespace) if everywhere else {entry.peer.namespace for entry in entries}
+        keys = (key for name in scope for key in self._of_namespace.get(name, ()))
+        return {key for key in keys if index.matches(self._pods[key])}
+
     def _describe(self, key: NamespacedName) -> None:
-        """Determine which peers match a pod, and which of its port names are used."""
+        """Determine which peers match a pod, and which of its port names are used. Raises TooManyRows."""
         pod = self._pods.get(key)
-        before = self._contents.pop(key, _NO_CONTENT)
         content = _NO_CONTENT
         if pod is not None:
             names = self._names
             ports = frozenset(port for port in pod.ports if port.name in names) if names else frozenset()
-            content = Content(self.peers.matching(pod), frozenset(), ports)
-            if content:
-                self._contents[key] = content
-        for entry in before.peers - content.peers:
-            entry.members.discard(key)
-        for entry in content.peers - before.peers:
-            entry.members.add(key)
-        self._matches += len(content.peers) - len(before.peers)
-        self._check_limits()
-
-    def _check_limits(self) -> None:
-        """Raise TooManyRows if selectors match, or are compared with, more pods than the agent has the means for."""
-        if self._limited and (self._matches > MOST_MATCHES or self.peers.compared > MOST_COMPARISONS):
-            raise TooManyRows
+            content = Content(frozenset(self.peers.index.matching(pod)), frozenset(), ports)
+        self._contents.set(key, content)
 
 
 def _pair_key(pair: Tuple[Subject, Address]) -> Tuple[str, str, Address]:

@@ -48,7 +48,7 @@ _BOUNDED = frozenset((BLOCK, ANY, GRANT, PORTS, TIER_GRANT, TIER_PORTS))
 
 
 class TooManyRows(Exception):
-    """The policies need more rows, or matches of selectors, than allowed; the rows are incomplete."""
+    """The policies need more rows than allowed; the rows are incomplete."""
 
 
 class _Absent:

@@ -11,6 +11,7 @@ from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy
 from .budget import PolicySide
 from .limits import excess
+from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, compile_rule, compile_rules
 
 Policy = Union[NetworkPolicy, ClusterNetworkPolicy]
@@ -26,6 +27,8 @@ class RuleCompiler:
     def __init__(self, refused: AbstractSet[PolicySide]) -> None:
         self.refused = refused
         self.too_large: Dict[PolicySide, str] = {}
+        #: Of the current pods, by which the size of policies is judged.
+        self.candidates = Candidates({}, {}, {})
         self._compiled: Dict[Tuple[int, str], Tuple[Policy, Tuple[CompiledRule, ...]]] = {}
 
     def rules(self, policy: Policy, direction: str) -> Tuple[CompiledRule, ...]:
@@ -46,7 +49,7 @@ class RuleCompiler:
     ) -> Tuple[CompiledRule, ...]:
         if (policy.key, direction) in self.refused:
             return ()
-        reason = excess(rules)
+        reason = excess(rules, self.candidates)
         if not reason:
             self.too_large.pop((policy.key, direction), None)
             return rules

@@ -14,7 +14,8 @@ from ..addresses import IPV4, IPV6
 from ..cluster.policy_model import DENY, ContainerPort
 from .matching.compiled import Block, CompiledRule, NamedPort
 from .matching.owners import Address
-from .matching.peers import Content, PeerEntry, PodPeers
+from .matching.peers import Content, PeerEntry
+from .matching.pod_peers import PodPeers
 from .matching.ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, PortSet, Range, TierOutcome, first_match, union
 
 #: The tier of NetworkPolicies, between those of cluster policies.

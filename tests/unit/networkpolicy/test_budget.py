@@ -12,7 +12,6 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_warnings
-from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import policy_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import _BOUNDED
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import (
@@ -225,44 +224,3 @@ def test_after_a_choice_new_pods_cause_no_other_choice(monkeypatch):
         state.upsert(pod("shop", f"more{number}", f"10.244.1.{120 + number}"))
         found.update(state.policy.pop_changes())
     assert searches == []
-
-
-def selecting(namespace, name, selectors):
-    """Return a policy that allows pods of any namespace that each of these selectors matches."""
-    peers = [{"namespaceSelector": {}, "podSelector": {"matchExpressions": [each]}} for each in selectors]
-    spec = {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": peers}]}
-    return {"kind": "NetworkPolicy", "metadata": {"namespace": namespace, "name": name}, "spec": spec}
-
-
-def not_in(values):
-    return [{"key": "no such label", "operator": "NotIn", "values": [str(value)]} for value in values]
-
-
-def exist(values):
-    return [{"key": f"no such label {value}", "operator": "Exists"} for value in values]
-
-
-#: Selectors that all match every pod, and selectors that match none.
-MANY = {"MOST_MATCHES": not_in(range(200)), "MOST_COMPARISONS": exist(range(200))}
-
-
-@pytest.mark.parametrize("limit", MANY)
-def test_selectors_that_match_or_are_compared_with_too_many_pods_are_refused(monkeypatch, limit):
-    monkeypatch.setattr(policy_state, limit, 1_000)
-    namespaces = [{"kind": "Namespace", "metadata": {"name": name}} for name in ("tenant", "shop")]
-    small = selecting("shop", "small", not_in([0]))
-    hostile = [selecting("tenant", f"p{number}", MANY[limit][number::4]) for number in range(4)]
-    refused = {(NamespacedName("tenant", f"p{number}"), "Ingress") for number in range(4)}
-    _state, found = made(*namespaces, small, *hostile)
-    assert refused >= found.too_large.keys() != set()
-    assert allowed(found, "10.244.1.101", 80, "10.244.1.1") and not allowed(found, "10.244.1.101", 80)
-    assert not allowed(found, "10.244.1.1", 80, "192.0.2.1"), "its pods stay isolated"
-
-    state, found = made(*namespaces, small)
-    table = desired_table(found.table.rows, OPTIONS)
-    whole = selecting("tenant", "whole", MANY[limit])
-    table = follow(state, found, table, (whole, False))
-    assert {key for key, _direction in found.too_large} == {NamespacedName("tenant", "whole")}
-    assert allowed(found, "10.244.1.101", 80, "10.244.1.1")
-    follow(state, found, table, (whole, True))
-    assert found.too_large == {} and allowed(found, "10.244.1.1", 80, "192.0.2.1")

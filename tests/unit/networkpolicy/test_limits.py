@@ -61,11 +61,11 @@ def except_one(number):
                             "namespaceSelector": {},
                             "podSelector": {"matchExpressions": [{"key": f"k{number}", "operator": "DoesNotExist"}]},
                         }
-                        for number in range(1200)
+                        for number in range(5001)
                     ]
                 }
             ],
-            "selectors",
+            "5001 selectors that are compared with more than 500000 pods and namespaces",
         ),
         (
             [
@@ -130,5 +130,5 @@ def test_nothing_is_kept_of_namespaces_that_are_gone():
                 change(item)
             policy.update(state.policy.pop_changes())
         found = policy._state
-        sizes.append([len(found._of_namespace), len(found._policies), len(found.peers._selected)])
+        sizes.append([len(found._of_namespace), len(found._policies), len(found.peers.index._selected_by)])
     assert sizes == [[1, 0, 0]] * 3
