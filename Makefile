@@ -157,7 +157,7 @@ load: setup-lab
 # would import all of hypothesis at the end.
 uml: setup-lab
 	@board=$$(mktemp -d); trap 'rm -rf "$$board"' EXIT; printf '%s\n' 1 2 | xargs -P 2 -I % sh -c \
-	  '$(PYTHON) -m tests.lab.uml --memory 1G --writable '$$board' --env TEST_BOARD='$$board' -- \
+	  '$(PYTHON) -m tests.lab.uml $(if $(FULL),--timeout 7200) --memory 1G --writable '$$board' --env TEST_BOARD='$$board' -- \
 	  $(PYTEST) -q -p no:cacheprovider -p no:hypothesispytest tests/kernel tests/modules -m "uml $(MARKS)"'
 
 systemd: setup-lab
@@ -220,7 +220,7 @@ endif
 	$(PYTEST) -q -n 2 -m "not ipvs $(MARKS)" tests/netpol
 ifneq ($(GUESTS),)
 # One case at a time in each guest: a kernel's list of one namespace's virtual servers is affected by other namespaces.
-	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
+	$(WIRE) uml --timeout 7200 --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS_TWINS)) --jobs 1 --families ipv6
 endif
 
@@ -236,7 +236,7 @@ guests: setup-lab
 # Each guest has one processor; in IPVS mode it runs one case at a time, as above.
 debian: guests
 	LAB_IPVS_GLUE=iptables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
-	LAB_IPVS_GLUE=nftables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_GLUE)) --jobs 1
+	LAB_IPVS_GLUE=nftables $(WIRE) qemu --timeout 7200 --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_GLUE)) --jobs 1
 ifneq ($(FULL),)
 	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_CORRECTED:%=--cases %) --jobs 1
 endif
