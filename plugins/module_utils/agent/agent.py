@@ -241,7 +241,7 @@ class Agent:
             self.readiness.fill()
             self.policy.sync(self.sync.proxiers.node_view.addresses)
             self.readiness.look()
-            self.parts.follow_checks()
+            self.parts.check_follower.follow()
             self.sync.look()
             self.sync.request_if_needed()
             if self.sync.is_due:
@@ -275,10 +275,10 @@ class Agent:
 
     def _sync(self, first: bool = False) -> None:
         if first:
-            self.parts.follow_checks(everything=True)
+            self.parts.check_follower.follow(everything=True)
         self.sync.sync(first)
-        if self.sync.proxiers is not None and not self.sync.syncer.last_error:
-            self.parts.checks.end_connections(self.views.current, self.sync.proxiers.families)
+        if not self.sync.syncer.last_error:
+            self.parts.check_follower.end_connections()
         if first and self.sync.proxiers is not None:
             # Before systemd is notified: kubelet does not start until then.
             self.policy.sync(self.sync.proxiers.node_view.addresses)
@@ -303,7 +303,7 @@ class Agent:
             elif isinstance(item, FirstObjects):
                 self._serve_first(item)
             elif isinstance(item, VerdictChange):
-                self.parts.checks.changed(self.views.current, item)
+                self.parts.check_follower.changed(item)
             elif isinstance(item, ControlRequest):
                 item.reply(self._answer(item.question))
         if changed:

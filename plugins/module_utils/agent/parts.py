@@ -11,7 +11,7 @@ callables for what it needs from others.
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, Optional, Tuple, Union
+from typing import Callable, Dict, Optional, Union
 
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
@@ -22,6 +22,7 @@ from ..mode_names import MODES
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
+from .checks.follower import CheckFollower
 from .checks.prober import VerdictChange
 from .drain import Drain
 from .forwarding import Forwarding
@@ -168,9 +169,11 @@ class Parts:
             metrics=self.metrics,
             post=self.post,
         )
+        self.check_follower = CheckFollower(
+            self.checks, self.views, self.sync, timers=self.timers, limited=self.limited
+        )
         self.metrics.api_connected.set_function(lambda: float(self.source.connected))
         self.metrics.cache_age.set_function(self.source.keeper.age)
-        self._checked_addresses: Tuple[Tuple[str, str], ...] = ()
 
     @property
     def configuration(self) -> KubeProxyConfiguration:
@@ -181,16 +184,6 @@ class Parts:
     def node_name(self) -> str:
         """The name of this node's Node object."""
         return self.settings.node_name
-
-    def follow_checks(self, everything: bool = False) -> None:
-        """Check the endpoints of changed Services; those of all Services if the node's addresses changed."""
-        proxiers = self.sync.proxiers
-        addresses = proxiers.node_view.addresses if proxiers is not None else ()
-        # An endpoint is no longer checked once the node has its address. A new tuple is rare.
-        everything = everything or addresses is not self._checked_addresses
-        if everything or self.views.current.dirty:
-            self._checked_addresses = addresses
-            self.checks.follow(self.views.current, lambda: {address for _interface, address in addresses}, everything)
 
     def post(self, about: Optional[Dict[str, str]], kind: str, reason: str, action: str, note: str) -> None:
         """Post an Event about an object, by default about this node."""

@@ -55,7 +55,7 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
     parts.api.configure(node_proxy.api_servers)
     configure_log(parts.log, parts.options, configuration)
     parts.checks.settings = node_proxy.health_checks
-    parts.follow_checks(everything=True)
+    parts.check_follower.follow(everything=True)
     parts.views.look_for_static(node_proxy.static_services.directory)
     parts.health.timeout = 2 * parts.configuration.sync_period
     parts.surface.configure(in_mode(configuration, parts.configuration.mode))

@@ -15,13 +15,16 @@ import time
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks import checks as checks_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.attempt import Target
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.checks import Checks
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.follower import RETRY_SECONDS, CheckFollower
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober, Verdict, VerdictChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.targets import choose
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
     Failing,
     HealthCheck,
@@ -430,3 +433,66 @@ def test_connections_are_ended_even_if_the_verdict_was_known_before_its_change_a
     view.pop_dirty()
     checks.changed(view, change)
     assert view.dirty == {change.target.service} and checks._newly_failed
+
+
+class Node:
+    """What the follower asks of the node's sync and of the views."""
+
+    def __init__(self, view):
+        self.current = view
+        self.proxiers = self.node_view = self
+        self.addresses = ()
+        self.families = []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (checks_module, "choose"),
+        (checks_module, "places_of"),
+        (Prober, "follow"),
+        (Prober, "verdicts"),
+        (ClusterView, "set_failing"),
+    ],
+)
+def test_a_defect_does_not_end_the_agent_and_everything_is_followed_again(monkeypatch, module, name):
+    checks, view = followed_checks()
+    change = failed(view)
+    found_by_prober(checks, change)
+    now = [0.0]
+    timers = Timers(lambda: now[0])
+    log = io.StringIO()
+    node = Node(view)
+    follower = CheckFollower(checks, node, node, timers=timers, limited=LimitedLog(Log(log)))
+    checks.forget()
+    with monkeypatch.context() as patched:
+
+        def fail(*_arguments):
+            raise KeyError("a defect")
+
+        patched.setattr(module, name, fail)
+        follower.follow(everything=True)
+        assert "KeyError: 'a defect'" in log.getvalue()
+        follower.changed(change)
+        follower.end_connections()
+    assert checks.count() == (0, 0)
+    now[0] += RETRY_SECONDS
+    timers.run()
+    assert checks.count() == (1, 1) and view.state.failing(change.target.service).reasons
+    assert timers.delay() == float("inf")
+
+
+def test_a_defect_in_a_verdict_does_not_end_the_agent(monkeypatch):
+    checks, view = followed_checks()
+    change = failed(view)
+    found_by_prober(checks, change)
+    now = [0.0]
+    timers = Timers(lambda: now[0])
+    node = Node(view)
+    follower = CheckFollower(checks, node, node, timers=timers, limited=LimitedLog(Log(io.StringIO())))
+    with monkeypatch.context() as patched:
+        patched.setattr(checks_module, "_words", lambda *_arguments: {}["a defect"])
+        follower.changed(change)
+    now[0] += RETRY_SECONDS
+    timers.run()
+    assert checks.count() == (1, 1) and view.state.failing(change.target.service).reasons

@@ -16,7 +16,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy, policy_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.policy_choices import (
     PAUSE_FACTOR,
     PolicyChoices,
@@ -75,7 +75,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch) -> Kernel:
     made = Kernel()
-    monkeypatch.setattr(policy, "TableMonitor", lambda _ports, _table: made)
+    monkeypatch.setattr(policy_table, "TableMonitor", lambda _ports, _table: made)
     monkeypatch.setattr(policy, "policy_findings", lambda *_arguments: [])
     return made
 
@@ -195,10 +195,10 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
     view.listed |= KINDS
     sync = follower(kernel, view)
     computed: List[str] = []
-    for name in ("change_of", "policy_warnings", "difference"):
-        original = getattr(policy, name)
+    for module, name in ((policy_table, "change_of"), (policy, "policy_warnings"), (policy_table, "difference")):
+        original = getattr(module, name)
         monkeypatch.setattr(
-            policy, name, lambda *words, _name=name, _original=original: computed.append(_name) or _original(*words)
+            module, name, lambda *words, _name=name, _original=original: computed.append(_name) or _original(*words)
         )
     addresses = (("eth0", "172.18.0.2"),)
     sync.sync(addresses)
@@ -226,7 +226,7 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
 def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_complete(kernel, monkeypatch):
     monkeypatch.setattr(policy, "node_policy", partial(_in_portions, 1))
     judged: List[int] = []
-    monkeypatch.setattr(policy, "cut_denied", lambda _policy: judged.append(len(kernel.applied)) or 0)
+    monkeypatch.setattr(policy_table, "cut_denied", lambda _policy: judged.append(len(kernel.applied)) or 0)
     view = ClusterView()
     objects = cases.steps("named-ports-egress")[0].objects
     isolated = [item for item in objects.values() if item["kind"] == "Pod" and item["spec"].get("nodeName") == "node1"]
@@ -311,6 +311,63 @@ def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, m
     now[0] += policy.RETRY_SECONDS
     timers.run()
     assert not sync.status()["error"] and sync.filenos() == [kernel.fileno()]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (NodePolicy, "update"),
+        (NodePolicy, "reconsider"),
+        (policy, "node_policy"),
+        (policy_table, "change_of"),
+        (policy_table, "desired_table"),
+        (policy, "policy_warnings"),
+    ],
+)
+def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypatch, module, name):
+    """Whichever step it is in; it is tried again, less and less often, with a new state."""
+    view = ClusterView()
+    objects = cases.steps("default-deny-ingress")[0].objects
+    for item in objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS
+    now = [0.0]
+    timers = Timers(lambda: now[0])
+    sync = follower(kernel, view, timers)
+    sync.sync(())
+    view.state.delete(
+        next(item for key, item in objects.items() if key[0] == "Pod" and item["spec"]["nodeName"] == "node1")
+    )
+    before = dict(kernel.entries)
+    tries = []
+
+    def fail(*_arguments: Any) -> None:
+        tries.append(now[0])
+        raise KeyError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, fail)
+        # These are called for a new state, or at the regular check.
+        patched.setattr(NodePolicy, "too_large", {("x", "y"): "is refused"})
+        if name in ("node_policy", "desired_table", "reconsider"):
+            now[0] += policy.CHECK_SECONDS
+            if name == "node_policy":
+                sync._policy = None
+            timers.run()
+        sync.sync(())
+        assert tries and "KeyError: 'a defect'" in sync.status()["error"] and not sync.status()["inForce"]
+        if name not in ("policy_warnings", "desired_table"):
+            # These come after the change has been applied.
+            assert kernel.entries == before
+        patched.setattr(policy, "node_policy", fail)
+        for pause in (1, 2, 4):
+            sync.sync(())
+            now[0] += pause * policy.RETRY_SECONDS
+            timers.run()
+        assert len(tries) == 4 and sync.filenos() == []
+    now[0] += policy.CHECK_SECONDS
+    timers.run()
+    assert not sync.status()["error"] and sync.status()["inForce"] and kernel.entries != before
 
 
 def test_new_settings_wait_for_the_objects_that_they_need_and_the_previous_ones_remain(kernel, monkeypatch):

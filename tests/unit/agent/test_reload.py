@@ -71,7 +71,7 @@ def test_a_changed_configuration_is_set_up_first_and_then_reaches_each_part(runn
     assert running.parts.request.mock_calls == [call(changed)]
     assert running.names.index("sync.rebuild") < running.names.index("policy.configure")
     running.parts.api.configure.assert_called_once_with(changed.node_proxy.api_servers)
-    running.parts.follow_checks.assert_called_once_with(everything=True)
+    running.parts.check_follower.follow.assert_called_once_with(everything=True)
     running.parts.surface.configure.assert_called_once()
     assert running.names[-1] == "ports.open"
     assert running.parts.log.as_json is True

@@ -194,6 +194,11 @@ class Checks:
         failing = len(self._failing)
         return len(self._targets) - failing, failing
 
+    def forget(self) -> None:
+        """Forget the targets and their verdicts, so that the next :meth:`follow` of all Services finds them again."""
+        self._targets, self._failing, self._addresses_of_target = (), {}, {}
+        self._newly_failed = []
+
     def stop(self) -> None:
         """Stop the thread."""
         self._prober.stop()

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...addresses import Network
 from ...cluster.model import NamespacedName
 from ...configuration.sections.network_policy import (
     ALLOW,
-    CUT,
     DENY,
     NetworkPolicySettings,
     policy_kinds,
@@ -26,7 +25,6 @@ from ...configuration.sections.network_policy import (
 from ...convergence.explanation.policy import PolicyExplainer, Resolved
 from ...convergence.handles import KernelHandles
 from ...convergence.policy import (
-    cut_denied,
     node_policy,
     pod_ranges,
     policy_findings,
@@ -34,29 +32,25 @@ from ...convergence.policy import (
     policy_warnings,
     raw_addresses,
 )
-from ...convergence.removal import policy_removal_stages
 from ...convergence.runtime.agent_status import PolicyStatus
-from ...errors import KernelError, ProxyError
-from ...kernel.nftables.monitor import TableMonitor
-from ...kernel.nftables.policy_table import PolicyTableResource
+from ...errors import KernelError, ProxyError, defect_text
 from ...networkpolicy.coverage import unselected_pods, unused_policies
 from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...preflight.findings import UNKNOWN_PODS
-from ...rendering.networkpolicy.elements import change_of, desired_table
-from ...rendering.networkpolicy.sets import NO_LOG, TABLE_NAME
-from ...resources import Change, apply_plan, difference, plan
-from ..api.events import WARNING, Post
+from ...rendering.networkpolicy.sets import NO_LOG
+from ..api.events import Post
+from ..failures import NOT_OF_ONE_OBJECT
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
 from ..timers import Timers
 from .denied_log import DeniedLog
 from .policy_choices import PolicyChoices
+from .policy_table import PolicyTable
 
 RETRY_SECONDS = 2.0
 CHECK_SECONDS = 300.0
-_FAMILY = "inet"
 #: The name of network policies beside the families in the answer of /healthz.
 HEALTH = "NetworkPolicy"
 
@@ -82,16 +76,13 @@ class PolicySync:
         post: Post,
     ) -> None:
         self.pods: Dict[Address, NamespacedName] = {}
-        self._repaired = 0
         self._failures = 0
         self._error = ""
         self._last_sync = 0.0
         self._health = health
         self._view = view
-        self._handles = handles
         self._log = log
         self._limited = limited
-        self._post = post
         self._settings = NetworkPolicySettings()
         # The settings in effect: those requested, without what this node cannot do.
         self._effective = self._settings
@@ -103,13 +94,11 @@ class PolicySync:
         self._addresses: Addresses = ()
         self._latest_addresses: Addresses = ()
         self._policy: Optional[NodePolicy] = None
-        self._resource: Optional[PolicyTableResource] = None
-        self._monitor: Optional[TableMonitor] = None
+        self._table = PolicyTable(handles, log=log, limited=limited, post=post)
         self._remove = False
-        self._full = False
-        self._suspect = False
         self._failed = False
-        self._cut_due = False
+        self._choose = False
+        self._pause = RETRY_SECONDS
         self._denied = DeniedLog(log, limited)
         self._warned: FrozenSet[str] = frozenset()
         self._choices = PolicyChoices(timers, self._choose_again)
@@ -163,7 +152,7 @@ class PolicySync:
             "refusedPolicies": len({key for key, _direction in policy.too_large}) if policy is not None else 0,
             "lastSync": round(self._last_sync, 3),
             "failures": self._failures,
-            "repaired": self._repaired,
+            "repaired": self._table.repaired,
             "warnings": policy_warnings(policy) if policy is not None else [],
         }
 
@@ -212,8 +201,7 @@ class PolicySync:
         """Return the descriptors to wait for; none while none is read: after a failure, and before policies apply."""
         if self._failed or self._policy is None:
             return []
-        watched = [self._monitor.fileno()] if self._monitor is not None else []
-        return [*watched, *self._denied.filenos()]
+        return [*self._table.filenos(), *self._denied.filenos()]
 
     def _knows(self, settings: NetworkPolicySettings) -> bool:
         """Return whether the cluster is known completely: partial knowledge would deny or allow wrongly."""
@@ -228,22 +216,36 @@ class PolicySync:
             self._adopt(*self._waiting)
         try:
             if self._remove:
-                apply_plan(plan(policy_removal_stages(self._handles)))
-                self._stop_watching()
+                self._table.remove()
+                self._denied.follow(NO_LOG)
                 self._remove = False
             elif self._settings.enabled and self._knows(self._settings):
                 self._follow(addresses)
                 self._last_sync = time.time()
                 self._health.updated(HEALTH)
-            self._error = ""
         except KernelError as error:
-            self._error = str(error)
-            self._failures += 1
-            if self._settings.enabled:
-                self._health.queued(HEALTH)
-            self._log.error("network policies cannot be programmed; the last state remains in force", error=error)
-            self._failed = self._full = True
-            self._retry.restart(RETRY_SECONDS)
+            self._not_programmed(str(error), RETRY_SECONDS)
+        except NOT_OF_ONE_OBJECT:
+            raise
+        except Exception as error:
+            # Services need no network policies. The state may be incomplete, so it is computed again.
+            self._policy = None
+            self._not_programmed(f"a defect of the agent: {defect_text(error)}", self._pause)
+            self._pause = min(2 * self._pause, CHECK_SECONDS)
+        else:
+            self._error = ""
+            self._pause = RETRY_SECONDS
+
+    def _not_programmed(self, error: str, pause: float) -> None:
+        """Report that the table is not that of the policies, and try again after a pause in seconds."""
+        self._error = error
+        self._failures += 1
+        if self._settings.enabled:
+            self._health.queued(HEALTH)
+        text = "network policies cannot be programmed; the last state remains in force"
+        self._limited.error("network policies", text, error=error)
+        self._failed = self._table.is_unknown = True
+        self._retry.restart(pause)
 
     def _follow(self, addresses: Addresses) -> None:
         """Follow the objects, the node's addresses and the kernel; nothing is computed if none of them changed."""
@@ -261,17 +263,20 @@ class PolicySync:
                 if finding.name == UNKNOWN_PODS:
                     self._effective = self._settings._replace(unknown_pods=ALLOW)
             self._policy = node_policy(self._view.state, self._effective, self._node_name, addresses)
-            self._addresses, self._full = addresses, True
+            self._addresses, self._table.is_unknown = addresses, True
         elif objects.changes:
             self._choices.update(self._policy, objects.pop_changes())
         elif self._policy.pending:
             self._policy.proceed()
             changed = True
+        if self._choose and not fresh:
+            self._choices.reconsider(self._policy)
+        self._choose = False
         if addresses != self._addresses:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
-        self._notice_changes()
-        if changed or self._full or self._suspect or self._policy.table.journal:
+        self._table.notice_changes()
+        if changed or self._table.is_unknown or self._table.suspect or self._policy.table.journal:
             self._apply(self._policy)
         if fresh:
             # The state of a large cluster is long-lived, and a garbage collection that visits all of it would delay a
@@ -293,68 +298,13 @@ class PolicySync:
         self._limited.warning("ranges", text, node=self._node_name)
         return self._ranges
 
-    def _notice_changes(self) -> None:
-        """Notice changes of the table by other programs."""
-        if self._monitor is not None and _FAMILY in self._monitor.changes():
-            self._suspect = True
-
     def _apply(self, policy: NodePolicy) -> None:
-        table = policy.table
-        journal = table.pop_journal()
         options = policy_options(self._effective)
-        resource = self._resource
-        if resource is None:
-            resource = self._resource = self._handles.network_policy()
-        if not self._full:
-            change = change_of(journal, table.rows, options)
-            if change:
-                resource.apply(change)
-                self._cut_due = True
-        if self._full or self._suspect:
-            change = difference(resource.observe(), desired_table(table.rows, options))
-            resource.apply(change)
-            self._report(policy, change)
-            self._cut_due |= bool(change)
+        if self._table.apply(policy, options):
             self._check.restart(CHECK_SECONDS)
-        if self._cut_due and not policy.pending and not policy.is_provisional:
-            # Do not cut connections that only pending grants allow, or policies that may soon be in force again.
-            self._cut_due = False
-            self._cut(policy)
-        if self._monitor is None:
-            self._monitor = TableMonitor([resource.port], TABLE_NAME)
         self.pods = {address: key for key, local in policy.local.items() for address in local.addresses}
         self._denied.follow(options.log_group)
         self._warn(policy)
-        self._full = self._suspect = False
-
-    def _cut(self, policy: NodePolicy) -> None:
-        """Cut connections that are no longer allowed, if so configured; the policies are in force without it."""
-        if self._settings.established_connections != CUT:
-            return
-        try:
-            count = cut_denied(policy)
-        except KernelError as error:
-            self._limited.warning("cut", "connections that are no longer allowed cannot be cut", error=error)
-            return
-        if count:
-            self._log.info("cut connections that are no longer allowed", connections=count)
-
-    def _report(self, policy: NodePolicy, change: Change[Any, Any]) -> None:
-        """Log the result of a comparison with the kernel, which is a repair if nothing else had changed."""
-        if self._suspect and not self._full:
-            self._repaired += len(change)
-            text = "repaired external changes of network policies"
-            if change and self._limited.warning("policies", text, entries=len(change)):
-                self._post(None, WARNING, "DriftRepaired", "Repair", f"network policies: {len(change)} entries")
-            return
-        self._log.info(
-            "network policies are in force",
-            pods=len(policy.local),
-            rows=len(policy.table.rows),
-            added=len(change.added),
-            replaced=len(change.replaced),
-            removed=len(change.removed),
-        )
 
     def _warn(self, policy: NodePolicy) -> None:
         """Log each warning once for as long as it applies."""
@@ -369,20 +319,14 @@ class PolicySync:
         self.sync(self._latest_addresses)
 
     def _check_everything(self) -> None:
-        self._suspect = True
+        self._table.suspect = True
         self._choose_again()
 
     def _choose_again(self) -> None:
-        if self._policy is not None:
-            self._choices.reconsider(self._policy)
+        self._choose = True
         self.sync(self._latest_addresses)
-
-    def _stop_watching(self) -> None:
-        self._denied.follow(NO_LOG)
-        if self._monitor is not None:
-            self._monitor.close()
-            self._monitor = None
 
     def close(self) -> None:
         """Stop watching; the table remains in force."""
-        self._stop_watching()
+        self._denied.follow(NO_LOG)
+        self._table.stop_watching()

@@ -1,0 +1,67 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Health checks that follow the Services, the node's addresses and the verdicts, whatever defect the checks have."""
+
+from __future__ import annotations
+
+from typing import Callable, Tuple
+
+from ...errors import defect_text
+from ..failures import NOT_OF_ONE_OBJECT
+from ..surface.log import LimitedLog
+from ..sync.node import NodeSync
+from ..timers import Timers
+from ..views import Views
+from .checks import Checks
+from .prober import VerdictChange
+
+RETRY_SECONDS = 30.0
+
+
+class CheckFollower:
+    """Calls the health checks when something changes.
+
+    An exception in them must not end the agent, which serves Services without them, too. After one, all Services are
+    followed again, as if none had been checked.
+    """
+
+    def __init__(self, checks: Checks, views: Views, sync: NodeSync, *, timers: Timers, limited: LimitedLog) -> None:
+        self._checks = checks
+        self._views = views
+        self._sync = sync
+        self._limited = limited
+        self._addresses: Tuple[Tuple[str, str], ...] = ()
+        self._retry = timers.add("follow health checks again", lambda: self.follow(everything=True))
+
+    def follow(self, everything: bool = False) -> None:
+        """Check the endpoints of changed Services; those of all Services if the node's addresses changed."""
+        proxiers, view = self._sync.proxiers, self._views.current
+        addresses = proxiers.node_view.addresses if proxiers is not None else ()
+        # An endpoint is no longer checked once the node has its address. A new tuple is rare.
+        everything = everything or addresses is not self._addresses
+        if everything or view.dirty:
+            self._addresses = addresses
+            own = {address for _interface, address in addresses}
+            self._attempt(lambda: self._checks.follow(view, lambda: own, everything))
+
+    def changed(self, change: VerdictChange) -> None:
+        """Apply the new verdict of a target."""
+        self._attempt(lambda: self._checks.changed(self._views.current, change))
+
+    def end_connections(self) -> None:
+        """Close the connections to endpoints that have failed and are no longer served."""
+        proxiers, view = self._sync.proxiers, self._views.current
+        if proxiers is not None:
+            self._attempt(lambda: self._checks.end_connections(view, proxiers.families))
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except NOT_OF_ONE_OBJECT:
+            raise
+        except Exception as error:
+            text = "health checks cannot follow a change, which is a defect of the agent; trying again"
+            self._limited.error("health checks", text, error=defect_text(error), seconds=RETRY_SECONDS)
+            self._checks.forget()
+            self._retry.start(RETRY_SECONDS)
