@@ -180,7 +180,7 @@ def run_probes(probes: Sequence[Probe], seconds: float) -> List[ProbeResult]:
 
     def again(probe: Probe) -> None:
         left = seconds - (time.monotonic() - started)
-        reason = attempt(probe, min(_ATTEMPT_SECONDS, max(left, 0.1)))
+        reason = attempt(probe, min(_ATTEMPT_SECONDS, max(round(left, 1), 0.1)))
         attempts = results[probe].attempts + 1 if probe in results else 1
         results[probe] = ProbeResult(probe, not reason, reason, attempts, round(time.monotonic() - started, 3))
 
