@@ -44,7 +44,7 @@ from tests.modules.harness import ROOT
 
 _SYNTAX = 'ansible-playbook() { command ansible-playbook "$@" --syntax-check; }'
 _HELP = 'kubenode-proxy() { command kubenode-proxy "$@" --help >/dev/null; }'
-_REACHED = 'ansible-playbook() { command ansible-playbook "$@" -e verify_services=shop/web; }'
+_REACHED = 'ansible-playbook() { command ansible-playbook "$@" -e verify_services=shop/payments; }'
 _TARGETS = 'make() { command make --dry-run "$@" >/dev/null; }'
 _SOURCES = f"""ln -sfn {ROOT}/.venv .venv && mkdir -p tests/lab/demo &&
 kubectl get services,endpointslices,nodes -A -o json >tests/lab/demo/cluster.json"""
@@ -58,7 +58,7 @@ LIMITED = {
     "ansible-playbook -i inventory kubenode.proxy.explain ": _SYNTAX,
     "# Show what would differ on each host, while kube-proxy still runs.": _SYNTAX,
     "ansible-playbook -i inventory kubenode.proxy.drain ": _SYNTAX,
-    # The laboratory's API server speaks no TLS, and it has no Service shop/db.
+    # In the laboratory the API server speaks no TLS, and of Services only this one has all endpoints on the only node.
     "ansible-playbook -i inventory kubenode.proxy.verify -e verify_traffic=true": _REACHED,
     # There is no agent, and no pod to move.
     "kubenode-proxy drain ": _HELP,
