@@ -12,7 +12,7 @@ similar ones, does not lose anything to one whose policies multiply.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
@@ -73,74 +73,75 @@ class _Side(NamedTuple):
     addresses: int
 
 
-def _candidates(objects: PolicyObjects) -> Candidates:
-    pods = {key: pod for key, pod in objects.pods.items() if counts(pod)}
-    of_namespace: Dict[str, List[NamespacedName]] = {}
-    for key in pods:
-        of_namespace.setdefault(key.namespace, []).append(key)
-    return Candidates(pods, of_namespace, objects.namespaces)
+class Demand:
+    """What the NetworkPolicies that select pods of a node need, except those that are too large by themselves.
 
+    ``only``: the policies to consider, by default all.
+    """
 
-def _sides(objects: PolicyObjects, node_name: str, candidates: Candidates) -> Iterator[_Side]:
-    """Yield the NetworkPolicies that select pods of a node, except those that are too large by themselves."""
-    local: Dict[str, List[Pod]] = {}
-    for pod in objects.pods.values():
-        if pod.node_name == node_name and counts(pod):
-            local.setdefault(pod.namespace, []).append(pod)
-    for key, policy in objects.policies.items():
-        addresses = sum(len(addresses_of(pod)) for pod in _selected(policy, local.get(key.namespace, [])))
+    def __init__(
+        self, objects: PolicyObjects, node_name: str, only: Optional[AbstractSet[NamespacedName]] = None
+    ) -> None:
+        pods = {key: pod for key, pod in objects.pods.items() if counts(pod)}
+        of_namespace: Dict[str, List[NamespacedName]] = {}
+        for key in pods:
+            of_namespace.setdefault(key.namespace, []).append(key)
+        self._candidates = Candidates(pods, of_namespace, objects.namespaces)
+        self._pods = len(objects.pods)
+        local: Dict[str, List[Pod]] = {}
+        for pod in pods.values():
+            if pod.node_name == node_name:
+                local.setdefault(pod.namespace, []).append(pod)
+        chosen = objects.policies.keys() if only is None else only & objects.policies.keys()
+        self._sides = [side for key in chosen for side in self._of(objects.policies[key], local.get(key.namespace, []))]
+
+    def _of(self, policy: NetworkPolicy, pods: Iterable[Pod]) -> Iterator[_Side]:
+        addresses = sum(len(addresses_of(pod)) for pod in pods if policy.pods.matches(pod.labels))
         for direction in DIRECTIONS if addresses else ():
             rules = compile_rules(policy.rules(direction)) if direction in policy.directions else ()
-            if rules and not excess(rules, candidates):
-                yield _Side((key, direction), rules, addresses)
+            if rules and not excess(rules, self._candidates):
+                yield _Side((policy.key, direction), rules, addresses)
 
+    def order_of_refusal(self) -> List[PolicySide]:
+        """Return the policies, by direction; the first is refused first."""
+        needs: Dict[str, Dict[PolicySide, _Need]] = {}
+        for side in self._sides:
+            needs.setdefault(side.key[0].namespace, {})[side.key] = _need(side.rules, side.addresses)
+        pods = self._pods
+        namespaces = sorted(needs, key=lambda name: (-_together(needs[name].values()).elements(pods), name))
+        return [
+            item
+            for name in namespaces
+            for item in sorted(needs[name], key=lambda each: (-needs[name][each].elements(pods), each))
+        ]
 
-def order_of_refusal(objects: PolicyObjects, node_name: str) -> List[PolicySide]:
-    """Return the NetworkPolicies that select pods of a node, by direction; the first is refused first."""
-    needs: Dict[str, Dict[PolicySide, _Need]] = {}
-    for side in _sides(objects, node_name, _candidates(objects)):
-        needs.setdefault(side.key[0].namespace, {})[side.key] = _need(side.rules, side.addresses)
-    pods = len(objects.pods)
-    namespaces = sorted(needs, key=lambda name: (-_together(needs[name].values()).elements(pods), name))
-    return [
-        item
-        for name in namespaces
-        for item in sorted(needs[name], key=lambda each: (-needs[name][each].elements(pods), each))
-    ]
+    def crowding(self, most: int) -> FrozenSet[PolicySide]:
+        """Return the policies to refuse, by direction, so that those left have at most ``most`` candidates.
 
+        Those of the namespace whose own selectors have most candidates are refused first.
+        """
+        peers: Dict[str, Dict[PolicySide, Set[PodPeer]]] = {}
+        uses: Counter[PodPeer] = Counter()
+        for side in self._sides:
+            found = {peer for rule in side.rules for peer in rule.pods}
+            peers.setdefault(side.key[0].namespace, {})[side.key] = found
+            uses.update(found)
+        sizes = {name: self._size(set().union(*own.values())) for name, own in peers.items()}
+        left = self._size(uses)
+        refused: Set[PolicySide] = set()
+        for name in sorted(peers, key=lambda item: (-sizes[item], item)):
+            own = peers[name]
+            for key in sorted(own, key=lambda each: (-self._size(own[each]), each)):
+                if left <= most:
+                    return frozenset(refused)
+                refused.add(key)
+                uses.subtract(own[key])
+                left -= self._size(peer for peer in own[key] if not uses[peer])
+        return frozenset(refused)
 
-def crowding(objects: PolicyObjects, node_name: str, most: int) -> FrozenSet[PolicySide]:
-    """Return the NetworkPolicies to refuse, by direction, so that those left have at most ``most`` candidates.
-
-    Those of the namespace whose own selectors have most candidates are refused first.
-    """
-    candidates = _candidates(objects)
-    peers: Dict[str, Dict[PolicySide, Set[PodPeer]]] = {}
-    uses: Counter[PodPeer] = Counter()
-    for side in _sides(objects, node_name, candidates):
-        found = {peer for rule in side.rules for peer in rule.pods}
-        peers.setdefault(side.key[0].namespace, {})[side.key] = found
-        uses.update(found)
-
-    def size(chosen: Iterable[PodPeer]) -> int:
-        return sum(map(candidates.of, chosen))
-
-    sizes = {name: size(set().union(*own.values())) for name, own in peers.items()}
-    left = size(uses)
-    refused: Set[PolicySide] = set()
-    for name in sorted(peers, key=lambda item: (-sizes[item], item)):
-        own = peers[name]
-        for key in sorted(own, key=lambda each: (-size(own[each]), each)):
-            if left <= most:
-                return frozenset(refused)
-            refused.add(key)
-            uses.subtract(own[key])
-            left -= size(peer for peer in own[key] if not uses[peer])
-    return frozenset(refused)
-
-
-def _selected(policy: NetworkPolicy, pods: Iterable[Pod]) -> List[Pod]:
-    return [pod for pod in pods if policy.pods.matches(pod.labels)]
+    def _size(self, peers: Iterable[PodPeer]) -> int:
+        """Return the number of candidates of these peers."""
+        return sum(map(self._candidates.of, peers))
 
 
 def named(refused: Iterable[PolicySide], most: int) -> Dict[PolicySide, str]:

@@ -13,7 +13,7 @@ from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Se
 from ..addresses import Network
 from ..cluster.model import NamespacedName
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
-from .budget import PolicySide, crowding, named, order_of_refusal
+from .budget import Demand, PolicySide, named
 from .judge import Judge
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS
 from .matching.owners import Address, AddressOwners
@@ -167,13 +167,11 @@ class NodePolicy:
     def _search(self) -> PolicyState:
         """Return a state that fits, with few policies refused, in their order."""
         self.choices += 1
-        order = order_of_refusal(self._objects, self._node_name)
+        demand = Demand(self._objects, self._node_name)
         # With room for new pods: without, each of them would cause another search.
         spare = self._most_rows // _SPARE
-        refused = crowding(
-            self._objects, self._node_name, MOST_CANDIDATES_TOGETHER - MOST_CANDIDATES_TOGETHER // _SPARE
-        )
-        order = [item for item in order if item not in refused]
+        refused = demand.crowding(MOST_CANDIDATES_TOGETHER - MOST_CANDIDATES_TOGETHER // _SPARE)
+        order = [item for item in demand.order_of_refusal() if item not in refused]
         found = self._made(refused, spare) if refused else None
         if found is None:
             # Usually the policies of one namespace need too much.
@@ -187,11 +185,8 @@ class NodePolicy:
 
     def _without(self, changed: AbstractSet[NamespacedName]) -> Optional[PolicyState]:
         """Return a state that fits because few of the changed policies are refused; None if none does."""
-        order = [
-            item
-            for item in order_of_refusal(self._objects, self._node_name)
-            if item[0] in changed and item not in self._refused
-        ]
+        demand = Demand(self._objects, self._node_name, changed)
+        order = [item for item in demand.order_of_refusal() if item not in self._refused]
         if not order:
             return None
         refused = self._refused
