@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import Any, Dict, Optional
+import time
+from typing import Any, Callable, Dict, Optional
 
 from ..addresses import FAMILIES
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
@@ -37,6 +38,8 @@ from .surface.status import answer, status_text
 from .surface.systemd import Systemd
 
 CACHE_SECONDS = 30.0
+#: The pause after a step of the loop has failed.
+AFTER_FAILURE_SECONDS = 0.5
 #: How often to check that the path of the control socket exists.
 CONTROL_SECONDS = 10.0
 #: How often to check whether the cluster is known, since a request that fails wakes nothing.
@@ -233,20 +236,28 @@ class Agent:
             self._look_after_threads()
             if self.limited.pending:
                 self._suppressed.start(self.limited.seconds)
-            self._reload_if_requested()
+            self._attempt("reload the configuration", self._reload_if_requested)
             if self.views.preliminary and not self._stop and self.views.cluster_known(self.timers.clock()):
                 self._serve_cluster()
             if self._stop or self.sync.proxiers is None:
                 continue
-            self.readiness.fill()
+            self._attempt("prepare network policies", self.readiness.fill)
             self.policy.sync(self.sync.proxiers.node_view.addresses)
-            self.readiness.look()
+            self._attempt("report readiness", self.readiness.look)
             self.parts.check_follower.follow()
             self.sync.look()
             self.sync.request_if_needed()
             if self.sync.is_due:
-                self._sync()
-            self.timers.run()
+                self._attempt("sync", self._sync)
+            self.timers.run(self._attempt)
+
+    def _attempt(self, name: str, action: Callable[[], object]) -> bool:
+        """Run a step of the loop; return whether it succeeded."""
+        succeeded = self.parts.steps.run(name, action)
+        if not succeeded:
+            # What has woken the loop may wake it at once again.
+            time.sleep(AFTER_FAILURE_SECONDS)
+        return succeeded
 
     def _delay(self) -> float:
         delays = [self.sync.delay(), self.supervisor.delay(), self.timers.delay()]
@@ -307,7 +318,10 @@ class Agent:
             elif isinstance(item, ControlRequest):
                 item.reply(self._answer(item.question))
         if changed:
-            self.sync.report_refusals()
+            self._attempt("report refused objects", self.sync.report_refusals)
+        self._attempt("protect the API servers", self._protect_servers)
+
+    def _protect_servers(self) -> None:
         servers = self.parts.api.servers
         servers.learn(self.source.view.state)
         self.views.protect(servers.claims())

@@ -1,23 +1,30 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Objects of the cluster that the agent cannot process because of a defect of its own.
+"""Defects of the agent: objects of the cluster that it cannot process, and steps of its loop that fail.
 
-Such a defect must affect only the object that triggers it: ending the agent would leave every other Service out of
-date, and again after each restart.
+A defect must affect only what triggers it: ending the agent would leave every other Service out of date, and again
+after each restart.
 """
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterator, NamedTuple
+from typing import Callable, Dict, FrozenSet, Iterator, NamedTuple
 
 from ..cluster.parsing.objects import ObjectKey
 from ..errors import ProxyError, defect_text
+from .fatal import Fatal
+from .surface.log import LimitedLog
 
 #: If more objects fail than this, the defect is not about one of them.
 MOST_FAILURES = 10
 #: Exceptions that no object triggers: those that are expected, and a lack of memory, which a restart may end.
 NOT_OF_ONE_OBJECT = (ProxyError, MemoryError)
+
+
+def error_text(error: Exception) -> str:
+    """Return the text of an expected error; of another exception, a defect, its type and where it was raised, too."""
+    return str(error) if isinstance(error, ProxyError) else f"a defect of the agent: {defect_text(error)}"
 
 
 class Failure(NamedTuple):
@@ -59,3 +66,24 @@ class Failures:
     def all(self) -> FrozenSet[Failure]:
         """Return every failure."""
         return frozenset(Failure(key, error) for key, error in self._errors.items())
+
+
+class Steps:
+    """Runs the steps of the main loop, so that an exception which nothing expects does not end the agent."""
+
+    def __init__(self, limited: LimitedLog) -> None:
+        self._limited = limited
+
+    def run(self, name: str, action: Callable[[], object]) -> bool:
+        """Run a step; log its failure, and return whether it succeeded.
+
+        Raises Fatal and MemoryError, which only a restart may help against.
+        """
+        try:
+            action()
+        except (Fatal, MemoryError):
+            raise
+        except Exception as error:
+            self._limited.error(("step", name), "a step of the agent has failed", step=name, error=error_text(error))
+            return False
+        return True

@@ -25,6 +25,7 @@ from .checks.checks import Checks
 from .checks.follower import CheckFollower
 from .checks.prober import VerdictChange
 from .drain import Drain
+from .failures import Steps
 from .forwarding import Forwarding
 from .memory import MemoryBudget
 from .options import AgentOptions, command_line_flags
@@ -65,6 +66,7 @@ class Parts:
         self.options = options
         self.log = log
         self.limited = LimitedLog(log)
+        self.steps = Steps(self.limited)
         # As loaded; ``sync`` has the configuration of the mode in effect.
         self.settings, warnings = load_settings(options)
         loaded = self.settings.configuration

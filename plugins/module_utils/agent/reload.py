@@ -50,7 +50,7 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
         parts.log.info("the name of this node has changed", node=after.node_name, before=before.node_name)
     parts.policy.configure(node_proxy.network_policy, after.node_name)
     parts.traffic.configure(node_proxy.traffic)
-    parts.source.follow_others(after.policies)
+    parts.source.follow_others(parts.policy.resources)
     parts.settings = after
     parts.api.configure(node_proxy.api_servers)
     configure_log(parts.log, parts.options, configuration)

@@ -14,6 +14,16 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+AFTER_FAILURE_SECONDS = 30.0
+#: Runs an action by name, and returns whether it succeeded.
+Attempt = Callable[[str, Callable[[], None]], bool]
+
+
+def _directly(_name: str, action: Callable[[], None]) -> bool:
+    action()
+    return True
+
+
 class Timer:
     """One task of the loop; :meth:`Timers.add` makes it. ``due``: when it runs, by the timers' clock, or None."""
 
@@ -60,8 +70,12 @@ class Timers:
         due = [timer.due for timer in self._timers if timer.due is not None]
         return max(0.0, min(due) - self.clock()) if due else float("inf")
 
-    def run(self) -> None:
-        """Run the actions of all timers that are due, in the order in which the timers were added."""
+    def run(self, attempt: Attempt = _directly) -> None:
+        """Run the actions of all timers that are due, in the order in which the timers were added.
+
+        ``attempt`` runs an action by name and returns whether it succeeded; one that did not runs again after a pause.
+        """
         now = self.clock()
         for timer in [timer for timer in self._timers if timer.due is not None and timer.due <= now]:
-            timer.run()
+            if not attempt(timer.name, timer.run):
+                timer.start(AFTER_FAILURE_SECONDS)

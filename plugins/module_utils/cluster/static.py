@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ..errors import Refusal, SnapshotError
+from ..errors import Refusal, SnapshotError, defect_text
 from ..regular_files import read_with_own_links
 from .fields import Invalid, shown
 from .manifest_fields import check_endpoint_fields, check_fields
@@ -27,6 +27,8 @@ from .snapshot import parse_snapshot
 
 #: The default namespace of manifests.
 DEFAULT_NAMESPACE = "static"
+#: The kind of the refusal of a file as a whole; its path is the name.
+UNREADABLE_FILE = "file"
 _SUFFIXES = (".yaml", ".yml", ".json")
 _MOST_BYTES = 1 << 20
 _MOST_FILES = 256
@@ -71,7 +73,7 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
                 problem = ("metadata.name", f"is already that of another {key.kind}, in {seen[key]}")
                 found.append(Refusal(*key, *problem, file))
                 continue
-            parsed, problems = _parse(raw)
+            parsed, problems = _isolated(raw)
             found += [Refusal(key.kind or "object", key.namespace, key.name, *problem, file) for problem in problems]
             if parsed is None:
                 continue
@@ -94,6 +96,18 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
         if name not in by_owner:
             found.append(Refusal(*key, "spec.selector", reason, services[name].static))
     return StaticObjects(services, by_owner, tuple(found))
+
+
+def _isolated(raw: Dict[str, Any]) -> Tuple[Union[Service, EndpointSlice, None], List[Problem]]:
+    """Return what :func:`_parse` does; a manifest that a defect of the parser does not let it read is refused."""
+    try:
+        return _parse(raw)
+    except MemoryError:
+        raise
+    except RecursionError:
+        return None, [("", "is nested too deeply, or contains itself")]
+    except Exception as error:
+        return None, [("", f"cannot be read, which is a defect of this program: {defect_text(error)}")]
 
 
 def _parse(raw: Dict[str, Any]) -> Tuple[Union[Service, EndpointSlice, None], List[Problem]]:
@@ -263,4 +277,4 @@ def _is_manifest(name: str) -> bool:
 
 
 def _refused_file(path: str, reason: str) -> Refusal:
-    return Refusal("file", "", path, "", reason)
+    return Refusal(UNREADABLE_FILE, "", path, "", reason)

@@ -8,7 +8,7 @@ It is imported only where policies are enforced: Ansible ships modules as source
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 from ..addresses import FAMILIES, Network, networks_of, packed, unpacked
 from ..cluster.state import ClusterState
@@ -52,14 +52,18 @@ def node_policy(
     settings: NetworkPolicySettings,
     node_name: str,
     addresses: Iterable[Tuple[str, str]],
+    ranges: Optional[Sequence[Network]] = None,
 ) -> NodePolicy:
-    """Return the policies of a node. ``addresses``: of the node, as pairs (interface, address)."""
+    """Return the policies of a node. ``addresses``: of the node, as pairs (interface, address).
+
+    ``ranges``: its pod ranges, by default those that :func:`pod_ranges` finds.
+    """
     return NodePolicy(
         node_name,
         cluster.policy,
         raw_addresses(addresses),
         settings.cluster_policies,
-        pod_ranges=pod_ranges(cluster, settings, node_name),
+        pod_ranges=pod_ranges(cluster, settings, node_name) if ranges is None else ranges,
         unjudged=networks_of(settings.unjudged_destinations),
     )
 

@@ -14,7 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, watching
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import LossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.proxier import Proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Proxiers
@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Mode, Subsystems
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
@@ -130,7 +131,7 @@ class SyncBench:
             sync_service_health=lambda _family: [],
         )
         monkeypatch.setattr(node, "set_up", self.set_up)
-        monkeypatch.setattr(node, "DriftWatch", Drift)
+        monkeypatch.setattr(watching, "DriftWatch", Drift)
         self.sync = node.NodeSync(
             load(configuration or {}, "").configuration,
             view=self.view,
@@ -145,10 +146,15 @@ class SyncBench:
             losses=LossWatch(50.0, 0.0, timers.clock),
             post=lambda *event: self.events.append(event),
         )
-        self.sync.set_up(self.sync.configuration)
+        self.sync.set_up(self.request())
 
-    def set_up(self, configuration, handles):
-        """Replace the function of that name; the request is the configuration."""
+    def request(self, configuration=None):
+        """Return a request for the configuration in effect, or another one."""
+        return Request(self.view.state, configuration or self.sync.configuration)
+
+    def set_up(self, request, handles):
+        """Replace the function of that name."""
+        configuration = request.configuration
         view = SimpleNamespace(node=None, name="n1", nfacct_counters=())
         proxiers = tuple(Proxier(configuration, self.mode, context, handles) for context in self.contexts)
         return Proxiers(

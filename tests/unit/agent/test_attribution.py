@@ -82,6 +82,12 @@ def test_every_kind_of_entry_has_a_name():
         assert kind_and_name(resource, key) == expected
 
 
+def test_every_kind_has_a_word():
+    for kind in [value for name, value in vars(Kind).items() if not name.startswith("_")]:
+        assert kind_and_name(kind, "a name")[1] == "a name"
+    assert kind_and_name(Kind.LISTENERS, "10.96.0.1") == ("listener", "10.96.0.1")
+
+
 def test_plurals():
     servers = {VirtualServerKey("tcp", "10.96.0.1", port): None for port in (80, 81)}
     elements = {ElementKey("element", "cluster-ips", bytes([number])): True for number in range(3)}

@@ -269,3 +269,22 @@ def test_a_defect_in_a_verdict_does_not_end_the_agent(monkeypatch):
     now[0] += RETRY_SECONDS
     timers.run()
     assert checks.count() == (1, 1) and view.state.failing(change.target.service).reasons
+
+
+def test_connections_to_endpoints_that_failed_meanwhile_are_ended():
+    checks, view = followed_checks()
+    change = failed(view)
+    checks.forget()
+    found_by_prober(checks, change)
+    checks.changed(view, change)
+    checks.follow(view, tuple, everything=True)
+    assert checks._newly_failed == [(change.target.service, "192.0.2.1", 8080)]
+
+
+def test_a_defect_while_connections_are_ended_forgets_nothing(monkeypatch):
+    checks, view = followed_checks()
+    node = Node(view)
+    monkeypatch.setattr(checks, "end_connections", lambda *_arguments: {}["a defect"])
+    timers = Timers(lambda: 0.0)
+    CheckFollower(checks, node, node, timers=timers, limited=LimitedLog(Log(io.StringIO()))).end_connections()
+    assert checks.count() == (2, 0) and timers.delay() == float("inf")

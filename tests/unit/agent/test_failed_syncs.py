@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier, watching
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import LossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.lab import manifests
@@ -75,7 +75,7 @@ def test_the_services_of_a_later_sync_that_fails_are_applied_by_the_next_one(ser
     bench.put(*[service(f"s{number}", number) for number in (1, 2, 3)])
     bench.sync.sync(first=True)
     if rebuilt:
-        bench.sync.rebuild(bench.sync.configuration)
+        bench.sync.rebuild(bench.request())
     bench.put(service("s4", 4))
     bench.delete(service("s3", 3))
     works_again = failing(monkeypatch, step)
@@ -106,7 +106,7 @@ def test_a_loss_is_held_back_no_longer_when_the_node_is_set_up_again(monkeypatch
     assert bench.table == before and bench.sync.syncer.losses.held_until
 
     bench.now += 5
-    bench.sync.rebuild(bench.sync.configuration)
+    bench.sync.rebuild(bench.request())
     bench.sync.sync()
     assert bench.table == without.table, "all Services are still there, without endpoints"
     assert "no longer held back" in bench.text.getvalue() and not bench.sync.syncer.losses.held_until
@@ -142,11 +142,11 @@ def test_what_serves_is_only_removed_after_a_sync_that_succeeds(served, monkeypa
 def test_without_a_watch_the_node_is_synced_and_compared_later(served, monkeypatch):
     bench = SyncBench(monkeypatch)
     bench.put(service("s1", 1))
-    monkeypatch.setattr(node, "DriftWatch", fail)
+    monkeypatch.setattr(watching, "DriftWatch", fail)
     bench.sync.sync(first=True)
     assert bench.sync.drift is None and bench.table and not bench.sync.syncer.last_error
     assert "cannot be watched" in bench.text.getvalue()
-    monkeypatch.setattr(node, "DriftWatch", Drift)
+    monkeypatch.setattr(watching, "DriftWatch", Drift)
     bench.now += 60
     bench.timers.run()
     assert bench.sync.drift is not None and "IPv4" in bench.sync.syncer.suspects

@@ -160,7 +160,7 @@ def test_of_many_refused_objects_some_are_reported(bench):
 def test_a_change_of_the_mode_is_reported_once(bench, monkeypatch):
     found = SimpleNamespace(removed=7, draining=0)
     monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _handles: found)
-    bench.sync.rebuild(load({"mode": "ipvs"}, "").configuration)
+    bench.sync.rebuild(bench.request(load({"mode": "ipvs"}, "").configuration))
     bench.sync.sync()
     bench.sync.clean_up()
     # Later, as after a start in another mode than before.
@@ -258,7 +258,7 @@ def test_only_the_families_that_a_change_concerns_are_queued(dual):
 
 def test_a_new_configuration_closes_the_drift_watch_and_applies_every_service_again(bench):
     drift = bench.sync.drift
-    bench.sync.rebuild(bench.sync.configuration)
+    bench.sync.rebuild(bench.request())
     assert drift.closed and bench.sync.drift is None
     bench.now += 2
     assert bench.sync.is_due

@@ -27,7 +27,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.secti
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import policy as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_findings
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import Connection
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import InterfaceAddress
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
@@ -283,7 +283,7 @@ def test_policies_are_chosen_again_within_seconds_but_not_all_the_time():
     assert crowded.choices == 2 and not crowded.is_provisional and timers.delay() == float("inf")
 
 
-def _in_portions(portion: int, state: Any, settings: NetworkPolicySettings, node_name: str, _addresses: Any) -> Any:
+def _in_portions(portion: int, state: Any, _settings: Any, node_name: str, *_addresses_and_ranges: Any) -> Any:
     return NodePolicy(node_name, state.policy, portion=portion)
 
 
@@ -391,3 +391,105 @@ def test_new_settings_wait_for_the_objects_that_they_need_and_the_previous_ones_
     view.listed |= {"ClusterNetworkPolicy", "AdminNetworkPolicy", "BaselineAdminNetworkPolicy"}
     sync.sync(())
     assert sync.status()["inForce"] and not sync.status()["error"]
+
+
+def known_cluster(*more: str) -> ClusterView:
+    view = ClusterView()
+    for item in cases.steps("default-deny-ingress")[0].objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS | set(more)
+    return view
+
+
+def a_pod(view: ClusterView) -> Any:
+    objects = cases.steps("default-deny-ingress")[0].objects.values()
+    return next(item for item in objects if item["kind"] == "Pod" and item["spec"]["nodeName"] == "node1")
+
+
+def fail(*_arguments: Any) -> None:
+    raise KeyError("a defect")
+
+
+def test_what_both_settings_need_is_followed_while_one_waits(kernel):
+    """Without it, policies would not follow the cluster, and descriptors that nothing reads would wake the loop."""
+    view = known_cluster("ClusterNetworkPolicy", "AdminNetworkPolicy", "BaselineAdminNetworkPolicy")
+    sync = follower(kernel, view, cluster_policies=True)
+    sync.sync(())
+    assert sync.in_force
+    both = sync.resources
+    sync.configure(NetworkPolicySettings(enabled=True, unknown_pods="deny"), "node1")
+    assert set(sync.resources) == set(both)
+    view.forget("ClusterNetworkPolicy")
+    assert sync.filenos() == []
+
+
+def test_the_ranges_of_unknown_pods_are_kept_after_a_defect(kernel, monkeypatch):
+    view = known_cluster("Node")
+    now = [0.0]
+    timers = Timers(lambda: now[0])
+    sync = follower(kernel, view, timers, unknown_pods="deny")
+    sync.sync(())
+    node = next(item for key, item in cases.steps("default-deny-ingress")[0].objects.items() if key[0] == "Node")
+    for name in ("node1", "node2"):
+        view.state.delete({**node, "metadata": {**node["metadata"], "name": name}})
+    view.state.delete(a_pod(view))
+    with monkeypatch.context() as patched:
+        patched.setattr(NodePolicy, "update", fail)
+        sync.sync(())
+    now[0] += policy.RETRY_SECONDS
+    timers.run()
+    assert sync.in_force and [key for key in kernel.entries if key[:2] == ("element", "pod-ranges4")]
+
+
+def test_a_defect_that_shows_again_after_each_success_is_tried_less_and_less_often(kernel, monkeypatch):
+    view = known_cluster()
+    now = [0.0]
+    timers = Timers(lambda: now[0])
+    sync = follower(kernel, view, timers)
+    sync.sync(())
+    monkeypatch.setattr(NodePolicy, "update", fail)
+    pod = a_pod(view)
+    made = []
+    original = policy.node_policy
+    monkeypatch.setattr(policy, "node_policy", lambda *words: made.append(now[0]) or original(*words))
+    for number in range(600):
+        view.state.upsert({**pod, "metadata": {**pod["metadata"], "labels": {"number": str(number)}}})
+        sync.sync(())
+        now[0] += 1
+        timers.run()
+    assert 5 < len(made) < 12
+
+
+def test_equal_settings_do_not_hide_a_defect(kernel, monkeypatch):
+    view = known_cluster()
+    now = [1000.0]
+    sync = follower(kernel, view, Timers(lambda: now[0]))
+    sync.sync(())
+    elements = sync.status()["elements"]
+    view.state.delete(a_pod(view))
+    monkeypatch.setattr(NodePolicy, "update", fail)
+    sync.sync(())
+    sync.configure(NetworkPolicySettings(enabled=True), "node1")
+    assert "a defect" in sync.status()["error"] and sync.status()["elements"] == elements
+    with pytest.raises(ProxyError, match="a defect"):
+        sync.explainer(())
+
+
+def test_a_table_that_cannot_be_removed_is_reported(kernel, monkeypatch):
+    sync = follower(kernel, known_cluster())
+    sync.sync(())
+
+    def refuse(_table: Any) -> None:
+        raise KernelError("busy")
+
+    monkeypatch.setattr(policy_table.PolicyTable, "remove", refuse)
+    sync.configure(NetworkPolicySettings(), "node1")
+    sync.sync(())
+    assert sync.status()["error"] == "busy"
+
+
+def test_policies_are_in_force_although_denied_packets_cannot_be_logged(kernel, monkeypatch):
+    sync = follower(kernel, known_cluster())
+    monkeypatch.setattr(sync._denied, "report", fail)
+    sync.sync(())
+    assert sync.in_force and kernel.entries

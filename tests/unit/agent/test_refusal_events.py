@@ -6,10 +6,15 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+from pathlib import Path
 from typing import Any, List, Tuple
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import make_event, node_reference
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.refusal_events import MOST, RefusalEvents
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import StaticDirectory
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
 
 
@@ -29,3 +34,16 @@ def test_each_refusal_is_reported_once_and_many_by_their_number() -> None:
     assert len(posted) == 2 + MOST
     last = stream.getvalue().splitlines()[-1]
     assert "further invalid objects are skipped" in last and "objects=5" in last
+
+
+def test_a_file_that_cannot_be_read_is_reported_about_the_node(tmp_path: Path) -> None:
+    """Whatever its name: an Event needs the name of an object, and a digest of the text."""
+    (tmp_path / os.fsdecode(b"caf\xe9.yaml")).write_text("kind: [")
+    (refusal,) = StaticDirectory(str(tmp_path)).read().refusals
+    posted: List[Any] = []
+    events = RefusalEvents(LimitedLog(Log(io.StringIO())), lambda *event: posted.append(event))
+    events.update((refusal,))
+    ((about, kind, reason, action, note),) = posted
+    assert about is None
+    made = make_event("host", node_reference("node"), kind=kind, reason=reason, action=action, note=note)
+    assert json.dumps(made)

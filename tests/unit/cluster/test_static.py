@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import StaticDirectory, parse_static
@@ -314,3 +315,29 @@ def test_the_result_does_not_depend_on_the_order_of_changes(steps):
 
 def _names():
     return [NamespacedName("static", name) for name in "ab"]
+
+
+@pytest.mark.parametrize("text", ["kind: Service\nmetadata: &m [*m]\n", "kind: Service\nspec: &s {ports: *s}\n"])
+def test_a_manifest_that_contains_itself_is_refused_alone(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(MANIFEST)
+    (tmp_path / "b.yaml").write_text(text)
+    found = StaticDirectory(str(tmp_path)).read()
+    assert list(found.services) == [NamespacedName("static", "apiserver")]
+    (refusal,) = found.refusals
+    assert str(refusal).startswith(f"{tmp_path}/b.yaml: ")
+
+
+def test_a_defect_of_the_parser_refuses_one_manifest(tmp_path, monkeypatch):
+    (tmp_path / "a.yaml").write_text(MANIFEST)
+    (tmp_path / "b.yaml").write_text(MANIFEST.replace("apiserver", "other"))
+    original = static.check_fields
+
+    def check(raw):
+        if raw["metadata"]["name"] == "other":
+            raise KeyError("a defect")
+        original(raw)
+
+    monkeypatch.setattr(static, "check_fields", check)
+    found = StaticDirectory(str(tmp_path)).read()
+    assert list(found.services) == [NamespacedName("static", "apiserver")]
+    assert any("KeyError: 'a defect'" in str(refusal) for refusal in found.refusals)

@@ -82,7 +82,7 @@ def make_event(
 def _common_end(regarding: Dict[str, str], note: str) -> str:
     """Return a name suffix that is equal on all nodes, so that the API server keeps only the first of these Events."""
     text = "\0".join([regarding["kind"], regarding.get("namespace", ""), regarding["name"], note])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
 
 
 class EventPoster:

@@ -58,6 +58,7 @@ class Checks:
         self._failing: Dict[Target, Verdict] = {}
         self._known_problem = ""
         self._newly_failed: List[Tuple[NamespacedName, str, int]] = []
+        self._forgotten = False
         metrics.checked_endpoints.labels("passing").set_function(lambda: float(self.count()[0]))
         metrics.checked_endpoints.labels("failing").set_function(lambda: float(self.count()[1]))
 
@@ -85,6 +86,14 @@ class Checks:
         self._addresses_of_target = {
             name: places_of(view.state, name) for name in {target.service for target in wanted}
         }
+        if self._forgotten and everything:
+            # Any of them may have begun to fail meanwhile.
+            self._forgotten = False
+            self._newly_failed = [
+                (target.service, address, port)
+                for target in self._failing
+                for address, port in self._addresses_of_target[target.service].get(target, ())
+            ]
         self._prober.follow(wanted)
         if wanted and not self._running:
             self._running = True
@@ -198,6 +207,7 @@ class Checks:
         """Forget the targets and their verdicts, so that the next :meth:`follow` of all Services finds them again."""
         self._targets, self._failing, self._addresses_of_target = (), {}, {}
         self._newly_failed = []
+        self._forgotten = True
 
     def stop(self) -> None:
         """Stop the thread."""

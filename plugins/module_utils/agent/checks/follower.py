@@ -53,15 +53,20 @@ class CheckFollower:
         """Close the connections to endpoints that have failed and are no longer served."""
         proxiers, view = self._sync.proxiers, self._views.current
         if proxiers is not None:
-            self._attempt(lambda: self._checks.end_connections(view, proxiers.families))
+            self._succeeds(lambda: self._checks.end_connections(view, proxiers.families))
 
     def _attempt(self, action: Callable[[], None]) -> None:
+        if not self._succeeds(action):
+            self._checks.forget()
+            self._retry.start(RETRY_SECONDS)
+
+    def _succeeds(self, action: Callable[[], None]) -> bool:
         try:
             action()
         except NOT_OF_ONE_OBJECT:
             raise
         except Exception as error:
-            text = "health checks cannot follow a change, which is a defect of the agent; trying again"
-            self._limited.error("health checks", text, error=defect_text(error), seconds=RETRY_SECONDS)
-            self._checks.forget()
-            self._retry.start(RETRY_SECONDS)
+            text = "health checks cannot follow a change, which is a defect of the agent"
+            self._limited.error("health checks", text, error=defect_text(error))
+            return False
+        return True

@@ -25,6 +25,7 @@ _SINGULAR = {
     Kind.ADDRESSES: "address",
     Kind.SYSCTLS: "sysctl",
     Kind.MODULES: "module",
+    Kind.LISTENERS: "listener",
 }
 _NFTABLES_KINDS = {
     "table": "table",
@@ -52,7 +53,7 @@ def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
         return "real server", str(key)
     if isinstance(key, (ObjectKey, ElementKey)):
         return _NFTABLES_KINDS[key.kind], key.name
-    return _SINGULAR[kind], str(key)
+    return _SINGULAR.get(kind, kind), str(key)
 
 
 def summary(entries: Iterable[Tuple[str, Any]]) -> str:

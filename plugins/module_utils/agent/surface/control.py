@@ -45,7 +45,10 @@ class ControlRequest:
 
 def _listening(path: str) -> socket.socket:
     """Return a socket that listens at a path, in place of whatever is there. Raises KernelError."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    except OSError as error:
+        raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):

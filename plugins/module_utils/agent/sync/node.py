@@ -11,15 +11,17 @@ import time
 from typing import Callable, Collection, Optional
 
 from ...addresses import FAMILIES
+from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.request import Request
-from ...errors import KernelError, ProxyError
+from ...errors import ProxyError
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import NORMAL, WARNING, Post
 from ..drift.parameters import PARAMETERS_SECONDS
 from ..drift.watch import DriftWatch
+from ..failures import error_text
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import INFO, LimitedLog, Log
@@ -35,6 +37,7 @@ from .schedule import Schedule
 from .setup import Proxiers, remove_leftovers, set_up, with_current_addresses
 from .slow_start import SlowStart
 from .syncer import Syncer
+from .watching import Watching
 
 DRAIN_SECONDS = 60.0
 GAUGES_SECONDS = 30.0
@@ -70,7 +73,6 @@ class NodeSync:
     ) -> None:
         self.configuration = configuration
         self.proxiers: Optional[Proxiers] = None
-        self.drift: Optional[DriftWatch] = None
         self.last_sync_end = 0.0
         self.syncer = Syncer(
             view, health, metrics=metrics, surface=surface, log=log, limited=limited, losses=losses, post=post
@@ -92,10 +94,13 @@ class NodeSync:
         # Whether the Event about the change to the mode in effect was posted.
         self._mode_posted = False
         self._leftovers_due = False
+        # Whether the last sync ended by an exception that nothing expects, and what the node was set up for.
+        self._broken = False
+        self._request: Optional[Request] = None
         self._slow_start = SlowStart(timers.clock)
         self._draining = timers.add("remove drained real servers", self._drain)
         self._leftovers = timers.add("remove leftovers of other modes", self.clean_up)
-        self._watching = timers.add("watch for changes by other programs", self._watch_again)
+        self._watching = Watching(handles, timers, self._watch_again, log=log, limited=limited)
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)
         self._gauges = timers.add("refresh gauges", self._refresh_gauges)
         self._check = timers.add("check everything", self._check_everything)
@@ -103,12 +108,18 @@ class NodeSync:
         self._held = timers.add("apply a change that was held back", self._apply_held)
         self._rise = timers.add("raise the share of new endpoints", self._raise_shares)
 
+    @property
+    def drift(self) -> Optional[DriftWatch]:
+        """The watch for changes by other programs; None before the first sync, and while it cannot be opened."""
+        return self._watching.drift
+
     def set_up(self, request: Request) -> Proxiers:
         """Prepare the kernel, and create and return proxiers without any Service yet.
 
         Raises PreflightError if the mode cannot work here, before anything is changed; ConfigurationError; KernelError.
         """
         proxiers = set_up(request, self._handles)
+        self._request = request._replace(cluster=ClusterState())
         known = self.proxiers.warnings if self.proxiers is not None else ()
         for warning in proxiers.warnings:
             if warning not in known:
@@ -169,9 +180,7 @@ class NodeSync:
 
     def stop_watching(self) -> None:
         """Close the drift watch. The next sync opens a new one for the proxiers at that time."""
-        if self.drift is not None:
-            self.drift.close()
-            self.drift = None
+        self._watching.close()
 
     def sync(self, first: bool = False) -> None:
         """Bring the kernel in sync with the view; failures are logged, counted and tried again by the schedule."""
@@ -180,9 +189,18 @@ class NodeSync:
             return
         self.schedule.started()
         started = self._clock()
-        self._slow_start.update(self._view, self.configuration.node_proxy.service_policy)
-        first = first or not self.syncer.started
-        outcome = self.syncer.start(proxiers) if first else self.syncer.sync(proxiers)
+        try:
+            if self._broken and self._request is not None:
+                proxiers = self.set_up(self._request._replace(cluster=self._view.state))
+                self._broken = False
+            self._slow_start.update(self._view, self.configuration.node_proxy.service_policy)
+            first = first or not self.syncer.started
+            outcome = self.syncer.start(proxiers) if first else self.syncer.sync(proxiers)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._sync_broken(error)
+            return
         now = self._clock()
         self.schedule.ended(now, outcome.succeeded)
         self.last_sync_end = time.time()
@@ -191,9 +209,8 @@ class NodeSync:
             trim_memory()
         if self.drift is None:
             # Not before the first sync of a node: it may cause more notifications than any buffer holds.
-            self._watch(proxiers)
-        if self.drift is not None:
-            self.drift.synced(outcome.changes > 0, outcome.observed)
+            self._watching.open(proxiers)
+        self._watching.synced(outcome.changes > 0, outcome.observed)
         if outcome.observed:
             self._check.restart(max(proxiers.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started)))
         else:
@@ -216,18 +233,22 @@ class NodeSync:
         if self._leftovers_due and outcome.succeeded:
             self.clean_up()
 
-    def _watch(self, proxiers: Proxiers) -> None:
-        """Watch for changes by other programs; if that is not possible now, try again later."""
-        try:
-            self.drift = DriftWatch(proxiers.mode.subsystems, proxiers.families, self._handles, self._log)
-        except KernelError as error:
-            text = "changes by other programs cannot be watched, retrying"
-            self._limited.warning("watch", text, error=error)
-            self._watching.start(RETRY_SECONDS)
+    def _sync_broken(self, error: Exception) -> None:
+        """Report a sync that ended by an exception which nothing expects, and set the node up again for the next one.
+
+        The desired tables may be incomplete, so they must not be used any more.
+        """
+        text = error_text(error)
+        self._broken = True
+        self.syncer.broken(text)
+        for family in self.proxiers.families if self.proxiers is not None else ():
+            self._health.queued(family.family)
+        self.schedule.ended(self._clock(), succeeded=False)
+        self._limited.error("sync", "a sync has failed; the node is set up again for the next one", error=text)
 
     def _watch_again(self) -> None:
         if self.proxiers is not None and self.drift is None:
-            self._watch(self.proxiers)
+            self._watching.open(self.proxiers)
             # Nothing has reported the changes since the last sync.
             self._check_everything()
 
@@ -256,17 +277,16 @@ class NodeSync:
                 text = "real servers of ipvs mode are kept until their connections end"
                 self._log.info(text, real_servers=found.draining)
                 self._leftovers.start(DRAIN_SECONDS)
-        except ProxyError as error:
-            self._log.warning("leftovers of another mode cannot be removed", error=error)
-        if self.drift is not None:
-            self.drift.synced(True, False)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._log.warning("leftovers of another mode cannot be removed", error=error_text(error))
+        self._watching.synced(True, False)
         trim_memory()
 
     def look(self) -> None:
         """Poll the drift watch for changes by other programs."""
-        if self.drift is None:
-            return
-        found = self.drift.look(self._clock())
+        found = self._watching.look()
         if found.addresses:
             self.refresh_addresses_soon()
         for family, reason in found.suspects.items():
@@ -350,8 +370,8 @@ class NodeSync:
     def _drain(self) -> None:
         if self.proxiers is not None:
             gone, left = self.syncer.drain(self.proxiers.families)
-            if gone and self.drift is not None:
-                self.drift.synced(True, False)
+            if gone:
+                self._watching.synced(True, False)
             if left:
                 self._draining.start(DRAIN_SECONDS)
 

@@ -16,11 +16,13 @@ from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...addresses import Network
 from ...cluster.model import NamespacedName
+from ...cluster.resource_types import ResourceType
 from ...configuration.sections.network_policy import (
     ALLOW,
     DENY,
     NetworkPolicySettings,
     policy_kinds,
+    policy_resources,
 )
 from ...convergence.explanation.policy import PolicyExplainer, Resolved
 from ...convergence.handles import KernelHandles
@@ -40,7 +42,7 @@ from ...networkpolicy.node_policy import NodePolicy
 from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.sets import NO_LOG
 from ..api.events import Post
-from ..failures import NOT_OF_ONE_OBJECT
+from ..failures import NOT_OF_ONE_OBJECT, error_text
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
@@ -76,6 +78,8 @@ class PolicySync:
         post: Post,
     ) -> None:
         self.pods: Dict[Address, NamespacedName] = {}
+        # As of the last table that was applied.
+        self._pod_count = self._elements = 0
         self._failures = 0
         self._error = ""
         self._last_sync = 0.0
@@ -98,7 +102,9 @@ class PolicySync:
         self._remove = False
         self._failed = False
         self._choose = False
+        self._clock = timers.clock
         self._pause = RETRY_SECONDS
+        self._defect_at = float("-inf")
         self._denied = DeniedLog(log, limited)
         self._warned: FrozenSet[str] = frozenset()
         self._choices = PolicyChoices(timers, self._choose_again)
@@ -112,18 +118,18 @@ class PolicySync:
         While they need objects that are not known yet, the previous settings remain in effect.
         """
         self._waiting = None
-        if self._policy is not None:
-            if (settings, node_name) == (self._settings, self._node_name):
-                return
-            if settings.enabled and not self._knows(settings):
-                self._waiting = (settings, node_name)
-                return
+        if (settings, node_name) == (self._settings, self._node_name):
+            return
+        if self._policy is not None and settings.enabled and not self._knows(settings):
+            self._waiting = (settings, node_name)
+            return
         self._adopt(settings, node_name)
 
     def _adopt(self, settings: NetworkPolicySettings, node_name: str) -> None:
         self._waiting = None
         self._settings, self._node_name = settings, node_name
         self._policy = None
+        self._ranges = ()
         self._failed = False
         # A table of an earlier run, or of the previous settings.
         self._remove = not settings.enabled
@@ -134,21 +140,22 @@ class PolicySync:
         else:
             self._health.forget(HEALTH)
             self.pods = {}
+            self._pod_count = self._elements = 0
 
     def status(self) -> PolicyStatus:
         """Return the state as plain JSON values; empty if policies are not enforced.
 
         ``inForce``: the table is that of the policies that are known. ``warnings``: policies and pods with a problem.
         """
-        if not self._settings.enabled:
+        if not self._settings.enabled and not self._error:
             return {}
         policy, objects = self._policy, self._view.state.policy
         return {
             "inForce": self.in_force,
             "error": self._error or self._awaited(),
             "policies": len(objects.policies) + len(objects.cluster_policies),
-            "pods": len(policy.local) if policy is not None else 0,
-            "elements": len(policy.table.rows) if policy is not None else 0,
+            "pods": self._pod_count,
+            "elements": self._elements,
             "refusedPolicies": len({key for key, _direction in policy.too_large}) if policy is not None else 0,
             "lastSync": round(self._last_sync, 3),
             "failures": self._failures,
@@ -174,6 +181,12 @@ class PolicySync:
         }
 
     @property
+    def resources(self) -> Tuple[ResourceType, ...]:
+        """The types of objects to follow: what the settings in effect need, and those that are to replace them."""
+        wanted = [self._settings] if self._waiting is None else [self._settings, self._waiting[0]]
+        return tuple(dict.fromkeys(item for settings in wanted for item in policy_resources(settings)))
+
+    @property
     def enabled(self) -> bool:
         """Whether the agent enforces network policies, or is about to."""
         return self._settings.enabled
@@ -187,7 +200,7 @@ class PolicySync:
         """Return an explainer of the state that is in force. Raises ProxyError if there is none."""
         if self._policy is None:
             reason = "does not know the cluster yet" if self._settings.enabled else "does not enforce network policies"
-            raise ProxyError(f"the agent {reason}")
+            raise ProxyError(self._error or f"the agent {reason}")
         return PolicyExplainer(
             self._view.state,
             self._policy,
@@ -199,7 +212,7 @@ class PolicySync:
 
     def filenos(self) -> List[int]:
         """Return the descriptors to wait for; none while none is read: after a failure, and before policies apply."""
-        if self._failed or self._policy is None:
+        if self._failed or self._policy is None or not self._knows(self._settings):
             return []
         return [*self._table.filenos(), *self._denied.filenos()]
 
@@ -230,11 +243,17 @@ class PolicySync:
         except Exception as error:
             # Services need no network policies. The state may be incomplete, so it is computed again.
             self._policy = None
-            self._not_programmed(f"a defect of the agent: {defect_text(error)}", self._pause)
-            self._pause = min(2 * self._pause, CHECK_SECONDS)
+            self._not_programmed(error_text(error), self._next_pause())
         else:
             self._error = ""
-            self._pause = RETRY_SECONDS
+
+    def _next_pause(self) -> float:
+        """Return the seconds until the next attempt after a defect, which may show again after each success."""
+        now = self._clock()
+        lasted = now - self._defect_at
+        self._pause = RETRY_SECONDS if lasted > 2 * CHECK_SECONDS else min(2 * self._pause, CHECK_SECONDS)
+        self._defect_at = now
+        return self._pause
 
     def _not_programmed(self, error: str, pause: float) -> None:
         """Report that the table is not that of the policies, and try again after a pause in seconds."""
@@ -262,7 +281,9 @@ class PolicySync:
                 self._log.warning(str(finding))
                 if finding.name == UNKNOWN_PODS:
                     self._effective = self._settings._replace(unknown_pods=ALLOW)
-            self._policy = node_policy(self._view.state, self._effective, self._node_name, addresses)
+            # ALLOW, where the node cannot deny unknown pods, needs no ranges.
+            used = ranges if self._effective.unknown_pods == DENY else ()
+            self._policy = node_policy(self._view.state, self._effective, self._node_name, addresses, used)
             self._addresses, self._table.is_unknown = addresses, True
         elif objects.changes:
             self._choices.update(self._policy, objects.pop_changes())
@@ -287,12 +308,22 @@ class PolicySync:
         if self._policy.pending:
             # Events come first: a new pod is isolated before the grants of an earlier pod are complete.
             self._rest.start(0)
-        self._denied.report(objects, self._policy, self._effective.cluster_policies)
+        self._report_denied(self._policy)
+
+    def _report_denied(self, policy: NodePolicy) -> None:
+        """Log packets that were denied; the policies are in force without it."""
+        try:
+            self._denied.report(self._view.state.policy, policy, self._effective.cluster_policies)
+        except NOT_OF_ONE_OBJECT:
+            raise
+        except Exception as error:
+            text = "denied packets cannot be logged, which is a defect of the agent"
+            self._limited.error("denied packets", text, error=defect_text(error))
 
     def _current_ranges(self) -> Tuple[Network, ...]:
         """Return the node's pod ranges; the last ones while its Node is gone or has none, to deny what they deny."""
         ranges = pod_ranges(self._view.state, self._settings, self._node_name)
-        if ranges or not self._ranges or self._settings.unknown_pods != DENY or self._policy is None:
+        if ranges or not self._ranges or self._settings.unknown_pods != DENY:
             return ranges
         text = "the Node has no pod CIDRs; addresses of unknown pods are still denied in its last ones"
         self._limited.warning("ranges", text, node=self._node_name)
@@ -303,6 +334,7 @@ class PolicySync:
         if self._table.apply(policy, options):
             self._check.restart(CHECK_SECONDS)
         self.pods = {address: key for key, local in policy.local.items() for address in local.addresses}
+        self._pod_count, self._elements = len(policy.local), len(policy.table.rows)
         self._denied.follow(options.log_group)
         self._warn(policy)
 

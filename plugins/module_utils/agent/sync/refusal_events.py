@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, Tuple
 
+from ...cluster.static import UNREADABLE_FILE
 from ...errors import Refusal
 from ..api.events import WARNING, Post, object_reference
 from ..surface.log import LimitedLog
@@ -33,8 +34,9 @@ class RefusalEvents:
             key = ("refused", refusal.kind, refusal.namespace, refusal.name)
             if not self._limited.warning(key, "an invalid object is skipped", object=refusal):
                 continue
-            # A static object comes from a file of this node.
-            about = object_reference(refusal) if refusal.name and not refusal.source else None
+            # A static object comes from a file of this node, as does a file that cannot be read.
+            of_cluster = refusal.name and not refusal.source and refusal.kind != UNREADABLE_FILE
+            about = object_reference(refusal) if of_cluster else None
             self._post(about, WARNING, "ObjectRefused", "Sync", f"skipped: {refusal}")
         if len(new) > MOST:
             text = "further invalid objects are skipped; kubenode-proxy status lists them"

@@ -331,6 +331,11 @@ class Syncer:
         self.last_error = error
         self._log.error("sync failed", family=family.family, error=error)
 
+    def broken(self, error: str) -> None:
+        """Record that a sync ended by an exception which nothing expects; the next one must be the first of a node."""
+        self.last_error = error
+        self.started = False
+
     def _failure(self, proxy: Proxiers, error: str) -> SyncOutcome:
         self._notices.report(self.view, proxy.families)
         for family in proxy.families:

@@ -12,7 +12,7 @@ import sys
 from typing import Callable
 
 from ..facts import PROC_IPVS
-from ..xtables.legacy_tables import kernel_copy
+from ..xtables.legacy_tables import kernel_copy, raw_socket
 
 #: IP_VS_SO_GET_INFO of linux/ip_vs.h; struct ip_vs_getinfo: version, size of the table, number of virtual servers.
 _GET_INFO = 64 + 1024 + 64 + 1
@@ -57,11 +57,12 @@ class ServersContent:
 class ServersOutline:
     """A digest of all virtual servers of IPv4 with the number of their real servers, and the number of all others.
 
-    It costs a hundredth of reading all real servers. Empty if the kernel does not answer.
+    It costs a hundredth of reading all real servers. Empty if the kernel does not answer. Raises KernelError if the
+    system gives no socket.
     """
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
+        self._socket = raw_socket(socket.AF_INET)
 
     def __call__(self) -> bytes:
         """Return the current digest."""

@@ -23,6 +23,7 @@ from array import array
 from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from ...addresses import IPV6
+from ...errors import KernelError
 from .lock import lock_file
 
 _GET_INFO, _GET_ENTRIES = 64, 65
@@ -58,8 +59,19 @@ def kernel_copy(sock: socket.socket, level: int, option: int, request: bytes, si
     return None if result < 0 or length.value != size else buffer
 
 
+def raw_socket(family: int) -> socket.socket:
+    """Return a socket for requests to the packet filter and IPVS by getsockopt. Raises KernelError."""
+    try:
+        return socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
+    except OSError as error:
+        raise KernelError(f"raw socket: {error.strerror or error}") from error
+
+
 class TableReader:
-    """Reads the kernel's copy of the tables of one family, through a raw socket."""
+    """Reads the kernel's copy of the tables of one family, through a raw socket.
+
+    Raises KernelError if the system gives none.
+    """
 
     def __init__(self, family: str) -> None:
         ipv6 = family == IPV6
@@ -67,7 +79,7 @@ class TableReader:
         # The positions of the offsets, and then of the counters, in an entry: struct ipt_entry and struct ip6t_entry.
         self._offsets_at, self._volatile_at, self._matches_at = (140, 144, 168) if ipv6 else (88, 92, 112)
         kind = socket.AF_INET6 if ipv6 else socket.AF_INET
-        self._socket = socket.socket(kind, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
+        self._socket = raw_socket(kind)
         # Per table, the positions of volatile data in the entries; valid as long as no entry moves.
         self._volatile: Dict[str, array[int]] = {}
 

@@ -36,6 +36,7 @@ PROTOCOL = "inet_proto"
 PORT = "inet_service"
 #: The index of an endpoint in its list: the result of ``numgen``.
 INDEX = "integer"
+_LIST_KEY_END = (PROTOCOL, PORT, INDEX)
 #: ``meta priority``, in the order of the machine.
 CLASSID = "classid"
 VERDICT = "verdict"
@@ -130,8 +131,11 @@ class SetValue(NamedTuple):
 
     @property
     def is_list(self) -> bool:
-        """Return whether the map has a frontend and an index as key and an endpoint as data."""
-        return self.key[-1] == INDEX and self.data is not None
+        """Return whether the map has a frontend and an index as key and an endpoint as data.
+
+        A map of another program may have any key.
+        """
+        return self.key[-3:] == _LIST_KEY_END and self.data is not None and self.data[-1:] == (PORT,)
 
 
 class TableIdentity(NamedTuple):
