@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Python's collector of reference cycles while the agent loads the cluster.
+"""Python's collector of reference cycles while the agent loads the cluster, and memory that is returned.
 
 Collections are triggered by allocations. Almost everything that a start creates is kept and has no cycles, so visiting
 it took half of the processor time of a start.
@@ -9,6 +9,8 @@ it took half of the processor time of a start.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 
 #: How often to collect cycles while the cluster is awaited, which may be for days: failed requests leave some.
@@ -34,3 +36,9 @@ def end_loading() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_usual)
+
+
+def trim_memory() -> None:
+    """Return memory that the start needed to the system, if the C library supports that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

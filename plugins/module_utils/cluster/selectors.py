@@ -10,6 +10,8 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
 from .fields import Invalid, mapping, sequence, shown
 
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
+#: The most values of a condition that is used as an anchor: an index has an entry for each.
+MOST_ANCHORS = 16
 _WITH_VALUES = (IN, NOT_IN)
 _OPERATORS = (IN, NOT_IN, EXISTS, DOES_NOT_EXIST)
 _FIELDS = frozenset(("matchLabels", "matchExpressions"))
@@ -51,11 +53,11 @@ class LabelSelector(NamedTuple):
 
     @property
     def anchor(self) -> Tuple[Tuple[str, str], ...]:
-        """Return pairs of key and value of which matching labels have at least one; empty if there are none.
+        """Return pairs of key and value of which matching labels have at least one; empty if there are none, or many.
 
         The pairs come from the condition with the fewest values. Use them to find candidates in an index by label.
         """
-        positive = [item for item in self.requirements if item.operator == IN]
+        positive = [item for item in self.requirements if item.operator == IN and len(item.values) <= MOST_ANCHORS]
         if not positive:
             return ()
         best = min(positive, key=lambda item: len(item.values))

@@ -215,7 +215,10 @@ class FamilyTables:
             self._rows.put(_grant_row(subject, number, address), value)
 
     def _grant(self, subject: Subject, number: int, content: Content, addresses: AbstractSet[Address]) -> None:
-        self._grant_value(subject, number, subject.grant(content), addresses)
+        before = subject.steps
+        value = subject.grant(content)
+        self._rows.spend(subject.steps - before)
+        self._grant_value(subject, number, value, addresses)
 
     def _grant_value(self, subject: Subject, number: int, value: Any, addresses: AbstractSet[Address]) -> None:
         if not value:

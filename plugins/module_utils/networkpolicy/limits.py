@@ -20,11 +20,13 @@ MOST_PIECES = 1_000_000
 MOST_RULES = 1_000
 #: Port ranges of all rules.
 MOST_PORTS = 100_000
-#: Pods and namespaces that the selectors of a policy are compared with, counted once for every selector (see
-#: :class:`.Candidates`): each comparison takes a microsecond or two.
+#: Pods and namespaces that the selectors of a policy are compared with, counted once for every condition of every
+#: selector (see :class:`.Candidates`): each comparison takes a microsecond or two.
 MOST_CANDIDATES = 500_000
-#: The same for the different selectors of all policies, and the pods that match them.
+#: The same for the different selectors of all policies, and for the pods that match them.
 MOST_CANDIDATES_TOGETHER = 1_000_000
+#: Steps of one update that evaluate what subjects grant to classes of peers, each below a microsecond.
+MOST_STEPS = 2_000_000
 #: Elements of the table that depend on the content of policies, of all policies together.
 MOST_ROWS = 250_000
 

@@ -205,6 +205,7 @@ class PolicyState:
     # ---- bringing everything up to date
 
     def _refresh(self, work: _Work) -> None:
+        self.table.steps = self.peers.index.compared = 0
         gradual = self._refresh_local(work.local) and not self._complete
         self._later.update(dict.fromkeys(self._others(work.pods)))
         if not gradual or len(self._later) <= self._portion:
@@ -383,13 +384,18 @@ class PolicyState:
         return {key for key in keys if index.matches(self._pods[key])}
 
     def _describe(self, key: NamespacedName) -> None:
-        """Determine which peers match a pod, and which of its port names are used. Raises TooManyRows."""
+        """Determine which peers match a pod, and which of its port names are used.
+
+        Raises TooManyRows, also if many pods that came at the same time are compared with too many peers.
+        """
         pod = self._pods.get(key)
         content = _NO_CONTENT
         if pod is not None:
             names = self._names
             ports = frozenset(port for port in pod.ports if port.name in names) if names else frozenset()
             content = Content(frozenset(self.peers.index.matching(pod)), frozenset(), ports)
+            if self._limited and self.peers.index.compared > MOST_CANDIDATES_TOGETHER:
+                raise TooManyRows
         self._contents.set(key, content)
 
 

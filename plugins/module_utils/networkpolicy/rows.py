@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple
 
+from .limits import MOST_STEPS
+
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
 POD_RANGE, KNOWN, UNJUDGED = "pod range", "known", "unjudged"
 ANY, GRANT, PORTS = "any", "grant", "ports"
@@ -61,18 +63,26 @@ ABSENT = _Absent()
 class PolicyRows:
     """All rows. ``journal``: for each row that changed, its value before (ABSENT if it did not exist).
 
-    ``most``: the maximum number of rows that depend on the content of policies; None for any number.
+    ``most``: the maximum number of rows that depend on the content of policies; None for any number. ``steps``: those
+    taken to evaluate grants; the caller sets it to 0.
     """
 
     def __init__(self, most: Optional[int] = None) -> None:
         self.rows: Dict[Row, Any] = {}
         self.journal: Dict[Row, Any] = {}
+        self.steps = 0
         self._left = most
 
     def allow(self, more: int) -> None:
         """Raise the maximum number of rows."""
         if self._left is not None:
             self._left += more
+
+    def spend(self, steps: int) -> None:
+        """Count steps that the evaluation of a grant took. Raises TooManyRows."""
+        self.steps += steps
+        if self._left is not None and self.steps > MOST_STEPS:
+            raise TooManyRows
 
     def put(self, row: Row, value: Any = True) -> None:
         """Add a row or replace its value. Raises TooManyRows."""

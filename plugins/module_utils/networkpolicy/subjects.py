@@ -21,17 +21,19 @@ from .matching.ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, PortSet, Rang
 #: The tier of NetworkPolicies, between those of cluster policies.
 NETWORK_POLICY = ""
 Grant = Union[PortSet, TierOutcome]
+_MOST_KNOWN_RANGES = 100_000
 #: The parts of a rule that match peers.
 Part = Union[Block, PeerEntry]
 
 
 def resolve(names: Iterable[NamedPort], ports: Iterable[ContainerPort]) -> List[Range]:
     """Return the ports that a pod defines for names."""
+    wanted = set(names)
+    found = ((PROTOCOL_NUMBERS[port.protocol], port) for port in ports)
     return [
-        (PROTOCOL_NUMBERS[port.protocol], port.port, port.port)
-        for name in names
-        for port in ports
-        if port.name == name.name and name.protocol in (0, PROTOCOL_NUMBERS[port.protocol])
+        (number, port.port, port.port)
+        for number, port in found
+        if NamedPort(0, port.name) in wanted or NamedPort(number, port.name) in wanted
     ]
 
 
@@ -69,7 +71,10 @@ class Subject:
         self._every: List[int] = []
         self._by_peer: Dict[PeerEntry, List[int]] = {}
         self._by_block: Dict[Block, List[int]] = {}
+        #: How many steps it has taken so far to evaluate grants.
+        self.steps = 0
         self._known: Dict[FrozenSet[int], PortSet] = {}
+        self._known_ranges = 0
         for number, rule in enumerate(rules):
             self._add(number, rule)
         self.any = self._of_every_peer()
@@ -121,10 +126,17 @@ class Subject:
                 found = EVERYTHING
             else:
                 found = union(part for rule in rules for part in rule.ports.ranges)
+                self.steps += sum(len(rule.ports.ranges) for rule in rules)
+            if self._known_ranges > _MOST_KNOWN_RANGES:
+                # Those of classes that are gone are never removed one by one.
+                self._known.clear()
+                self._known_ranges = 0
+            self._known_ranges += 1 + len(found.ranges)
             self._known[numbers] = found
         return found
 
     def _matched(self, content: Content) -> Set[int]:
+        self.steps += len(content.peers) + len(content.blocks)
         matched: Set[int] = set()
         by_peer, by_block = self._by_peer, self._by_block
         if by_peer:

@@ -9,6 +9,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policy_model import Namespace, Pod, PodPeer
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.selectors import parse_selector
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching import candidates
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching.candidates import (
     FEWEST_PODS,
     Candidates,
@@ -18,18 +19,21 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.match
 @pytest.mark.parametrize(
     ("namespaces", "selected", "count"),
     [
-        (None, {}, FEWEST_PODS),
+        (None, {}, 3),
         (None, {"matchLabels": {"app": "web"}}, 2),
-        ({}, {}, 2 + FEWEST_PODS),
-        ({"matchLabels": {"team": "a"}}, {}, 2 + FEWEST_PODS),
-        ({"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["a"]}]}, {}, 2 + FEWEST_PODS),
+        (None, {"matchLabels": {"app": "web", "tier": "front"}}, 2 * 2),
+        ({}, {}, 2 + 4),
+        ({"matchLabels": {"team": "a"}}, {}, 1 + 3),
+        ({"matchLabels": {"team": "a"}}, {"matchLabels": {"app": "web"}}, 2 * (1 + 2)),
+        ({"matchLabels": {"team": "none"}}, {}, 1),
+        ({"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["a"]}]}, {}, 2 + 4),
         ({}, {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "db"]}]}, 2 + 4),
-        ({"matchLabels": {"team": "none"}}, {"matchLabels": {"app": "web"}}, 2),
-        ({"matchLabels": {"team": "a"}}, {"matchLabels": {"app": "web"}}, 2 + 2),
-        (None, {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, FEWEST_PODS),
+        ({}, {"matchExpressions": [{"key": "app", "operator": "In", "values": list("abcdefghijklmnopq")}]}, 2 + 4),
+        (None, {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, 3),
     ],
 )
-def test_candidates_are_what_a_peer_is_compared_with(namespaces, selected, count):
+def test_candidates_are_what_a_peer_is_compared_with(monkeypatch, namespaces, selected, count):
+    monkeypatch.setattr(candidates, "FEWEST_PODS", 1)
     labels = [("a", "web"), ("a", "web"), ("a", "db"), ("b", "web")]
     known = [Pod(namespace, f"p{number}", labels={"app": app}) for number, (namespace, app) in enumerate(labels)]
     pods = {pod.key: pod for pod in known}
@@ -43,8 +47,9 @@ def test_candidates_are_what_a_peer_is_compared_with(namespaces, selected, count
         assert found.exceed([peer, peer], 2 * count - 1)
 
 
-def test_a_peer_that_requires_no_label_counts_for_all_pods_of_its_namespaces():
+def test_a_peer_counts_for_pods_that_may_come():
     pods = {pod.key: pod for pod in (Pod("a", f"p{number}") for number in range(FEWEST_PODS + 1))}
     found = Candidates(pods, {"a": list(pods)}, {"a": Namespace("a")})
     assert found.of(PodPeer("a", None)) == FEWEST_PODS + 1
+    assert found.of(PodPeer("a", None, parse_selector({"matchLabels": {"app": "web"}}, ""))) == FEWEST_PODS
     assert found.of(PodPeer("", parse_selector({}, ""))) == 1 + FEWEST_PODS + 1

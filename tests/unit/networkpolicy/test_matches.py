@@ -12,7 +12,13 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.selectors import LabelSelector
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import limits, node_policy, policy_state
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import (
+    limits,
+    node_policy,
+    policy_state,
+    rows,
+    subjects,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching import candidates
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 
@@ -30,8 +36,7 @@ def pod(namespace, number, node="node2"):
 
 
 def other_than(number):
-    other = {"key": "k", "operator": "NotIn", "values": [str(number)]}
-    return {"matchLabels": {"app": "x"}, "matchExpressions": [other]}
+    return {"matchExpressions": [{"key": "k", "operator": "NotIn", "values": [str(number)]}]}
 
 
 def policy(namespace, name, *peers):
@@ -166,3 +171,47 @@ def test_selectors_are_compared_with_their_candidates_only(monkeypatch, wide):
         changes = state.policy.pop_changes()
         # Each namespace that is selected by its labels, and the pods that the policy itself selects.
         assert compared(monkeypatch, functools.partial(found.update, changes)) < (4 * 300 if wide else 20)
+
+
+def test_pods_that_come_are_compared_with_few_peers(monkeypatch):
+    """Selectors that match no pod are compared with each one that comes."""
+    monkeypatch.setattr(candidates, "FEWEST_PODS", 1)
+    state, found = made()
+    exists = [
+        {"podSelector": {"matchExpressions": [{"key": f"z{number}", "operator": "Exists"}]}} for number in range(20)
+    ]
+    state.upsert(policy("tenant", "hostile", *exists))
+    found.update(state.policy.pop_changes())
+    assert not found.too_large
+    for number in range(PODS + 1, 100 - PODS):
+        state.upsert(pod("tenant", number))
+    found.update(state.policy.pop_changes(), choose=True)
+    assert compared(monkeypatch, functools.partial(found.update, state.policy.pop_changes())) <= 2_000
+    assert found.table.rows == NodePolicy("node1", state.policy).table.rows
+
+
+def test_what_is_remembered_of_port_sets_is_limited(monkeypatch):
+    monkeypatch.setattr(subjects, "_MOST_KNOWN_RANGES", 40)
+    rules = [
+        {"from": [{"podSelector": {"matchLabels": {f"k{number}": "1"}}}], "ports": [{"port": number + 1}]}
+        for number in range(8)
+    ]
+    spec = {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": rules}
+    item = {"kind": "NetworkPolicy", "metadata": {"namespace": "tenant", "name": "ports"}, "spec": spec}
+    state, found = made(item)
+    for number in range(60):
+        labels = {f"k{bit}": "1" for bit in range(8) if number >> bit & 1}
+        one = pod("tenant", 1)
+        state.upsert({**one, "metadata": {**one["metadata"], "labels": labels}})
+        found.update(state.policy.pop_changes())
+    assert found.table.rows == NodePolicy("node1", state.policy).table.rows
+    known = [subject._known_ranges for subject in found._state.subjects.values()]
+    assert known and max(known) <= 40 + 9
+
+
+def test_the_evaluation_of_grants_is_limited(monkeypatch):
+    monkeypatch.setattr(rows, "MOST_STEPS", 30)
+    peers = [selecting("tenant", f"n{number}", 20 * number, 20) for number in range(2)]
+    _state, found = made(*peers)
+    assert refused(found) and all(name.startswith("tenant/") for name in refused(found))
+    assert allowed(found, "shop")

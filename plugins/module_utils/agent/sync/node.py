@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import time
 from typing import Callable, Collection, Optional
 
@@ -19,6 +17,7 @@ from ...errors import ProxyError
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import NORMAL, WARNING, Post
+from ..collector import trim_memory
 from ..drift.parameters import PARAMETERS_SECONDS
 from ..drift.watch import DriftWatch
 from ..failures import error_text
@@ -400,9 +399,3 @@ class NodeSync:
 
 def _schedule(configuration: KubeProxyConfiguration) -> Schedule:
     return Schedule(configuration.min_sync_period, configuration.sync_period, LONGEST_INTERVAL_SECONDS)
-
-
-def trim_memory() -> None:
-    """Return memory that the start needed to the system, if the C library supports that."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -55,7 +55,7 @@ class Watching:
         except MemoryError:
             raise
         except Exception as error:
-            # Its descriptors may be readable for ever.
+            # Its descriptors may be readable forever.
             self.close()
             self._failed(error)
             return NOTHING

@@ -89,20 +89,20 @@ def compile_rule(rule: PolicyRule) -> CompiledRule:
 
 def compile_rules(rules: Iterable[Optional[PolicyRule]]) -> Tuple[CompiledRule, ...]:
     """Compile the rules that can match anything. Rules of a NetworkPolicy with the same ports become one."""
-    merged: Dict[Optional[Tuple[PolicyPort, ...]], PolicyRule] = {}
+    merged: Dict[Optional[Tuple[PolicyPort, ...]], List[PolicyRule]] = {}
     for rule in rules:
         if rule is None:
             continue
         key = tuple(sorted(set(filter(None, rule.ports)))) if rule.ports else None
-        if rule.ports and not key:
-            continue
-        before = merged.get(key)
-        if before is not None:
-            # A rule without peers matches every peer, and so does its union with others.
-            every = not before.peers or not rule.peers
-            rule = PolicyRule(() if every else before.peers + rule.peers, before.ports)
-        merged[key] = rule
-    return tuple(found for found in map(compile_rule, merged.values()) if found.is_useful)
+        if not rule.ports or key:
+            merged.setdefault(key, []).append(rule)
+    return tuple(found for found in map(compile_rule, map(_merged, merged.values())) if found.is_useful)
+
+
+def _merged(rules: Sequence[PolicyRule]) -> PolicyRule:
+    """Return the union of rules with the same ports. A rule without peers matches every peer."""
+    every = not all(rule.peers for rule in rules)
+    return PolicyRule(() if every else tuple(peer for rule in rules for peer in rule.peers), rules[0].ports)
 
 
 def _ports(ports: Sequence[Optional[PolicyPort]]) -> Tuple[PortSet, Tuple[NamedPort, ...]]:

@@ -11,20 +11,27 @@ from ...cluster.policy_model import ContainerPort, PodPeer
 from .compiled import Block, peer_digest
 
 
+def weight(peer: PodPeer) -> int:
+    """Return what a comparison of a peer costs: the number of its conditions, at least 1."""
+    namespaces = peer.namespaces.requirements if peer.namespaces is not None else ()
+    return max(1, len(peer.pods.requirements) + len(namespaces))
+
+
 class PeerEntry:
     """A pod peer in use, compared by identity.
 
-    ``contents``: those of the pods that it matches. ``candidates``: how many objects its selectors may match, counted
-    when it came into use (see :class:`.Candidates`).
+    ``contents``: those of the pods that it matches. ``weight``: what a comparison with it costs. ``candidates``: what
+    it cost to compare it with all pods when it came into use (see :class:`.Candidates`).
     """
 
-    __slots__ = ("candidates", "contents", "digest", "peer", "uses")
+    __slots__ = ("candidates", "contents", "digest", "peer", "uses", "weight")
 
     def __init__(self, peer: PodPeer) -> None:
         self.peer = peer
         self.digest = peer_digest(peer)
         self.contents: Set[Content] = set()
         self.candidates = 0
+        self.weight = weight(peer)
         self.uses = 0
 
 
