@@ -147,6 +147,8 @@ def additions(family: str) -> Iterator[Tuple[str, ...]]:
     yield "add", "chain", *table, "external"
     yield "add", "chain", *table, "hooked", "{ type filter hook input priority 5 ; }"
     yield "add", "set", *table, "external", f"{{ type {network} ; }}"
+    yield "add", "map", *table, "short", f"{{ typeof {family} version : verdict ; elements = {{ 4 : accept }} ; }}"
+    yield "add", "set", *table, "several", f"{{ typeof {family} version . tcp dport . meta length ; }}"
     yield "add", "rule", *table, "services", "counter"
     yield "insert", "rule", *table, "services", family, "daddr", address, "drop"
     yield "add", "element", *table, "nodeport-ips", "{", address, "}"
@@ -191,7 +193,7 @@ def test_unexpected_objects_are_removed(node: AgentNode, family: str) -> None:
     repairs = Repairs(node)
     for command in additions(family):
         repairs.after(*command)
-    repairs.check(6)
+    repairs.check(8)
 
 
 @pytest.mark.parametrize("family", LONG)
