@@ -39,7 +39,7 @@ from .surface.systemd import Systemd
 
 CACHE_SECONDS = 30.0
 #: The pause after a step of the loop has failed.
-AFTER_FAILURE_SECONDS = 0.5
+STEP_PAUSE_SECONDS = 0.5
 #: How often to check that the path of the control socket exists.
 CONTROL_SECONDS = 10.0
 #: How often to check whether the cluster is known, since a request that fails wakes nothing.
@@ -256,7 +256,7 @@ class Agent:
         succeeded = self.parts.steps.run(name, action)
         if not succeeded:
             # What has woken the loop may wake it at once again.
-            time.sleep(AFTER_FAILURE_SECONDS)
+            time.sleep(STEP_PAUSE_SECONDS)
         return succeeded
 
     def _delay(self) -> float:
