@@ -171,9 +171,7 @@ class Parts:
             metrics=self.metrics,
             post=self.post,
         )
-        self.check_follower = CheckFollower(
-            self.checks, self.views, self.sync, timers=self.timers, limited=self.limited
-        )
+        self.check_follower = CheckFollower(self.checks, self.views, self.sync, timers=self.timers, steps=self.steps)
         self.metrics.api_connected.set_function(lambda: float(self.source.connected))
         self.metrics.cache_age.set_function(self.source.keeper.age)
 

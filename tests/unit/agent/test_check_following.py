@@ -16,6 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.checks
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.follower import RETRY_SECONDS, CheckFollower
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober, Verdict, VerdictChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.targets import choose
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.failures import Steps
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
@@ -236,7 +237,7 @@ def test_a_defect_does_not_end_the_agent_and_everything_is_followed_again(monkey
     timers = Timers(lambda: now[0])
     log = io.StringIO()
     node = Node(view)
-    follower = CheckFollower(checks, node, node, timers=timers, limited=LimitedLog(Log(log)))
+    follower = CheckFollower(checks, node, node, timers=timers, steps=Steps(LimitedLog(Log(log))))
     checks.forget()
     with monkeypatch.context() as patched:
 
@@ -262,7 +263,7 @@ def test_a_defect_in_a_verdict_does_not_end_the_agent(monkeypatch):
     now = [0.0]
     timers = Timers(lambda: now[0])
     node = Node(view)
-    follower = CheckFollower(checks, node, node, timers=timers, limited=LimitedLog(Log(io.StringIO())))
+    follower = CheckFollower(checks, node, node, timers=timers, steps=Steps(LimitedLog(Log(io.StringIO()))))
     with monkeypatch.context() as patched:
         patched.setattr(checks_module, "_words", lambda *_arguments: {}["a defect"])
         follower.changed(change)
@@ -286,5 +287,5 @@ def test_a_defect_while_connections_are_ended_forgets_nothing(monkeypatch):
     node = Node(view)
     monkeypatch.setattr(checks, "end_connections", lambda *_arguments: {}["a defect"])
     timers = Timers(lambda: 0.0)
-    CheckFollower(checks, node, node, timers=timers, limited=LimitedLog(Log(io.StringIO()))).end_connections()
+    CheckFollower(checks, node, node, timers=timers, steps=Steps(LimitedLog(Log(io.StringIO())))).end_connections()
     assert checks.count() == (2, 0) and timers.delay() == float("inf")

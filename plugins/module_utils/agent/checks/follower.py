@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Tuple
 
-from ...errors import defect_text
-from ..failures import NOT_OF_ONE_OBJECT
-from ..surface.log import LimitedLog
+from ..failures import Steps
 from ..sync.node import NodeSync
 from ..timers import Timers
 from ..views import Views
@@ -26,11 +24,11 @@ class CheckFollower:
     followed again, as if none had been checked.
     """
 
-    def __init__(self, checks: Checks, views: Views, sync: NodeSync, *, timers: Timers, limited: LimitedLog) -> None:
+    def __init__(self, checks: Checks, views: Views, sync: NodeSync, *, timers: Timers, steps: Steps) -> None:
         self._checks = checks
         self._views = views
         self._sync = sync
-        self._limited = limited
+        self._steps = steps
         self._addresses: Tuple[Tuple[str, str], ...] = ()
         self._retry = timers.add("follow health checks again", lambda: self.follow(everything=True))
 
@@ -42,8 +40,9 @@ class CheckFollower:
         everything = everything or addresses is not self._addresses
         if everything or view.dirty:
             self._addresses = addresses
-            own = {address for _interface, address in addresses}
-            self._attempt(lambda: self._checks.follow(view, lambda: own, everything))
+            self._attempt(
+                lambda: self._checks.follow(view, lambda: {address for _interface, address in addresses}, everything)
+            )
 
     def changed(self, change: VerdictChange) -> None:
         """Apply the new verdict of a target."""
@@ -53,20 +52,10 @@ class CheckFollower:
         """Close the connections to endpoints that have failed and are no longer served."""
         proxiers, view = self._sync.proxiers, self._views.current
         if proxiers is not None:
-            self._succeeds(lambda: self._checks.end_connections(view, proxiers.families))
+            name = "end connections to failed endpoints"
+            self._steps.run(name, lambda: self._checks.end_connections(view, proxiers.families))
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        if not self._succeeds(action):
+        if not self._steps.run("follow health checks", action):
             self._checks.forget()
             self._retry.start(RETRY_SECONDS)
-
-    def _succeeds(self, action: Callable[[], None]) -> bool:
-        try:
-            action()
-        except NOT_OF_ONE_OBJECT:
-            raise
-        except Exception as error:
-            text = "health checks cannot follow a change, which is a defect of the agent"
-            self._limited.error("health checks", text, error=defect_text(error))
-            return False
-        return True
