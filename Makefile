@@ -23,7 +23,8 @@ STEPS ?= load kernel modules systemd uml unit conformance molecule pythons lint 
 	$(if $(FULL),debian ansible-units played integration docsite environment)
 # The scenarios of `make molecule`; to run one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default $(if $(FULL),ipvs modes airgap)
-# The unit tests of `make quick`: from the cluster's objects to the tables of each mode, and the documentation.
+# The unit tests of `make quick`, and without those of the documentation of `make ansible-units`: from the cluster's objects to
+# the tables of each mode, and the documentation.
 QUICK := cluster configuration convergence documentation generic iptables ipvs kernel nftables serviceports userspace
 # Cases of the wire lab without FULL: one or two for each area; then the subsets that are repeated with IPv6 or both
 # families, with legacy iptables, and on a kernel with IPVS.
@@ -185,8 +186,9 @@ ifneq ($(and $(FULL),$(GUESTS)),)
 	$(PYTHON) -m tests.lab.uml -- .ci/ansible-test integration ipvs_services
 endif
 
+# Of the engine only: other tests need Ansible's programs, or markers that ansible-test does not know.
 ansible-units: setup
-	.ci/ansible-test units
+	.ci/ansible-test units $(patsubst %,tests/unit/%/,$(filter-out documentation,$(QUICK)))
 
 build: setup
 	.ci/build
