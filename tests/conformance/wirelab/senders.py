@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import random
 import socket
 import struct
@@ -32,6 +33,8 @@ TRY_SECONDS = 0.9
 SECOND_TRY_FACTOR = 2
 AT_ONCE, AT_ONCE_SLOW = 60, 24
 FULL_QUEUE_PAUSE = 0.05
+# Above the constant source ports of cases.
+SOURCE_PORTS = range(45000, 61000)
 
 DROP = "drop"
 
@@ -51,6 +54,7 @@ class Senders:
         self._scale = time_scale
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(AT_ONCE if time_scale <= 1 else AT_ONCE_SLOW)
+        self._source_ports = itertools.cycle(SOURCE_PORTS)
         self.open_connections: dict[str, socket.socket] = {}
 
     async def attempt(self, flow: Flow) -> Try:
@@ -99,14 +103,35 @@ class Senders:
             made.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
         else:
             made.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
-        # Raw sockets have no ports; the SCTP sender writes its own into the packet.
-        port = 0 if kind == socket.SOCK_RAW else flow.source_port
-        if port:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         source = flow.source or default_source(flow.host, flow.version)
-        if source or port:
-            made.bind((source or ANY[family], port))
+        if kind == socket.SOCK_RAW:
+            # Raw sockets have no ports; the SCTP sender writes its own into the packet.
+            if source:
+                made.bind((source, 0))
+        elif flow.source_port:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((source or ANY[family], flow.source_port))
+        else:
+            self._bind_to_next_port(made, source or ANY[family])
         return made
+
+    def _bind_to_next_port(self, made: socket.socket, address: str) -> None:
+        """Bind to a source port that no earlier try of this lab had.
+
+        IPVS forwards a packet from the source port of an earlier connection to that connection's endpoint while the
+        connection is in TIME_WAIT, if it was persistent (is_new_conn_expected in the kernel's
+        net/netfilter/ipvs/ip_vs_core.c), and UDP likewise in every mode. A port chosen at random would now and then
+        reach the endpoint of an earlier step.
+        """
+        for port in itertools.islice(self._source_ports, len(SOURCE_PORTS)):
+            try:
+                made.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return
+        raise OSError(errno.EADDRINUSE, f"all source ports of {address} are in use")
 
     async def _refusal(self, made: socket.socket, seconds: float) -> OSError | None:
         """Return the error that an ICMP message brings to a socket whose packet a filter of its own host stopped.
