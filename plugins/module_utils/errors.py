@@ -30,7 +30,7 @@ def brief_traceback(error: BaseException) -> str:
 
 
 def defect_text(error: BaseException) -> str:
-    """Return an exception that nothing expects, and where it was raised, on one line."""
+    """Return an unexpected exception, and where it was raised, on one line."""
     return one_line(f"{type(error).__name__}: {error} ({brief_traceback(error)})")
 
 
@@ -59,6 +59,10 @@ class PreflightError(ProxyError):
 
 class KernelError(ProxyError):
     """The kernel, or a tool that talks to it, refused a change or a read."""
+
+
+class NotInstalledError(KernelError):
+    """The node lacks a program, which therefore has programmed nothing in the kernel."""
 
 
 class HistoryError(ProxyError):

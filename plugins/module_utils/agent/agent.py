@@ -334,7 +334,7 @@ class Agent:
         except Exception as error:
             # A question must not end the agent.
             self.limited.error("question", "a question cannot be answered", error=defect_text(error))
-            return {"error": f"the agent cannot answer, which is a defect of it: {defect_text(error)}"}
+            return {"error": f"the agent cannot answer because of a defect, please report it: {defect_text(error)}"}
 
     def _apply(self, batch: Batch) -> None:
         view = self.source.view

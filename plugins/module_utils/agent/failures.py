@@ -69,7 +69,7 @@ class Failures:
 
 
 class Steps:
-    """Runs the steps of the main loop, so that an exception which nothing expects does not end the agent."""
+    """Runs the steps of the main loop, so that an unexpected exception does not end the agent."""
 
     def __init__(self, limited: LimitedLog) -> None:
         self._limited = limited

@@ -168,4 +168,4 @@ class Forwarding(ListenerAccess):
             if before.get(key) != reason:
                 self._log.warning(("listener", key), "cannot listen, retrying", listener=key, reason=reason)
         for key in [key for key in before if key not in self._unbound][:_REPORTED]:
-            self._log.write(("listener", key), INFO, "listening, or no longer wanted", listener=key)
+            self._log.write(("listener", key), INFO, "listening again, or removed", listener=key)

@@ -36,7 +36,7 @@ class Readiness:
         self._timer = parts.timers.add("report that the agent is ready", self._patience_ended)
 
     def start(self) -> None:
-        """Begin to count the time."""
+        """Start the timeout after which the agent reports that it is ready."""
         self._timer.start(PATIENCE_SECONDS)
         if self._parts.settings.policies:
             self._protected = self._holds_policies()

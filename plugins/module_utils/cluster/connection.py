@@ -9,11 +9,12 @@ Only the standard library is imported, and PyYAML for a kubeconfig that is not J
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 import tempfile
 import urllib.parse
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ..errors import ConfigurationError
 from .access.credentials import AuthProvider, ClientCertificate, Credentials, Headers, TokenFile, basic, bearer
@@ -257,19 +258,19 @@ def _load_authority(context: ssl.SSLContext, pem: bytes, source: str) -> None:
 
 def _load_certificate(context: ssl.SSLContext, given: ClientCertificate) -> None:
     name = given.certificate_file or "client-certificate-data"
-    with tempfile.TemporaryDirectory() as folder:
-        # OpenSSL reads certificates and keys from files only. Only the owner can read this folder.
-        try:
-            certificate = _as_file(given.certificate, given.certificate_file, os.path.join(folder, "certificate"))
-            key = _as_file(given.key, given.key_file, os.path.join(folder, "key")) or None
-            context.load_cert_chain(certificate, key, password=_no_password)
-        except OSError as error:
-            # SSLError is an OSError, too, but has no file name.
-            raise ConfigurationError(
-                f"{error.filename or name}: the client certificate cannot be used: {error.strerror or error}"
-            ) from error
-        except ValueError as error:
-            raise ConfigurationError(f"{name}: the client certificate cannot be used: {error}") from error
+    try:
+        with (
+            _as_file(given.certificate, given.certificate_file) as certificate,
+            _as_file(given.key, given.key_file) as key,
+        ):
+            context.load_cert_chain(certificate, key or None, password=_no_password)
+    except OSError as error:
+        # SSLError is an OSError, too, but has no file name.
+        raise ConfigurationError(
+            f"{error.filename or name}: the client certificate cannot be used: {error.strerror or error}"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{name}: the client certificate cannot be used: {error}") from error
 
 
 def _no_password() -> str:
@@ -277,9 +278,22 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def _as_file(data: bytes, path: str, name: str) -> str:
+@contextlib.contextmanager
+def _as_file(data: bytes, path: str) -> Iterator[str]:
+    """Return the path of a file with these data, or the given path if there are none. Raises OSError.
+
+    OpenSSL reads certificates and keys from files only. On Linux the file is in memory, so that a file system that is
+    full or read-only does not matter; elsewhere it is a temporary file, which only its owner can read.
+    """
     if not data:
-        return path
-    with open(name, "wb", opener=lambda place, flags: os.open(place, flags, 0o600)) as file:
+        yield path
+        return
+    in_memory = hasattr(os, "memfd_create")
+    with (
+        os.fdopen(os.memfd_create("credentials", os.MFD_CLOEXEC), "wb")
+        if in_memory
+        else tempfile.NamedTemporaryFile() as file
+    ):
         file.write(data)
-    return name
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}" if in_memory else file.name

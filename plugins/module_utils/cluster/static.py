@@ -41,7 +41,7 @@ _NAMES: Mapping[str, Mapping[str, Tuple[str, ...]]] = {
 Problem = Tuple[str, str]
 """The field of a manifest that is not used, and the reason."""
 Slices = Dict[NamespacedName, Dict[str, EndpointSlice]]
-Signature = Tuple[Tuple[str, int, int, int], ...]
+Signature = Tuple[Tuple[str, int, int, int, int], ...]
 
 
 class StaticObjects(NamedTuple):
@@ -214,10 +214,11 @@ class StaticDirectory:
         self._replaced = {os.path.join(path, name): objects for name, objects in (replaced or {}).items()}
         self._last: Dict[str, Sequence[Any]] = {}
         self._seen: Optional[Signature] = None
+        self._unreadable: List[str] = []
 
     def changed(self) -> bool:
-        """Return whether a file was added, changed or removed since the last :meth:`read`."""
-        return self._signature() != self._seen
+        """Return whether a file was added, changed, removed or made readable since the last :meth:`read`."""
+        return self._signature() != self._seen or any(map(_is_readable, self._unreadable))
 
     def read(self) -> StaticObjects:
         """Read all files, in order of their names.
@@ -226,6 +227,7 @@ class StaticDirectory:
         an editor may be writing the file. A directory that does not exist is empty.
         """
         self._seen = self._signature()
+        self._unreadable = []
         files: Dict[str, Sequence[Any]] = {}
         refusals: List[Refusal] = []
         try:
@@ -239,7 +241,12 @@ class StaticDirectory:
             try:
                 files[path] = parse_snapshot(read_with_own_links(path, _MOST_BYTES), path)
             except (OSError, SnapshotError) as error:
-                reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)[len(path) + 2 :]
+                if isinstance(error, OSError):
+                    # Not every cause leaves a trace in the file's status: all file descriptors may have been in use.
+                    self._unreadable.append(path)
+                    reason = error.strerror or str(error)
+                else:
+                    reason = str(error)[len(path) + 2 :]
                 kept = "; its last valid content stays in effect" if path in self._last else ""
                 refusals.append(_refused_file(path, f"{reason}{kept}"))
                 if kept:
@@ -261,15 +268,23 @@ class StaticDirectory:
         try:
             paths = self._paths()
         except OSError as error:
-            return (("", error.errno or 0, 0, 0),)
+            return (("", error.errno or 0, 0, 0, 0),)
         found = []
         for path in paths:
             try:
                 status = os.stat(path)
-                found.append((path, status.st_mtime_ns, status.st_size, status.st_ino))
+                found.append((path, status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino))
             except OSError as error:
-                found.append((path, error.errno or 0, 0, 0))
+                found.append((path, error.errno or 0, 0, 0, 0))
         return tuple(found)
+
+
+def _is_readable(path: str) -> bool:
+    try:
+        read_with_own_links(path, _MOST_BYTES)
+    except OSError:
+        return False
+    return True
 
 
 def _is_manifest(name: str) -> bool:

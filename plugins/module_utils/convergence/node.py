@@ -13,7 +13,7 @@ from ..cluster.model import Node
 from ..cluster.state import ClusterState
 from ..configuration.consistency import check_consistency
 from ..configuration.model import KubeProxyConfiguration
-from ..errors import KernelError, PreflightError
+from ..errors import NotInstalledError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
 from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import is_supported
@@ -127,7 +127,7 @@ def family_services(
 
 
 def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
-    """Return each family with every iptables variant that is installed, for removing chains."""
+    """Return each family with every iptables variant that is installed, for removing chains. Raises KernelError."""
     contexts = []
     survey = Survey()
     # A kernel without netfilter has no chains of iptables-nft, although the programs may be installed.
@@ -136,8 +136,8 @@ def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
         for name in usable:
             try:
                 variant = detect_variant(family, name, survey)
-            except KernelError:
-                continue  # not installed, so none of our chains are in it
+            except NotInstalledError:
+                continue
             if family == IPV6 and not os.path.exists("/proc/net/if_inet6"):
                 continue
             contexts.append(FamilyContext(DataplaneSettings(family), NodeContext(family, ""), variant))

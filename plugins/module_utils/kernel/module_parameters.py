@@ -49,7 +49,10 @@ def parse_parameters(given: Mapping[str, Any]) -> Parameters:
             text = str(int(value)) if isinstance(value, bool) else str(value)
             if not _VALUE.match(text):
                 raise ConfigurationError(f"{where}: {text!r} is not a value without spaces and quotes")
-            found[ParameterKey(canonical_name(module), str(name))] = text
+            key = ParameterKey(canonical_name(module), str(name))
+            if key in found:
+                raise ConfigurationError(f"{where}: given twice, since '-' and '_' in a module's name are equal")
+            found[key] = text
     return found
 
 

@@ -179,12 +179,16 @@ def _for_the_node(settings: ProfileSettings) -> Dict[str, Setting]:
     """Return the opt-in parameters of this project; kube-proxy sets none of them."""
     chosen: Dict[str, Setting] = {}
     if settings.netdev_max_backlog is not None:
-        if settings.netdev_max_backlog < 1:
-            raise ConfigurationError(f"netdev_max_backlog: {settings.netdev_max_backlog} is not a number of packets")
+        packets = settings.netdev_max_backlog
+        if packets < 1:
+            raise ConfigurationError(f"profile.netdev_max_backlog: {packets} is not a number of packets")
         why = "requested: packets of pods wait in this queue; excess ones are dropped (/proc/net/softnet_stat)"
-        chosen["net.core.netdev_max_backlog"] = Setting(AtLeast(settings.netdev_max_backlog), why)
+        chosen["net.core.netdev_max_backlog"] = Setting(AtLeast(packets), why)
     if settings.reserved_node_ports:
-        port_ranges(settings.reserved_node_ports)
+        try:
+            port_ranges(settings.reserved_node_ports)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"profile.reserved_node_ports: {error}") from None
         why = "requested: a program that the kernel assigned a node port to would get no packets; the Service would"
         chosen[RESERVED_PORTS] = Setting(Including(settings.reserved_node_ports), why)
     return chosen

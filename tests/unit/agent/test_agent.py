@@ -87,8 +87,8 @@ def test_a_configuration_that_is_corrected_while_the_agent_waits_for_the_cluster
     ("error", "reply", "logged"),
     [
         (KernelError("no buffer space"), "no buffer space", False),
-        (KeyError("IPv4"), "the agent cannot answer, which is a defect of it: KeyError: 'IPv4' (", True),
-        (MemoryError(), "the agent cannot answer, which is a defect of it: MemoryError: (", True),
+        (KeyError("IPv4"), "the agent cannot answer because of a defect, please report it: KeyError: 'IPv4' (", True),
+        (MemoryError(), "the agent cannot answer because of a defect, please report it: MemoryError: (", True),
     ],
 )
 def test_a_question_that_cannot_be_answered_gets_an_error(tmp_path, monkeypatch, error, reply, logged):

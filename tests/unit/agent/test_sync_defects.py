@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An exception that nothing expects, in any step of a sync or of the loop, does not end the agent."""
+"""An unexpected exception, in any step of a sync or of the loop, does not end the agent."""
 
 from __future__ import annotations
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -106,6 +108,33 @@ def test_a_client_certificate_as_data_or_files(server, certificates, client_cert
         user = {"client-certificate-data": encoded(certificate), "client-key-data": encoded(key)}
     authority = {"certificate-authority": str(certificates.authority)}
     assert read(write(tmp_path / "k", server, user, **authority)) == ["node-a"]
+
+
+def test_a_client_certificate_as_data_needs_no_file_system(
+    server, certificates, client_certificate, tmp_path, monkeypatch
+):
+    """The disk of a node may be full or read-only."""
+    certificate, key = client_certificate
+    user = {"client-certificate-data": encoded(certificate), "client-key-data": encoded(key)}
+    connection = write(tmp_path / "k", server, user, **{"certificate-authority": str(certificates.authority)})
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    assert read(connection) == ["node-a"]
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_client_certificate_that_cannot_be_kept_is_an_error_of_the_configuration(
+    server, client_certificate, tmp_path, monkeypatch, memory
+):
+    certificate, key = client_certificate
+    user = {"client-certificate-data": encoded(certificate), "client-key-data": encoded(key)}
+    connection = write(tmp_path / "k", server, user)
+    if memory:
+        monkeypatch.setattr(os, "memfd_create", lambda *_given: os.open("/nonexistent/memory", os.O_RDONLY))
+    else:
+        monkeypatch.delattr(os, "memfd_create")
+        monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    with pytest.raises(ConfigurationError, match="the client certificate cannot be used: No such file"):
+        read(connection)
 
 
 def test_yaml_several_files_and_the_name_of_a_context(server, certificates, tmp_path):

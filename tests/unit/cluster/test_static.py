@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -62,6 +63,32 @@ def test_manifests_of_a_directory_are_served(tmp_path):
     }
     assert state.refusals == () and state.kinds == set()
     assert state.services[NAME].static == str(tmp_path / "apiserver.yaml")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])
+def test_a_file_is_read_again_as_soon_as_it_can_be(tmp_path, monkeypatch, number):
+    (tmp_path / "apiserver.yaml").write_text(MANIFEST)
+    directory, read = StaticDirectory(str(tmp_path)), static.read_with_own_links
+
+    def refuse(path, _most):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(static, "read_with_own_links", refuse)
+    assert list(map(str, directory.read().refusals)) == [f"file {tmp_path / 'apiserver.yaml'}: {os.strerror(number)}"]
+    assert not directory.changed()
+    monkeypatch.setattr(static, "read_with_own_links", read)
+    assert directory.changed()
+    assert not directory.read().refusals and not directory.changed()
+
+
+def test_a_changed_mode_is_a_change(tmp_path):
+    """A file may have become readable for the agent's user."""
+    (tmp_path / "apiserver.yaml").write_text(MANIFEST)
+    directory = StaticDirectory(str(tmp_path))
+    directory.read()
+    assert not directory.changed()
+    (tmp_path / "apiserver.yaml").chmod(0o640)
+    assert directory.changed()
 
 
 @pytest.mark.parametrize(

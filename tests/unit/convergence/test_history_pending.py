@@ -366,7 +366,7 @@ def test_another_convergence_is_refused_while_the_timer_runs(waiting, place, mon
         with pytest.raises(HistoryError, match=r"confirm it .* roll it back, or wait"):
             arm.refuse_if_pending()
     else:
-        assert "its timer is lost" in (arm.refuse_if_pending() or "")
+        assert "its timer no longer exists" in (arm.refuse_if_pending() or "")
         assert pending.read() is None
         assert arm.refuse_if_pending() is None
 

@@ -40,6 +40,7 @@ def test_parameters_become_a_modprobe_file() -> None:
         ({"ip_vs": {"a": "1 b=2"}}, "parameters.ip_vs.a: '1 b=2' is not a value without spaces and quotes"),
         ({"ip_vs": {"a": "1\noptions x"}}, "is not a value without spaces"),
         ({"ip_vs": {"a": ""}}, "is not a value without spaces"),
+        ({"ip-vs": {"a": 1}, "ip_vs": {"a": 2}}, "parameters.ip_vs.a: given twice"),
     ],
 )
 def test_invalid_parameters_are_named(given: dict[str, Any], words: str) -> None:

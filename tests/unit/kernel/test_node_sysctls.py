@@ -90,7 +90,7 @@ def test_reserved_ports_are_added_to_existing_ones(observed: str, desired: str) 
 @pytest.mark.parametrize("ports", ["x", "1-", "70000", "5-4", "1;2", "-1"])
 def test_invalid_lists_of_ports_are_refused(ports: str) -> None:
     settings = sysctl_profile.ProfileSettings("iptables", (6, 1, 0), reserved_node_ports=ports)
-    with pytest.raises(ConfigurationError, match="is not a port or a range"):
+    with pytest.raises(ConfigurationError, match=r"profile\.reserved_node_ports: .* is not a port or a range"):
         sysctl_profile.profile(settings)
 
 
@@ -100,7 +100,7 @@ def test_parameters_that_kube_proxy_does_not_set_are_opt_in() -> None:
     asked = settings._replace(netdev_max_backlog=16384, reserved_node_ports="30000-32767")
     rows = {row["key"]: row["value"] for row in sysctl_profile.explanations(sysctl_profile.profile(asked))}
     assert rows == {"net.core.netdev_max_backlog": ">= 16384", sysctls.RESERVED_PORTS: "with 30000-32767"}
-    with pytest.raises(ConfigurationError, match="netdev_max_backlog: 0 is not"):
+    with pytest.raises(ConfigurationError, match=r"profile\.netdev_max_backlog: 0 is not"):
         sysctl_profile.profile(settings._replace(netdev_max_backlog=0))
 
 

@@ -23,7 +23,7 @@ _CONTROLLER = "kube-proxy"
 #: Reasons of Events that all agents post alike, and of which the cluster needs one.
 _COMMON_REASONS = ("ObjectRefused",)
 _CONFLICT = 409
-# With the end that makes it unique, a name has at most 253 characters.
+# Leaves room for the suffix that makes a name unique: names have at most 253 characters.
 _MOST_NAME_CHARACTERS = 236
 
 #: Posts an Event: the object that it regards (None for the node), type, reason, action, note.

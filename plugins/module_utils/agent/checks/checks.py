@@ -106,11 +106,9 @@ class Checks:
         known = set(self.unchecked)
         new = [line for line in unchecked if line not in known]
         for line in new[:_REPORTED]:
-            self._log.warning("health checks", reason=line)
+            self._log.warning("endpoints are not checked", reason=line)
         if len(new) > _REPORTED:
-            self._log.warning(
-                "health checks", reason=f"{len(new) - _REPORTED} more Services are not checked; see status"
-            )
+            self._log.warning("endpoints are not checked", reason=f"{len(new) - _REPORTED} more Services; see status")
         self.unchecked = unchecked
 
     def changed(self, view: ClusterView, change: VerdictChange) -> None:

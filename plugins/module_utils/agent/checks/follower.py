@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Health checks that follow the Services, the node's addresses and the verdicts, whatever defect the checks have."""
+"""Follow Services, the node's addresses and verdicts with health checks, whose defects do not end the agent."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class CacheKeeper:
         objects = map(text_in, copy.objects)
         try:
             if carried.kinds:
-                # They come first: of two objects with one name the last counts.
+                # Write them first: a later object with the same key overrides them.
                 write_cache(self._path, itertools.chain(carried.texts, objects), copy.kinds | carried.kinds)
             else:
                 write_cache(self._path, objects, copy.kinds)

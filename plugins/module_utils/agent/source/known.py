@@ -71,7 +71,7 @@ class Known:
             self._digests.setdefault(key, None)
 
     def listed(self, raw: Dict[str, Any], held: Callable[[ObjectKey], int] = lambda key: 1) -> Listed:
-        """Return what must be held of an object until its list is complete.
+        """Return the part of a listed object to keep until the list is complete.
 
         ``held``: how many bytes of JSON the object with this key has that is held already, 0 if there is none. The
         result's ``growth`` is how many more the new version has. A new object is parsed at once, because its parsed

@@ -31,7 +31,7 @@ from typing import (
 from ...cluster.parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
 from ...regular_files import parse_json
 
-#: Made once: json.dumps makes an encoder for each call with separators. What JSON described contains no cycles.
+#: Made once: json.dumps makes an encoder for each call with separators. Decoded JSON contains no cycles.
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 #: A smaller window costs more time. The dictionary has the most frequent texts at its end.
 _WINDOW, _LEVEL, _MEMORY = -12, 3, 1

@@ -117,7 +117,7 @@ class Reflector:
         return 0.0 if since is None or self.connected else max(0.0, self._clock() - since)
 
     def stop(self) -> None:
-        """Have the thread end; may be called from any thread."""
+        """Stop the thread; may be called from any thread."""
         self._ending.set()
         self.interrupt()
 

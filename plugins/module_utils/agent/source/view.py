@@ -138,7 +138,7 @@ class ClusterView:
             return self._recover(parsed.key, error)
         self._processed(parsed.key)
         if self.state.excess > before and not self._room.carries(0):
-            # Only now is it known what Service and endpoints make together.
+            # The combined weight of Service and endpoints is known only after the update.
             affected |= self._put_back(parsed.key)
             self.held_back.add(parsed.key)
             return affected
@@ -181,7 +181,7 @@ class ClusterView:
                 return services.union(self.state.services)
 
     def retry(self) -> None:
-        """Process the objects again that could not be: the reason may have been another object, or be gone."""
+        """Retry objects that failed: the cause may have been another object, or may have disappeared."""
         for key in self.failures:
             version = self._set_aside.get(key)
             if version is None:
@@ -245,7 +245,7 @@ class ClusterView:
         self.dirty |= self.state.set_failing(service, failing)
 
     def set_rising(self, service: NamespacedName, rising: Rising) -> None:
-        """Record the endpoints of a Service whose share still rises."""
+        """Record the endpoints of a Service that are still in slow start."""
         self.dirty |= self.state.set_rising(service, rising)
 
     def pop_dirty(self) -> Set[NamespacedName]:

@@ -44,7 +44,7 @@ class ControlRequest:
 
 
 def _listening(path: str) -> socket.socket:
-    """Return a socket that listens at a path, in place of whatever is there. Raises KernelError."""
+    """Return a socket that listens at a path, and replace any file that exists there. Raises KernelError."""
     try:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     except OSError as error:

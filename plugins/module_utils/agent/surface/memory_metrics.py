@@ -27,7 +27,7 @@ _GAUGES = {
 
 
 class MemoryMetrics:
-    """Exposes the last look at the limit."""
+    """Exposes the most recent measurement of memory and its limit."""
 
     def __init__(self, use: Callable[[], MemoryUse]) -> None:
         self._use = use

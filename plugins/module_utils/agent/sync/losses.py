@@ -89,7 +89,7 @@ class LossWatch:
                 self._lost[name] = now
 
     def release(self) -> None:
-        """Hold back the present loss no longer."""
+        """Stop holding back the current loss."""
         self._since = min(self._since, self._clock() - self._hold_seconds)
         self.held_until = 0.0
 

@@ -93,7 +93,7 @@ class NodeSync:
         # Whether the Event about the change to the mode in effect was posted.
         self._mode_posted = False
         self._leftovers_due = False
-        # Whether the last sync ended by an exception that nothing expects, and what the node was set up for.
+        # Whether the last sync ended by an unexpected exception, and what the node was set up for.
         self._broken = False
         self._request: Optional[Request] = None
         self._slow_start = SlowStart(timers.clock)
@@ -233,7 +233,7 @@ class NodeSync:
             self.clean_up()
 
     def _sync_broken(self, error: Exception) -> None:
-        """Report a sync that ended by an exception which nothing expects, and set the node up again for the next one.
+        """Report a sync that ended by an unexpected exception, and set the node up again for the next one.
 
         The desired tables may be incomplete, so they must not be used any more.
         """

@@ -332,7 +332,7 @@ class Syncer:
         self._log.error("sync failed", family=family.family, error=error)
 
     def broken(self, error: str) -> None:
-        """Record that a sync ended by an exception which nothing expects; the next one must be the first of a node."""
+        """Record that a sync ended by an unexpected exception; the next one must be the first of a node."""
         self.last_error = error
         self.started = False
 

@@ -47,6 +47,8 @@ class TokenRenewal:
         self._monotonic = monotonic
         self._expires = 0.0
         self._known_since = 0.0
+        # A renewed token that could not be written to the file: the next step does not request another one.
+        self._unwritten = ""
         self._last_logged = ""
 
     def interrupt(self) -> None:
@@ -85,11 +87,13 @@ class TokenRenewal:
     def _renew(self, token: ServiceToken, expect: Expect) -> None:
         """Request a new token and store it. Raises ProxyError."""
         try:
-            text = self._request(token, expect)
+            text, self._unwritten = self._unwritten or self._request(token, expect), ""
             renewed = parse_token(text)
             if renewed.expires <= token.expires:
                 raise ConfigurationError("the API server does not issue a token with a later expiry")
+            self._unwritten = text
             store_token(self._path, text)
+            self._unwritten = ""
         except ProxyError as error:
             if self._clock() < token.expires:
                 end = f"it expires at {timestamp(token.expires)}"

@@ -22,12 +22,18 @@ Confirmation. ``converge(Request(..., history_directory=DIR, confirm_timeout=60)
 minute (``Report.confirm_until``), unless ``confirm(state=Report.saved_state) -> ConfirmReport`` is called before. While
 a change waits, another convergence is refused with HistoryError.
 
-=================  ==================================================================================== ``state``
-NodeState, ``observe_state(handles, all_servers, exclude_cidrs)`` ``form``           the file: ``pack_record``,
-``unpack_record``; StateRecord ``directory``      ``HistoryDirectory(directory)``: ``outcome``, ``note`` ``store``
-``History(directory, keep)``: ``save``, ``load``, ``list``, ``newest`` ``restore``        ``rollback``,
-``restore_stages`` ``converged``      ``converge``: a convergence that can be undone ``guard``          the rollback
-hooks of a convergence ``arm``            the timer, and the program that it runs ``revert``         that program
-``pending``        the change that waits ``confirm``        ``confirm``, ``withdraw`` ``units``          systemd
-=================  ====================================================================================
+==================  =======================================================================
+``state``           NodeState, ``observe_state(handles, all_servers, exclude_cidrs)``
+``form``            the file: ``pack_record``, ``unpack_record``; StateRecord
+``directory``       ``HistoryDirectory(directory)``: ``outcome``, ``note``
+``store``           ``History(directory, keep)``: ``save``, ``load``, ``list``, ``newest``
+``restore``         ``rollback``, ``restore_stages``
+``converged``       ``converge``: a convergence that can be undone
+``guard``           the rollback hooks of a convergence
+``arm``             the timer, and the program that it runs
+``revert``          that program
+``pending``         the change that waits
+``confirm``         ``confirm``, ``withdraw``
+``units``           systemd
+==================  =======================================================================
 """

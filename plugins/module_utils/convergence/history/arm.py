@@ -47,7 +47,10 @@ def refuse_if_pending(check: bool = False) -> Optional[str]:
                 f"{waiting}: confirm it (service_proxy_confirm or kubenode-proxy confirm), roll it back, or wait"
             )
         pending.clear()
-        return f"the change after state {waiting.saved_state} was never confirmed and its timer is lost: it is kept"
+        return (
+            f"the change after state {waiting.saved_state} was not confirmed, but its timer no longer exists: "
+            "the change stays in effect"
+        )
     raise HistoryError(
         f"{waiting}: remove {pending.DIRECTORY} manually, because the timer is not visible to this process"
     )

@@ -45,7 +45,7 @@ class Recorder(Witness):
 
     @contextlib.contextmanager
     def _excused(self) -> Iterator[None]:
-        """Give up the record, with the reason, where a comparison is impossible. The run itself is not affected."""
+        """Discard the record and keep the reason if the states cannot be compared. The run itself is not affected."""
         try:
             yield
         except (Unusable, NotComparable, KernelError, OSError, ValueError) as error:

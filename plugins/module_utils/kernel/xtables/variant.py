@@ -14,7 +14,7 @@ import re
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ...addresses import IPV4, IPV6
-from ...errors import KernelError
+from ...errors import KernelError, NotInstalledError
 from ...progress import Progress, unheeded
 from ..facts import kernel_release
 from ..modules import available_modules, present_modules
@@ -246,16 +246,16 @@ def detect_variant(family: str, wanted: str = "", survey: Optional[Survey] = Non
     """Return the iptables to use for a family; ``wanted`` (legacy or nft) overrides the detection.
 
     Both families' rules count, since a node uses one variant for both. A ``survey`` shared by several calls avoids
-    reading them again. Raises KernelError if iptables is not installed.
+    reading them again. Raises NotInstalledError if iptables is not installed, and KernelError if it cannot be run.
     """
     survey = survey or Survey()
     installed, default = survey.installed(family)
     prefix = _PREFIX[family]
     if not installed:
-        raise KernelError(f"{prefix}: not installed (needed: {prefix}, {prefix}-save and {prefix}-restore)")
+        raise NotInstalledError(f"{prefix}: not installed (needed: {prefix}, {prefix}-save and {prefix}-restore)")
     if wanted:
         if wanted not in installed:
-            raise KernelError(f"{prefix}: the {wanted} variant is not installed")
+            raise NotInstalledError(f"{prefix}: the {wanted} variant is not installed")
         name, reason = wanted, "requested"
     elif len(installed) == 1:
         name, reason = next(iter(installed)), "the only variant installed"

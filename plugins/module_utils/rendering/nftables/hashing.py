@@ -57,7 +57,7 @@ def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> List[str]:
 
 
 def lists_of(info: ServicePortInfo) -> int:
-    """Return the most lists of slots that a ServicePort has, whatever its endpoints, which nodes see differently."""
+    """Return the maximum number of lists of slots of a ServicePort, without its endpoints, which differ by node."""
     if info.policy.scheduler not in SCHEDULERS or _refusal_of_service(info):
         return 0
     external = _frontends(info) - 1
