@@ -14,7 +14,7 @@ from .settings import Settings, configure_log, load_settings
 def reload(parts: Parts) -> bool:
     """Load the configuration and apply it if it has changed; return whether a changed one is in effect.
 
-    A failure is logged. One while loading, or while the mode is set up, changes nothing.
+    A failure is logged, and the configuration in effect is kept if loading it or setting up its mode fails.
     """
     log, before = parts.log, parts.settings
     try:
@@ -39,11 +39,11 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
     if after.followed_node and node_changed:
         # Setting up needs the new Node object.
         parts.source.read_node(after.followed_node)
-    parts.forwarding.configure(configuration)
     if parts.sync.proxiers is not None:
         parts.sync.rebuild(parts.request(configuration))
     else:
         parts.sync.configuration = configuration
+    parts.forwarding.configure(configuration)
     if node_changed or after.follows_every_node != before.follows_every_node:
         parts.source.follow_node(after.followed_node, before.followed_node, after.follows_every_node)
     if after.node_name != before.node_name:
