@@ -205,10 +205,10 @@ def repository(node, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pulled(node, cluster, repository):
-    """Provide a node that pulls the repository of the examples, with its kubeconfig where a kubelet has its own."""
+    """Provide a node that pulls the repository of the examples."""
     example = ROOT / "examples" / "pull"
     repository.push({path.name: path.read_text() for path in example.iterdir()})
-    node.write("/etc/kubernetes/kubelet.conf", cluster.kubeconfig.read_text())
+    node.write("/etc/kubernetes/kubenode-proxy.conf", cluster.kubeconfig.read_text())
     # The format is that of node_exporter this time.
     node.run("mkdir", "-p", PLACE_OF_METRICS)
     return reschedule(node, pull_variables(repository))

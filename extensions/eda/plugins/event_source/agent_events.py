@@ -80,9 +80,18 @@ EXAMPLES = r"""
     - kubenode.proxy.agent_events:
         kubeconfig: /etc/kubernetes/automation.conf
         kinds: [drift, repair]
+      filters:
+        # Limits the playbook to the node of the event.
+        - eda.builtin.insert_hosts_to_meta:
+            host_path: agent_event.node
   rules:
     - name: A node differs and its agent cannot repair it
+      # Without a node, the playbook would run on all hosts.
       condition: event.agent_event.kind == "drift" and event.agent_event.node != ""
+      throttle:
+        once_within: 10 minutes
+        group_by_attributes:
+          - event.agent_event.node
       action:
         run_playbook:
           name: kubenode.proxy.agent
