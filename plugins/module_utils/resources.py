@@ -162,7 +162,7 @@ class Resource(Generic[Key, Value]):
 
         Raises KernelError if it cannot be read.
         """
-        raise KeyError(self.label)
+        raise NotImplementedError(self.label)
 
     def is_empty(self) -> bool:
         """Return whether :meth:`observe` would return nothing. Raises KernelError.
@@ -173,7 +173,7 @@ class Resource(Generic[Key, Value]):
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change in one batch; all or nothing where the kernel allows. Raises KernelError."""
-        raise KeyError(self.label)
+        raise NotImplementedError(self.label)
 
     def describe(self, key: Key, value: Value) -> List[str]:
         """Return lines that show one entry to users, in the syntax of the usual tool (``iptables-save``, ...)."""

@@ -46,7 +46,7 @@ def test_a_change_during_the_run_leaves_no_record(node: Node, monkeypatch: pytes
         assert node.run()["changed"] and not node.record.exists()
     node.settle()
     # One transaction of another program and one of its own that the kernel has not reported.
-    monkeypatch.setattr(resource, "_generation_in", lambda replies: 0)
+    monkeypatch.setattr(resource, "generation_in", lambda replies: 0)
     nft("flush chain ip kube-proxy services")
     assert node.run()["changed"] and not node.record.exists()
 

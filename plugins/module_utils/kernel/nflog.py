@@ -13,6 +13,7 @@ from ..errors import KernelError
 from .netlink.attributes import attribute, attribute_text, parse_attributes
 from .netlink.listener import NetlinkListener
 from .netlink.protocol import HEADER, NETLINK_NETFILTER
+from .nftables.attributes import GENMSG_BYTES
 
 _PACKET, _CONFIG = 0x400, 0x401
 _CFG_CMD, _CFG_MODE = 1, 2
@@ -20,7 +21,6 @@ _BIND = b"\x01"
 _COPY_PACKET = 2
 _PAYLOAD, _PREFIX = 9, 10
 _NLMSG_ERROR, _REQUEST_WITH_ACK = 2, 5
-_GENMSG_BYTES = 4
 _WITH_PORTS = (6, 17, 132)
 #: IPv6 extension headers that precede the transport header: hop-by-hop, routing, destination options.
 _EXTENSIONS = (0, 43, 60)
@@ -87,7 +87,7 @@ class PacketLog:
                 if code:
                     raise KernelError(f"{self._what}: {os.strerror(-code)}")
             elif notification.kind == _PACKET:
-                found = parse_attributes(payload, _GENMSG_BYTES, len(payload))
+                found = parse_attributes(payload, GENMSG_BYTES, len(payload))
                 if _PAYLOAD in found:
                     prefix = attribute_text(found[_PREFIX]) if _PREFIX in found else ""
                     packet = parse_packet(prefix, bytes(found[_PAYLOAD]))

@@ -105,11 +105,11 @@ class Rendering(Generic[Context]):
 
         Raises ConfigurationError for settings that cannot be rendered.
         """
-        raise KeyError(self.name)
+        raise NotImplementedError(self.name)
 
     def static_entries(self, context: Context) -> List[Entry]:
         """Return the entries that exist without any Service, in an order in which they can be created."""
-        raise KeyError(self.name)
+        raise NotImplementedError(self.name)
 
     def entries(self, service_port: ServicePortInfo, context: Context) -> List[Entry]:
         """Return the entries that one ServicePort contributes and owns.
@@ -117,7 +117,7 @@ class Rendering(Generic[Context]):
         Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports; if their
         values differ, the one of the first owner in the order of ServicePort names is used. Raises ConfigurationError.
         """
-        raise KeyError(self.name)
+        raise NotImplementedError(self.name)
 
     def derivation(self, context: Context) -> Derivation:
         """Return the derivation of entries from all contributions together, for one set of tables."""
@@ -237,7 +237,7 @@ class Rendering(Generic[Context]):
 
     def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
         """Return what tables, desired or observed ones, have for a destination, in native syntax."""
-        raise KeyError(self.name)
+        raise NotImplementedError(self.name)
 
     def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
         """Return table and key of the entries on which all Services depend; ``static``: those that have no owner."""
@@ -251,7 +251,7 @@ class Rendering(Generic[Context]):
 
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in the native syntax of iptables, ipset, ipvsadm, ip or nft."""
-        raise KeyError(self.name)
+        raise NotImplementedError(self.name)
 
     def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry as in :meth:`lines`, or shorter if that would be hundreds of lines."""
@@ -259,7 +259,7 @@ class Rendering(Generic[Context]):
 
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """Return desired tables as input of the usual tools, by tool (``iptables-restore``, ``nft IPv4``, ...)."""
-        raise KeyError(self.name)
+        raise NotImplementedError(self.name)
 
 
 def _merge(tables: Tables, entries: List[Entry]) -> None:

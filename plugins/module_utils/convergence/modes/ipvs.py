@@ -54,7 +54,7 @@ class IpvsMode(Mode):
 
     def glue_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
         """Return the resources of the glue for a family, in order of dependence. Raises KernelError."""
-        raise KeyError(self.glue)
+        raise NotImplementedError(self.glue)
 
     def stages(
         self,

@@ -144,7 +144,7 @@ class Mode:
 
     def find_families(self, families: Sequence[str]) -> Families:
         """Return which of the node's families the mode can serve. Raises KernelError."""
-        raise KeyError(self.name)
+        raise NotImplementedError(self.name)
 
     def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
         """Return why the kernel cannot run the mode, beyond the preflight checks. Change nothing."""
@@ -178,7 +178,7 @@ class Mode:
         With ``loaded`` False nothing is opened that would load a kernel module: subsystems that are not loaded count
         as empty. Raises KernelError.
         """
-        raise KeyError(self.name)
+        raise NotImplementedError(self.name)
 
     def is_loaded(self, handles: KernelHandles) -> bool:
         """Return whether every subsystem of the mode can be opened without loading a module."""

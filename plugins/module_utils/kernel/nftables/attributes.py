@@ -1,9 +1,19 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attributes of nf_tables messages by the names of the kernel's header linux/netfilter/nf_tables.h."""
+"""Message types and attributes of nf_tables, those by the names of the kernel's header linux/netfilter/nf_tables.h."""
 
 from __future__ import annotations
+
+#: NFNL_SUBSYS_NFTABLES, the upper byte of every message type (linux/netfilter/nfnetlink.h).
+SUBSYSTEM = 10 << 8
+GET_TABLE = SUBSYSTEM | 1
+NEW_GENERATION, GET_GENERATION = SUBSYSTEM | 15, SUBSYSTEM | 16
+
+#: The size of ``struct nfgenmsg``, with which every payload begins.
+GENMSG_BYTES = 4
+#: An ``nfgenmsg`` without a family, for requests about the whole of nf_tables.
+GENMSG = bytes(GENMSG_BYTES)
 
 #: linux/netfilter/nfnetlink.h
 NFNLGRP_NFTABLES = 7

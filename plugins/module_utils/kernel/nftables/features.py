@@ -13,12 +13,11 @@ from ...rendering.nftables.objects import BaseHook, TableIdentity
 from ..netlink.outcomes import NetlinkRefusal, is_forbidden, is_not_understood
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket, is_supported
+from .attributes import GENMSG, GET_GENERATION
 from .messages import BATCH_BEGIN, Encoder
 
 #: The table of all experiments. It never exists.
 PROBE_TABLE = TableIdentity("kube-proxy-probe", "")
-#: NFT_MSG_GETGEN of NFNL_SUBSYS_NFTABLES (linux/netfilter/nf_tables.h).
-_GET_GENERATION = 10 << 8 | 16
 
 
 def answers() -> bool:
@@ -30,7 +29,7 @@ def answers() -> bool:
         return False
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         try:
-            sock.request(_GET_GENERATION, b"\0" * 4)
+            sock.request(GET_GENERATION, GENMSG)
         except NetlinkRefusal as refusal:
             # nfnetlink refuses requests to unknown subsystems this way; any other refusal comes from nf_tables.
             return not is_not_understood(refusal.error)

@@ -10,17 +10,15 @@ What the data path does to sets (session affinity) and counters does not increme
 from __future__ import annotations
 
 import hashlib
-from typing import List, NamedTuple
+from typing import Iterable, List, NamedTuple
 
 from ...errors import KernelError
 from ..netlink.attributes import parse_attributes
+from ..netlink.outcomes import Reply
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
+from .attributes import GENMSG, GENMSG_BYTES, GET_GENERATION, GET_TABLE, NEW_GENERATION, NFTA_GEN_ID
 
-_SUBSYSTEM = 10 << 8
-_GET_TABLE, _GET_GENERATION = _SUBSYSTEM | 1, _SUBSYSTEM | 16
-_GENERATION_ID = 1
-_HEAD = 4
 #: The last two bytes of ``struct nfgenmsg`` are those of the generation.
 _HEAD_COMPARED = 2
 
@@ -38,16 +36,25 @@ def read_generation() -> Generation:
         for _attempt in range(3):
             before = _number(sock)
             rows: List[bytes] = []
-            for view, _kind, start, end in sock.dump(_GET_TABLE, b"\0" * _HEAD):
-                rows.append(bytes(view[start : start + _HEAD_COMPARED]) + bytes(view[start + _HEAD : end]))
+            for view, _kind, start, end in sock.dump(GET_TABLE, GENMSG):
+                rows.append(bytes(view[start : start + _HEAD_COMPARED]) + bytes(view[start + GENMSG_BYTES : end]))
             if _number(sock) == before:
                 return Generation(before, hashlib.sha256(b"\0".join(sorted(rows))).hexdigest())
     raise KernelError("nf_tables: the tables kept changing while they were listed")
 
 
+def generation_in(replies: Iterable[Reply]) -> int:
+    """Return the generation that the kernel reports, 0 if none of these messages is such a report."""
+    for reply in replies:
+        if reply.type == NEW_GENERATION:
+            found = parse_attributes(memoryview(reply.payload), GENMSG_BYTES, len(reply.payload))
+            if NFTA_GEN_ID in found:
+                return int.from_bytes(found[NFTA_GEN_ID], "big")
+    return 0
+
+
 def _number(sock: NetlinkSocket) -> int:
-    for reply in sock.request(_GET_GENERATION, b"\0" * _HEAD):
-        found = parse_attributes(memoryview(reply.payload), _HEAD, len(reply.payload))
-        if _GENERATION_ID in found:
-            return int.from_bytes(found[_GENERATION_ID], "big")
-    raise KernelError("nf_tables: the kernel reported no generation")
+    number = generation_in(sock.request(GET_GENERATION, GENMSG))
+    if not number:
+        raise KernelError("nf_tables: the kernel reported no generation")
+    return number

@@ -13,6 +13,8 @@ from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.outcomes import NetlinkRefusal
 from ..netlink.socket import NetlinkSocket
 from .attributes import (
+    GENMSG_BYTES,
+    GET_TABLE,
     NFTA_CHAIN_HOOK,
     NFTA_CHAIN_NAME,
     NFTA_CHAIN_POLICY,
@@ -22,10 +24,9 @@ from .attributes import (
     NFTA_TABLE_OWNER,
     NFTA_TABLE_USE,
 )
-from .messages import GET_CHAIN, GET_TABLE, family_header
+from .messages import GET_CHAIN, family_header
 
 ACCEPT = 1
-_HEAD = 4
 
 
 class NftTable(NamedTuple):
@@ -59,7 +60,7 @@ def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Di
     except NetlinkRefusal as refusal:
         raise KernelError(f"{what} of nftables ({family}) cannot be listed: {refusal.error}") from refusal
     for view, _kind, start, end in dumped:
-        yield parse_attributes(view, start + _HEAD, end)
+        yield parse_attributes(view, start + GENMSG_BYTES, end)
 
 
 def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:

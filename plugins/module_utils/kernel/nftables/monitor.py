@@ -15,11 +15,18 @@ from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.listener import NetlinkListener, Notification
 from ..netlink.protocol import NETLINK_NETFILTER
 from . import messages
-from .attributes import NFNLGRP_NFTABLES, NFTA_GEN_PROC_NAME, NFTA_GEN_PROC_PID, NFTA_TABLE_FLAGS, NFTA_TABLE_NAME
+from .attributes import (
+    GENMSG_BYTES,
+    NEW_GENERATION,
+    NFNLGRP_NFTABLES,
+    NFTA_GEN_PROC_NAME,
+    NFTA_GEN_PROC_PID,
+    NFTA_TABLE_FLAGS,
+    NFTA_TABLE_NAME,
+)
 
 Self = TypeVar("Self", bound="NftMonitor")
 
-_GENMSG_BYTES = 4
 _FAMILIES = {number: family for family, number in messages.FAMILY_NUMBERS.items()}
 #: The kernel sends no notifications of clients that the packet path adds to the sets of session affinity.
 _CHANGES = frozenset(
@@ -51,7 +58,7 @@ def _process(generation: Mapping[int, memoryview]) -> int:
 
 def _attributes(notification: Notification) -> Dict[int, memoryview]:
     payload = notification.payload
-    return parse_attributes(payload, _GENMSG_BYTES, len(payload))
+    return parse_attributes(payload, GENMSG_BYTES, len(payload))
 
 
 class NftMonitor:
@@ -89,7 +96,7 @@ class NftMonitor:
         found: Set[str] = set()
         self.author = ""
         for notification in self._listener.notifications():
-            if notification.kind == messages.NEW_GENERATION:
+            if notification.kind == NEW_GENERATION:
                 # The final message of a transaction follows those about the changed objects.
                 generation = _attributes(notification)
                 if self._touched and not self._is_own(_process(generation)):

@@ -31,6 +31,8 @@ from ..netlink.protocol import Slice
 from ..netlink.socket import NetlinkSocket
 from . import messages
 from .attributes import (
+    GENMSG_BYTES,
+    GET_TABLE,
     NFTA_CHAIN_NAME,
     NFTA_RULE_CHAIN,
     NFTA_RULE_EXPRESSIONS,
@@ -54,7 +56,6 @@ from .decoding import (
 )
 from .user_data import rule_comment
 
-_HEAD = 4
 _INDEX = struct.Struct("=I")
 
 
@@ -87,8 +88,8 @@ class Reader:
 
     def table(self) -> Optional[TableValue]:
         """Return the table itself, or None if there is none."""
-        for buffer, _kind, start, end in _dump(self._sock, messages.GET_TABLE, self._header):
-            found = parse_attributes(buffer, start + _HEAD, end)
+        for buffer, _kind, start, end in _dump(self._sock, GET_TABLE, self._header):
+            found = parse_attributes(buffer, start + GENMSG_BYTES, end)
             if found[NFTA_TABLE_NAME] == self._encoded_name:
                 flags = u32(found, NFTA_TABLE_FLAGS)
                 return TableValue(flags if flags != TABLE_PERSIST else 0)
@@ -96,7 +97,7 @@ class Reader:
 
     def _objects(self, kind: int) -> Iterator[Dict[int, memoryview]]:
         for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table):
-            found = parse_attributes(buffer, start + _HEAD, end)
+            found = parse_attributes(buffer, start + GENMSG_BYTES, end)
             # NFTA_CHAIN_TABLE, NFTA_RULE_TABLE and NFTA_SET_TABLE are the same number.
             if found[NFTA_TABLE_NAME] == self._encoded_name:
                 yield found
@@ -146,7 +147,7 @@ class Reader:
         """Return the elements of a set as the kernel encodes them, many in each part."""
         payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
         found = [
-            parse_attributes(buffer, start + _HEAD, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")
+            parse_attributes(buffer, start + GENMSG_BYTES, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")
             for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload)
         ]
         return [bytes(nest) for nest in found]

@@ -19,12 +19,11 @@ from ...rendering.nftables.objects import (
     Value,
 )
 from ...resources import Change, Kind, Resource, difference
-from ..netlink.attributes import parse_attributes
-from ..netlink.outcomes import MessageError, Reply, is_busy, is_forbidden, is_transient
+from ..netlink.outcomes import MessageError, is_busy, is_forbidden, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
 from . import messages
-from .attributes import NFTA_GEN_ID
+from .generation import generation_in
 from .listing import ownership_text
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
 from .observation import Reader
@@ -36,16 +35,6 @@ _ATTEMPTS = 5
 #: Kernels before 6.2 count a chain as referred to for a moment after the last element that names it was removed.
 _BUSY_ATTEMPTS = 15
 _BUSY_SECONDS = 0.2
-
-
-def _generation_in(replies: Iterable[Reply]) -> int:
-    """Return the generation that the kernel reports, 0 if none of these messages is such a report."""
-    for reply in replies:
-        if reply.type == messages.NEW_GENERATION:
-            found = parse_attributes(memoryview(reply.payload), 4, len(reply.payload))
-            if NFTA_GEN_ID in found:
-                return int.from_bytes(found[NFTA_GEN_ID], "big")
-    return 0
 
 
 class TransactionRefused(KernelError):
@@ -232,7 +221,7 @@ class NftablesResource(Resource[Key, Value]):
         if outcome.errors:
             raise self._refusal(labelled, outcome.errors)
         if self.commits is not None:
-            self.commits.append(_generation_in(outcome.replies))
+            self.commits.append(generation_in(outcome.replies))
 
     def _refusal(self, labelled: List[Labelled], errors: List[MessageError]) -> TransactionRefused:
         first = errors[0]

@@ -27,6 +27,8 @@ from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
 from ...netlink.socket import NetlinkSocket
 from .. import messages
 from ..attributes import (
+    GENMSG_BYTES,
+    GET_TABLE,
     NFT_OBJECT_COUNTER,
     NFT_OBJECT_QUOTA,
     NFTA_CHAIN_HOOK,
@@ -85,11 +87,11 @@ from ..attributes import (
     NFTA_TABLE_FLAGS,
     NFTA_TABLE_NAME,
     NFTA_TABLE_USERDATA,
+    SUBSYSTEM,
 )
 from ..decoding import added_up
 
-_GET_OBJECT = messages.SUBSYSTEM | 19
-_HEAD = 4
+_GET_OBJECT = SUBSYSTEM | 19
 
 # The attributes that are kept for each kind of object, by number; all others are volatile or set by the kernel.
 _TABLE_KEPT = frozenset((NFTA_TABLE_NAME, NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA))
@@ -242,7 +244,7 @@ class RawReader:
 
     def _of_table(self, kind: int) -> Iterator[Tuple[memoryview, Dict[int, memoryview]]]:
         for view in self._dump(kind, self._in_table):
-            found = parse_attributes(view, _HEAD, len(view))
+            found = parse_attributes(view, GENMSG_BYTES, len(view))
             # The name of the table has the same number in tables, chains, rules, sets and objects.
             if attribute_text(found[NFTA_TABLE_NAME]) == self._name:
                 yield view, found
@@ -251,29 +253,31 @@ class RawReader:
         """Return the whole table; empty if there is none. Raises KernelError."""
         table: RawTable = {}
         rewrite = {NFTA_TABLE_FLAGS: _table_flags}
-        for view in self._dump(messages.GET_TABLE, self._header):
-            if attribute_text(parse_attributes(view, _HEAD, len(view))[NFTA_TABLE_NAME]) == self._name:
-                table[ObjectKey("table", self._name)] = _kept(view, _TABLE_KEPT, _HEAD, rewrite)
+        for view in self._dump(GET_TABLE, self._header):
+            if attribute_text(parse_attributes(view, GENMSG_BYTES, len(view))[NFTA_TABLE_NAME]) == self._name:
+                table[ObjectKey("table", self._name)] = _kept(view, _TABLE_KEPT, GENMSG_BYTES, rewrite)
         if not table:
             return table
         for view, _found in self._of_table(_GET_OBJECT):
-            key, value = _object(view, _HEAD)
+            key, value = _object(view, GENMSG_BYTES)
             table[key] = value
         rules: Dict[str, List[bytes]] = {}
         rewrite = {NFTA_RULE_EXPRESSIONS: _expressions}
         for view, found in self._of_table(messages.GET_RULE):
             chain = attribute_text(found[NFTA_RULE_CHAIN])
-            rules.setdefault(chain, []).append(_kept(view, _RULE_KEPT, _HEAD, rewrite))
+            rules.setdefault(chain, []).append(_kept(view, _RULE_KEPT, GENMSG_BYTES, rewrite))
         for view, found in self._of_table(messages.GET_CHAIN):
             name = attribute_text(found[NFTA_CHAIN_NAME])
-            table[ObjectKey("chain", name)] = RawChain(_kept(view, _CHAIN_KEPT, _HEAD), tuple(rules.get(name, ())))
+            table[ObjectKey("chain", name)] = RawChain(
+                _kept(view, _CHAIN_KEPT, GENMSG_BYTES), tuple(rules.get(name, ()))
+            )
         for view, found in list(self._of_table(messages.GET_SET)):
             name = attribute_text(found[NFTA_SET_NAME])
             flags = int.from_bytes(found.get(NFTA_SET_FLAGS, b""), "big")
             count = int.from_bytes(found[NFTA_SET_COUNT], "big") if NFTA_SET_COUNT in found else None
             rewrite = {NFTA_SET_EXPR: _expression, NFTA_SET_EXPRESSIONS: _expressions}
             elements = () if flags & SET_EVAL else self._elements(name, flags, count)
-            table[ObjectKey("set", name)] = RawSet(_kept(view, _SET_KEPT, _HEAD, rewrite), elements)
+            table[ObjectKey("set", name)] = RawSet(_kept(view, _SET_KEPT, GENMSG_BYTES, rewrite), elements)
         return table
 
     def _elements(self, name: str, flags: int, count: Optional[int]) -> Tuple[bytes, ...]:
@@ -290,7 +294,7 @@ class RawReader:
     def _dumped_elements(self, name: str) -> Iterator[bytes]:
         rewrite = {NFTA_SET_ELEM_EXPR: _expression, NFTA_SET_ELEM_EXPRESSIONS: _expressions}
         for view in self._dump(messages.GET_ELEMENT, self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)):
-            nest = parse_attributes(view, _HEAD, len(view)).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+            nest = parse_attributes(view, GENMSG_BYTES, len(view)).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
             for _kind, raw in each_attribute(nest, 0, len(nest)):
                 if not any(number == NFTA_SET_ELEM_EXPIRATION for number, _part in each_attribute(raw, 0, len(raw))):
                     yield _kept(raw, _ELEMENT_KEPT, 0, rewrite)

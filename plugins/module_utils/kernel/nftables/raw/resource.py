@@ -44,12 +44,13 @@ from ..attributes import (
     NFTA_SET_ID,
     NFTA_TABLE_FLAGS,
     NFTA_TABLE_NAME,
+    SUBSYSTEM,
 )
 from ..decoding import parse_data, parse_expression, parse_hook, ranges
 from ..listing import ownership_text
 from .reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
 
-_NEW_OBJECT = messages.SUBSYSTEM | 18
+_NEW_OBJECT = SUBSYSTEM | 18
 _ELEMENTS_BYTES = 60_000
 _ATTEMPTS = 5
 

@@ -12,6 +12,7 @@ from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
 from ...netlink.socket import NetlinkSocket
 from .. import messages
 from ..attributes import (
+    GENMSG_BYTES,
     NFTA_COUNTER_BYTES,
     NFTA_COUNTER_PACKETS,
     NFTA_EXPR_DATA,
@@ -25,8 +26,6 @@ from ..attributes import (
     NFTA_TABLE_NAME,
 )
 from ..decoding import parse_data
-
-_HEAD = 4
 
 
 class Counted(NamedTuple):
@@ -48,7 +47,7 @@ def counted_elements(sock: NetlinkSocket, family: str, table: str, name: str) ->
             return
         raise
     for view, _kind, start, end in slices:
-        elements = parse_attributes(view, start + _HEAD, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+        elements = parse_attributes(view, start + GENMSG_BYTES, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
         for _number, raw in each_attribute(elements, 0, len(elements)):
             found = parse_attributes(raw, 0, len(raw))
             counter = _counter(found)

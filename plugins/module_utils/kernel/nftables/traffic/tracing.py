@@ -37,12 +37,13 @@ from ..attributes import (
     NFTA_TABLE_NAME,
     NFTA_VERDICT_CHAIN,
     NFTA_VERDICT_CODE,
+    SUBSYSTEM,
 )
 from ..decoding import parse_expression
 from ..user_data import rule_comment
 
 _NFNLGRP_NFTRACE = 9
-_TRACE = messages.SUBSYSTEM | 17
+_TRACE = SUBSYSTEM | 17
 _TABLE, _CHAIN, _HANDLE, _TYPE, _VERDICT, _ID, _POLICY = 1, 2, 3, 4, 5, 6, 16
 _TYPE_POLICY, _TYPE_RULE = 1, 3
 _RULE_HANDLE = 3
