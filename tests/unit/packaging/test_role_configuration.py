@@ -66,7 +66,10 @@ def written(directory: Path, variables):
         ({"agent_configuration": KUBE_PROXY}, ("nftables",)),
         ({"agent_configuration": KUBE_PROXY, "agent_node_configuration": NODE}, ("nftables", NODE)),
         ({"agent_configuration_file": "in.yaml"}, ("ipvs", {"fromFile": 1})),
-        ({"agent_configuration_file": "in.yaml", "agent_node_configuration": NODE}, ("ipvs", NODE)),
+        (
+            {"agent_configuration_file": "in.yaml", "agent_node_configuration": NODE},
+            ("ipvs", {"fromFile": 1, "fromVariable": 1}),
+        ),
         (
             {"service_proxy_configuration": KUBE_PROXY, "service_proxy_node_configuration": NODE},
             ("nftables", NODE),

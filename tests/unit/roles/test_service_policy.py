@@ -60,7 +60,7 @@ def test_variables_become_fields_of_the_configuration(tmp_path):
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
     play["vars_files"] = list(map(str, files))
     # As defaults of a role, so that the variables of a task win.
-    play["vars"] = {"ansible_python_interpreter": sys.executable}
+    play["vars"] = {"ansible_python_interpreter": sys.executable, "role_path": str(ROLES / "service_proxy")}
     (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
     environment = {**os.environ, "ANSIBLE_HOME": str(tmp_path / "home"), "LC_ALL": "C.UTF-8"}
     environment["ANSIBLE_STDOUT_CALLBACK"] = "ansible.builtin.default"

@@ -29,7 +29,7 @@ def would_change(name: str, scratch: Path, variables: dict) -> bool:
         "connection": "local",
         "gather_facts": False,
         "vars_files": [str(ROLE / "defaults" / "main.yml"), str(ROLE / "vars" / "main.yml")],
-        "vars": {"ansible_python_interpreter": sys.executable},
+        "vars": {"ansible_python_interpreter": sys.executable, "role_path": str(ROLE)},
         "tasks": [task for task in tasks if task["name"] == name],
     }
     (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")

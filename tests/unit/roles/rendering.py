@@ -1,0 +1,73 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What expressions give with the variables of roles, without a host."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+ROLES = Path(__file__).resolve().parents[3] / "roles"
+
+
+def variables_of(role: str) -> List[str]:
+    """Return the files of a role's defaults and variables."""
+    return [str(ROLES / role / place / "main.yml") for place in ("defaults", "vars")]
+
+
+def play_on(host: str, roles: Sequence[str], tasks: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """Return a play that has the variables of roles; those of its tasks win."""
+    return {
+        "hosts": host,
+        "gather_facts": False,
+        "vars_files": [path for role in roles for path in variables_of(role)],
+        "vars": {"role_path": str(ROLES / roles[0]), "ansible_python_interpreter": sys.executable},
+        "tasks": tasks,
+    }
+
+
+def played(scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *arguments: str) -> str:
+    """Return the output of a play that succeeds."""
+    (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    (scratch / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "ANSIBLE_HOME": str(scratch / "home"),
+        "LC_ALL": "C.UTF-8",
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
+        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", "inventory.json", *arguments, "play.yml"]
+    done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rendered(
+    scratch: Path,
+    roles: Sequence[str],
+    expression: str,
+    cases: Sequence[Dict[str, Any]],
+    *arguments: str,
+    hosts: Optional[Dict[str, Dict[str, Any]]] = None,
+) -> List[Any]:
+    """Return what an expression gives for each set of variables, in one run, on the first of these hosts."""
+    message = "{{ [" + expression + "] | to_json | b64encode }}"
+    tasks = [
+        {"name": f"Case {number}", "ansible.builtin.debug": {"msg": message}, "vars": variables}
+        for number, variables in enumerate(cases)
+    ]
+    hosts = hosts or {"node": {}}
+    play = play_on("all", roles, [{**task, "run_once": True} for task in tasks])
+    local = {"ansible_connection": "local"}
+    inventory = {"all": {"hosts": {name: {**local, **variables} for name, variables in hosts.items()}}}
+    output = played(scratch, play, inventory, *arguments)
+    texts = [line.split('"')[3] for line in output.splitlines() if '"msg":' in line]
+    return [json.loads(base64.b64decode(text))[0] for text in texts]
