@@ -10,7 +10,9 @@ import pytest
 # The environments of the oldest and newest Python do not have it.
 pytest.importorskip("ansible")
 
-from tests.unit.roles.rendering import rendered
+import yaml
+
+from tests.unit.roles.rendering import ROLES, rendered
 
 FILE = """
 mode: ""
@@ -109,3 +111,20 @@ def test_the_mode_is_requested_if_a_variable_names_it(tmp_path):
     ]
     found = rendered(tmp_path, ["service_proxy"], "[__service_proxy_mode, __service_proxy_requested_mode]", given)
     assert found == [["", ""], ["ipvs", ""], ["nftables", "nftables"], ["iptables", "iptables"]]
+
+
+@pytest.mark.parametrize("file", ["migrate.yml", "migration/back.yml"])
+def test_the_return_to_kube_proxy_is_in_its_mode(tmp_path, file):
+    text = (ROLES.parent / "playbooks" / file).read_text(encoding="utf-8")
+    tasks = [task for item in yaml.safe_load(text) for task in item.get("tasks", [item])]
+    (variables,) = (task["vars"] for task in tasks if "service_proxy_mode" in task.get("vars", {}))
+    node = {
+        **SERVICE_PROXY,
+        "migrate_kube_proxy_mode": "ipvs",
+        "agent_configuration": {"mode": "nftables"},
+        "agent_node_configuration": {"ipvsGlue": "nftables"},
+    }
+    expression = "[__service_proxy_requested_mode, __service_proxy_node_configuration.ipvsGlue]"
+    assert rendered(tmp_path, ["service_proxy"], expression, [variables], hosts={"node": node}) == [
+        ["ipvs", "iptables"]
+    ]
