@@ -96,7 +96,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 drift:
-  description: Whether the node differs from the cluster state.
+  description:
+    - Whether the node differs from the cluster state.
+    - If an agent runs on the node and follows the API server with the same settings, changes of the cluster that it
+      knows are not drift, nor are endpoints that fail its health checks. See RV(newer) and RV(excluded_endpoints).
   type: bool
   returned: a source of the cluster state is given
   sample: false
@@ -123,6 +126,22 @@ difference:
   elements: str
   returned: a source of the cluster state is given, in diff mode
   sample: ["IPv4 chains:", "+-t nat -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"]
+newer:
+  description:
+    - How the node differs from the given cluster state because its agent serves another one, in one line. Empty if it
+      serves the given one.
+    - The agent knows changes of the cluster that were made after the state was read. It has then compared the kernel
+      with what it is meant to serve, and RV(changes) are the differences that it has found.
+  type: str
+  returned: a source of the cluster state is given
+  sample: "IPv4 chains: 1 different (nat KUBE-SVC-BSTKPPOKEZWFR56I)"
+excluded_endpoints:
+  description:
+    - Number of endpoints that the node's agent does not serve because they fail its health checks. They are left out of
+      the comparison. 0 without an agent.
+  type: int
+  returned: a source of the cluster state is given
+  sample: 1
 programmed:
   description: Current number of entries per table that belong to the service proxy. Empty tables are omitted.
   type: dict
@@ -367,6 +386,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
     proxy_spec,
     source_spec,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.beside_agent import (
+    Inspection,
+    inspect_beside_agent,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import states_result
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
@@ -409,7 +432,10 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     request, warnings = engine_request(module, source="optional")
     if traffic:
         request = request._replace(traffic=chosen_services(request.cluster, module.params["traffic_services"]))
-    report = inspect(request)
+    found = inspect_beside_agent(request) if compare else Inspection(inspect(request))
+    report = found.report
+    if found.problem:
+        warnings = (*warnings, f"the node was compared only with the given cluster state: {found.problem}")
     warn(module, [*warnings, *report.warnings], report.refused, report.skipped)
     programmed = {table: count for table, count in report.programmed.items() if count and table not in SHARED}
     result = {
@@ -426,11 +452,13 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
         result["network_policy"] = coverage_result(report)
     result["drift"] = report.changed
     result["summary"] = drift_summary(report.changes)
+    result["newer"] = drift_summary(found.newer)
+    result["excluded_endpoints"] = found.excluded
     if traffic:
-        found = probe_targets(report.targets, module.params["traffic_timeout"])
-        result["traffic"] = [{**item._asdict(), "probes": probe_records(item.probes)} for item in found]
+        probed = probe_targets(report.targets, module.params["traffic_timeout"])
+        result["traffic"] = [{**item._asdict(), "probes": probe_records(item.probes)} for item in probed]
         result["traffic_summary"] = "; ".join(
-            f"{item.service} ({item.reason})" for item in found if item.reached is False
+            f"{item.service} ({item.reason})" for item in probed if item.reached is False
         )
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])

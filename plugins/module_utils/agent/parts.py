@@ -37,6 +37,7 @@ from .source.keeper import CacheKeeper
 from .source.known import Batch
 from .source.static_source import StaticSource
 from .supervision import Supervisor
+from .surface.agent_state import AgentState
 from .surface.control import ControlRequest
 from .surface.health import ProxyHealth
 from .surface.http.connections import limits_of, raise_open_files
@@ -45,7 +46,6 @@ from .surface.memory_metrics import MemoryMetrics
 from .surface.metrics import Metrics
 from .surface.policy_metrics import PolicyMetrics
 from .surface.ports import PortKeeper
-from .surface.status import AgentState
 from .surface.surface import Surface
 from .surface.traffic_metrics import TrafficMetrics
 from .sync.losses import LossWatch

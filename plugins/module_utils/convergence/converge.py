@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..addresses import family_of
 from ..configuration.model import KubeProxyConfiguration
@@ -16,7 +16,7 @@ from ..errors import KernelError
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
 from ..rendering.slot_limit import within_limit
-from ..resources import Kind, PlannedChange, Stage, apply_plan, plan
+from ..resources import Kind, PlannedChange, Resource, Stage, apply_plan, plan
 from ..serviceports.flows import released_protocols
 from .family import FamilyContext, FamilyServices, FamilyTables
 from .guard import Guard
@@ -89,6 +89,7 @@ class _Convergence:
         self.watch = Stopwatch()
         self.warnings: List[str] = []
         self.planned: List[PlannedChange] = []
+        self.of_cluster: List[Resource[Any, Any]] = []
         self.programmed: Dict[str, int] = {}
         self.conntrack_deleted = 0
         self.policy: Optional[NodePolicy] = None
@@ -175,6 +176,7 @@ class _Convergence:
         tables = [FamilyTables(item.context, desired(item.service_ports, item.context.settings)) for item in families]
         loaded = not self.request.check or mode.is_loaded(self.handles)
         stages = mode.stages(configuration, tables, self.handles, loaded)
+        self.of_cluster += [stage.resource for stage in stages]
         return [*stages, *mode.extra_stages([item.context for item in families])]
 
     def _policy_stages(self, configuration: KubeProxyConfiguration, view: NodeView) -> List[Stage]:
@@ -186,7 +188,9 @@ class _Convergence:
 
         policy = self.policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
         self.warnings += policy_warnings(policy)
-        return [policy_stage(policy, settings, self.handles, self.request.check)]
+        stage = policy_stage(policy, settings, self.handles, self.request.check)
+        self.of_cluster.append(stage.resource)
+        return [stage]
 
     def _cut_connections(self, configuration: KubeProxyConfiguration) -> None:
         """Cut connections that a change of policies no longer allows, if so configured.
@@ -299,7 +303,7 @@ class _Convergence:
         contexts: Sequence[FamilyContext],
         families: Sequence[FamilyServices],
     ) -> Report:
-        changes = table_changes(self.planned, self.request.describe)
+        changes = table_changes(self.planned, self.request.describe, self.of_cluster)
         unselected_pods, unused_policies = self._policy_coverage()
         variant = next((str(context.variant) for context in contexts if context.variant is not None), "")
         return Report(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from itertools import islice
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from ..cluster.claims import Conflict
 from ..cluster.model import NO_POLICY
@@ -106,9 +106,16 @@ def table_change(planned: PlannedChange, describe: bool) -> TableChange:
     )
 
 
-def table_changes(planned: Sequence[PlannedChange], describe: bool) -> Tuple[TableChange, ...]:
-    """Return the tables that differ."""
-    return tuple(table_change(item, describe) for item in planned if item.change)
+def table_changes(
+    planned: Sequence[PlannedChange], describe: bool, of_cluster: Collection[Resource[Any, Any]] = ()
+) -> Tuple[TableChange, ...]:
+    """Return the tables that differ. ``of_cluster``: the resources whose content depends on the cluster state."""
+    followed = set(map(id, of_cluster))
+    return tuple(
+        table_change(item, describe)._replace(of_cluster=id(item.resource) in followed)
+        for item in planned
+        if item.change
+    )
 
 
 def counts(families: Sequence[ServicePorts], changes: Sequence[TableChange]) -> Dict[str, int]:
@@ -126,6 +133,13 @@ def counts(families: Sequence[ServicePorts], changes: Sequence[TableChange]) -> 
         "without_endpoints": len(services) - len(with_endpoints),
         "service_ports": len(keys),
         "endpoints": sum(len(port.endpoints) for service_ports in families for port in service_ports.values()),
+        **change_counts(changes),
+    }
+
+
+def change_counts(changes: Sequence[TableChange]) -> Dict[str, int]:
+    """Count the changed entries."""
+    return {
         "added": sum(change.added for change in changes),
         "replaced": sum(change.replaced for change in changes),
         "removed": sum(change.removed for change in changes),

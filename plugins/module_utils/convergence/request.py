@@ -76,7 +76,8 @@ class Request(NamedTuple):
 class TableChange(NamedTuple):
     """How one resource table differs from the desired one: counts of keys, and lines before and after if requested.
 
-    ``entries``: names of the first few entries, those with the most missing first.
+    ``entries``: names of the first few entries, those with the most missing first. ``of_cluster``: the desired table
+    depends on the cluster state.
     """
 
     table: str
@@ -86,6 +87,7 @@ class TableChange(NamedTuple):
     before: Tuple[str, ...] = ()
     after: Tuple[str, ...] = ()
     entries: Tuple[str, ...] = ()
+    of_cluster: bool = False
 
 
 class Report(NamedTuple):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Optional
 
 from ...addresses import canonical_address
 from ...convergence.drain.external import serving_document
@@ -15,52 +15,22 @@ from ...convergence.explanation.ends import parse_end
 from ...convergence.explanation.explain import ExplainedFamily, explain, explained_families, explanation_document
 from ...convergence.explanation.flows import Kernel
 from ...convergence.explanation.target import parse_target
-from ...convergence.handles import KernelHandles
+from ...convergence.runtime.agent_comparison import QUESTION as COMPARISON
+from ...convergence.runtime.agent_comparison import comparison_document
 from ...convergence.runtime.agent_status import AgentStatus, FamilyStatus
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
 from ...errors import ProxyError
 from ...packaging.identity import identity
 from ...timestamps import timestamp
-from ..api.servers import ApiServers
-from ..checks.checks import Checks
-from ..drain import Drain
-from ..forwarding import Forwarding
-from ..memory import MemoryBudget
-from ..source.cluster_source import ClusterSource
-from ..source.view import ClusterView
-from ..sync.node import NodeSync
 from ..sync.notices import failures_of
-from ..sync.policy import PolicySync
 from ..sync.setup import Proxiers
-from ..traffic import Traffic
+from .agent_state import AgentState
+from .comparison import compare
 
 #: How many conflicts, and how many invalid objects and parts of objects, the status names: two Services may have tens
 #: of thousands.
 _MOST_NAMED = 100
-
-
-class AgentState(NamedTuple):
-    """The state from which answers are made.
-
-    ``started``: when the agent was started, in seconds since the epoch. ``view``: what is served, which until the
-    cluster is known may be static Services only.
-    """
-
-    node: str
-    started: float
-    healthy: bool
-    source: ClusterSource
-    sync: NodeSync
-    view: ClusterView
-    forwarding: Forwarding
-    checks: Checks
-    policy: PolicySync
-    servers: ApiServers
-    handles: KernelHandles
-    drain: Drain
-    traffic: Traffic
-    memory: MemoryBudget
 
 
 def status_document(state: AgentState) -> AgentStatus:
@@ -161,9 +131,10 @@ def _served_text(state: AgentState) -> str:
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
-    ``question``: ``command`` is status, explain, listeners, traffic or drain; explain has a ``destination`` and
-    possibly the address of a ``client``, or the ends ``from`` and ``to`` of a connection; ``kernel`` False: do not read
-    the kernel. drain may ask to ``read`` the drain file, and for what is needed to count external
+    ``question``: ``command`` is status, explain, listeners, comparison, traffic or drain. explain has a
+    ``destination`` and possibly the address of a ``client``, or the ends ``from`` and ``to`` of a connection;
+    ``kernel`` False: do not read the kernel. comparison reads it only with ``kernel`` True, and may want to
+    ``describe`` each change. drain may ask to ``read`` the drain file, and for what is needed to count external
     ``connections``; traffic may have a ``namespace``, want ``endpoints``, and give the time of the reading that is
     ``known`` already.
     """
@@ -174,6 +145,8 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
         return _explanation(state, question)
     if command == LISTENERS:
         return {"listeners": listeners_document(state.forwarding.table())}
+    if command == COMPARISON:
+        return _comparison(state, question)
     if command == "drain":
         return _drain(state, question)
     if command == "traffic":
@@ -187,6 +160,13 @@ def _traffic(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
             str(question.get("namespace", "")), bool(question.get("endpoints")), question.get("known")
         )
         return {"node": state.node, **document}
+    except ProxyError as error:
+        return {"error": str(error)}
+
+
+def _comparison(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+    try:
+        return comparison_document(compare(state, bool(question.get("kernel")), bool(question.get("describe"))))
     except ProxyError as error:
         return {"error": str(error)}
 

@@ -41,6 +41,7 @@ from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.sets import NO_LOG
+from ...resources import PlannedChange
 from ..api.events import Post
 from ..failures import NOT_OF_ONE_OBJECT, error_text
 from ..source.view import ClusterView
@@ -209,6 +210,13 @@ class PolicySync:
             options=policy_options(self._effective),
             endpoints=endpoints,
         )
+
+    def compared(self) -> List[PlannedChange]:
+        """Return how the kernel differs from the policies, without changing it; nothing if none are enforced.
+
+        Raises KernelError.
+        """
+        return [] if self._policy is None else self._table.compared(self._policy, policy_options(self._effective))
 
     def filenos(self) -> List[int]:
         """Return the descriptors to wait for; none while none is read: after a failure, and before policies apply."""

@@ -16,7 +16,7 @@ from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.node_policy import NodePolicy
 from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.sets import TABLE_NAME, Options
-from ...resources import Change, apply_plan, difference, plan
+from ...resources import Change, PlannedChange, Stage, apply_plan, difference, plan
 from ..api.events import WARNING, Post
 from ..surface.log import LimitedLog, Log
 
@@ -82,6 +82,11 @@ class PolicyTable:
             self._monitor = TableMonitor([resource.port], TABLE_NAME)
         self.is_unknown = self.suspect = False
         return compared
+
+    def compared(self, policy: NodePolicy, options: Options) -> List[PlannedChange]:
+        """Return how the kernel's table differs from the rows, without changing it. Raises KernelError."""
+        resource = self._resource or self._handles.network_policy()
+        return plan([Stage(resource, desired_table(policy.table.rows, options))])
 
     def remove(self) -> None:
         """Remove the table, and stop watching it. Raises KernelError."""
