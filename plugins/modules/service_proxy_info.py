@@ -137,8 +137,8 @@ newer:
   sample: "IPv4 chains: 1 different (nat KUBE-SVC-BSTKPPOKEZWFR56I)"
 excluded_endpoints:
   description:
-    - Number of endpoints that the node's agent does not serve because they fail its health checks. They are left out of
-      the comparison. 0 without an agent.
+    - Number of endpoints that the node's agent does not serve because they fail its health checks. They are omitted
+      from the comparison. 0 without an agent.
   type: int
   returned: a source of the cluster state is given
   sample: 1

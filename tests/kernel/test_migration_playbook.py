@@ -10,11 +10,13 @@ it. The tests build on each other: each starts from the state that the previous 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Tuple
 
@@ -30,7 +32,7 @@ from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.conformance.wirelab.cases import load_case
-from tests.lab import recorded, system
+from tests.lab import manifests, recorded, system
 from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.background import Background, runs_as
 from tests.lab.namespaces import HIDDEN, Namespaces, ansible_environment
@@ -43,6 +45,14 @@ LABEL = "kubenode.proxy/managed"
 NODES = ("node-a", "node-b", "node-c") if os.environ.get("FULL") else ("node-a", "node-b")
 SERVICE = ("10.96.2.1", 80)
 ENDPOINTS = ("10.244.1.11", "10.244.2.11")
+SNAPSHOT = "/var/lib/kubenode-proxy/snapshot.json.gz"
+ROLLOUT = manifests.endpoint_slice(
+    "sentinel",
+    [manifests.endpoint("10.244.9.9", "node-z")],
+    [manifests.port(7000, name="s")],
+    name="rollout",
+    namespace="lab-sentinel",
+)
 
 
 class Node(Namespaces):
@@ -100,6 +110,16 @@ class Node(Namespaces):
     def files(self) -> List[str]:
         found = self.run(["find", *HIDDEN, "-type", "f", "-o", "-type", "s"]).split()
         return [path for path in found if "kubenode" in path]
+
+    def set_agent(self, running: bool) -> None:
+        """Let systemd report an agent that an earlier run has installed and that runs, or that there is none."""
+        units, systemctl = "/etc/systemd/system", self.run(["sh", "-c", "command -v systemctl"]).strip()
+        if running:
+            self.run(["mount", "-t", "tmpfs", "node-test", units])
+            self.run(["touch", f"{units}/kubenode-proxy.service"])
+            self.run(["mount", "--bind", "/bin/true", systemctl])
+        else:
+            self.run(["umount", systemctl, units])
 
     def close(self) -> None:
         for what in list(self.processes):
@@ -210,6 +230,42 @@ def before(cluster) -> Dict[str, List[str]]:
     return {name: node.rules() for name, node in cluster.nodes.items()}
 
 
+class Rollout:
+    """A rollout of an application: a pod comes as soon as a host has its snapshot, and goes before the next batch.
+
+    The host has then converged to a state that the cluster is no longer in when it is verified.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.seen: List[str] = []
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        for node in cluster.nodes.values():
+            node.run(["rm", "-f", SNAPSHOT])
+        cluster.api.controllers.append(self._remove_pod)
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
+
+    def _remove_pod(self, store: Store) -> None:
+        with self._lock, contextlib.suppress(KeyError):
+            store.delete("EndpointSlice", ROLLOUT["metadata"]["namespace"], ROLLOUT["metadata"]["name"])
+
+    def _follow(self) -> None:
+        while not self._ended.wait(0.05):
+            for name, node in self._cluster.nodes.items():
+                if name not in self.seen and not node.execute(["test", "-e", SNAPSHOT], Path("/"), "").returncode:
+                    self.seen.append(name)
+                    with self._lock:
+                        self._cluster.store.put(ROLLOUT)
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._cluster.api.controllers.remove(self._remove_pod)
+        self._remove_pod(self._cluster.store)
+
+
 def assert_untouched(cluster, before, *names: str) -> None:
     for name in names:
         assert cluster.nodes[name].rules() == before[name] and cluster.nodes[name].files() == []
@@ -251,13 +307,33 @@ def test_a_first_host_that_does_not_answer_is_rolled_back_and_stops_the_rollout(
     assert_untouched(cluster, before, *NODES[1:])
 
 
-def test_all_hosts_are_taken_over_without_changes(cluster, before):
-    status, text = cluster.migrate("-e", json.dumps({"proxy_serial": [1, "100%"]}))
+def test_all_hosts_are_taken_over_without_changes_while_the_cluster_changes(cluster, before):
+    rollout = Rollout(cluster)
+    try:
+        status, text = cluster.migrate("-e", json.dumps({"proxy_serial": [1, "100%"]}))
+    finally:
+        rollout.end()
     assert status == 0, text
+    assert rollout.seen == list(NODES)
     assert cluster.labelled() == list(NODES) and cluster.with_kube_proxy() == []
     for name, node in cluster.nodes.items():
         assert sorted(node.rules()) == sorted(before[name])
-        assert "/var/lib/kubenode-proxy/snapshot.json.gz" in node.files()
+        assert SNAPSHOT in node.files()
+
+
+def test_a_host_that_an_earlier_run_has_finished_is_not_reverted_because_of_drift(cluster, before):
+    node = cluster.nodes["node-a"]
+    node.run(["nft", "flush", "chain", "ip", "nat", "KUBE-NODEPORTS"])
+    found = node.rules()
+    node.set_agent(running=True)
+    try:
+        status, text = cluster.migrate("--limit", "node-a")
+    finally:
+        node.set_agent(running=False)
+    assert status != 0 and "node-a has drifted from the cluster's state" in text, text
+    assert "the agent of an earlier run serves this host, so it is not reverted" in text, text
+    assert cluster.labelled() == list(NODES) and cluster.with_kube_proxy() == []
+    assert node.rules() == found
 
 
 @pytest.mark.full

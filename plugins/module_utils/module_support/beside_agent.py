@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The comparison of a node with a cluster state while an agent may follow the API server there.
 
-A node differs from the state that was read for three reasons. Endpoints that fail the agent's health checks are left
-out on purpose, so they are left out of the state as well. If the cluster has changed since, the agent serves another
-state, and has compared the kernel with that one. Everything else is drift.
+A node differs from the state that was read for three reasons. Endpoints that fail the agent's health checks are
+omitted on purpose, so they are omitted from the state as well. If the cluster has changed since, the agent serves
+another state, and has compared the kernel with that one. Everything else is drift.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..convergence.runtime.state_directory import control_socket
 from ..convergence.settings_digest import settings_digest
 from ..errors import ProxyError
 
-#: How often the agent compares until it finds no difference: it may be about to sync.
-ATTEMPTS = 3
+#: How often the agent is asked until it finds no difference: it may be about to sync, or to open a watch again.
+ATTEMPTS = 6
 PAUSE_SECONDS = 1.0
 
 
@@ -58,21 +58,27 @@ def inspect_beside_agent(request: Request, sleep: Callable[[float], None] = time
     of_cluster = tuple(change for change in report.changes if change.of_cluster)
     if agent is None or not of_cluster:
         return Inspection(report, excluded=excluded, problem=problem if of_cluster else "")
-    own: Tuple[TableChange, ...] = ()
+    given = _settings(request, report)
     for attempt in range(ATTEMPTS):
         if attempt:
             sleep(PAUSE_SECONDS)
         agent, problem = _asked(path, kernel=True, describe=request.describe)
-        problem = problem or _obstacle(request, report, agent)
-        if agent is None or problem:
-            return Inspection(report, excluded=excluded, problem=problem)
-        own, excluded = agent.changes or (), agent.excluded
-        if not own:
+        if agent is None:
             break
-    changes = (*(change for change in report.changes if not change.of_cluster), *own)
+        problem = agent.obstacle
+        if not problem and agent.settings != given:
+            problem = "the agent has other settings than those that were given"
+            break
+        if not problem and not agent.changes:
+            break
+    if agent is None or problem:
+        return Inspection(report, excluded=excluded, problem=problem)
+    changes = (*(change for change in report.changes if not change.of_cluster), *(agent.changes or ()))
     counts = {**report.counts, **change_counts(changes)}
     return Inspection(
-        report._replace(changes=changes, changed=bool(changes), counts=counts), newer=of_cluster, excluded=excluded
+        report._replace(changes=changes, changed=bool(changes), counts=counts),
+        newer=of_cluster,
+        excluded=agent.excluded,
     )
 
 
@@ -95,10 +101,7 @@ def _adopt(cluster: ClusterState, agent: AgentComparison) -> None:
             cluster.set_rising(service, rising)
 
 
-def _obstacle(request: Request, report: Report, agent: Optional[AgentComparison]) -> str:
-    """Return why the agent's comparison does not count; empty if it does."""
-    if agent is None or agent.obstacle:
-        return agent.obstacle if agent is not None else ""
+def _settings(request: Request, report: Report) -> str:
+    """Return the digest of the settings that the node was compared with."""
     configuration = in_mode(request.configuration, report.mode)
-    wanted = settings_digest(configuration, report.ipvs_glue, report.node_name, report.families, request.cluster)
-    return "" if agent.settings == wanted else "the agent has other settings than those that were given"
+    return settings_digest(configuration, report.ipvs_glue, report.node_name, report.families, request.cluster)

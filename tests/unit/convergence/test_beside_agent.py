@@ -108,6 +108,12 @@ def test_an_agent_that_cannot_judge_leaves_the_differences_as_they_are(inspected
     assert found.problem == problem
 
 
+def test_an_agent_that_opens_a_watch_again_is_asked_again(inspected):
+    away = agent(obstacle="the agent does not follow the API server")
+    found, reads, _asked = inspected([CHAINS], away, away, agent())
+    assert not found.report.changed and not found.problem and reads == [False, True, True]
+
+
 def test_an_agent_that_ends_meanwhile_explains_nothing(inspected):
     found, _reads, _asked = inspected([CHAINS], agent(), NoAgent("gone"))
     assert found.report.changes == (CHAINS,) and not found.newer

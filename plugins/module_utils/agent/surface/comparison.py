@@ -21,9 +21,9 @@ from .agent_state import AgentState
 
 
 def compare(state: AgentState, kernel: bool, describe: bool) -> AgentComparison:
-    """Return what the agent leaves out, and with ``kernel`` how the kernel differs from its tables.
+    """Return what the agent excludes, and with ``kernel`` how the kernel differs from its tables.
 
-    Changes nothing. Raises KernelError.
+    The kernel is not read while the tables are not those of the cluster. Changes nothing. Raises KernelError.
     """
     proxiers, cluster = state.sync.proxiers, state.view.state
     if proxiers is None:
@@ -33,13 +33,14 @@ def compare(state: AgentState, kernel: bool, describe: bool) -> AgentComparison:
     digest = settings_digest(
         proxiers.configuration, proxiers.mode.glue, state.node, [item.family for item in families], cluster
     )
+    obstacle = _obstacle(state, proxiers)
     return AgentComparison(
-        obstacle=_obstacle(state, proxiers),
+        obstacle=obstacle,
         settings=digest,
         failing=failing,
         rising={key: rising for key in cluster.services if (rising := cluster.rising(key))},
         excluded=_excluded(cluster, failing, families),
-        changes=_changes(state, families, describe) if kernel else None,
+        changes=_changes(state, families, describe) if kernel and not obstacle else None,
     )
 
 
