@@ -165,6 +165,31 @@ def test_changed_configuration_is_read_without_a_restart(node, installed, variab
     wait_for("everything is masqueraded", lambda: "-d 10.96.0.10/32" in _masqueraded(node))
 
 
+def test_a_configuration_that_the_agent_refuses_is_not_written(node, installed, variables):
+    path = "/etc/kubenode-proxy/config.yaml"
+    before, process = node.output("cat", path), start_of(node)
+    wrong = {**variables, "agent_node_configuration": {"healthChecks": {"maximum": 500}}}
+    result = node.role("agent", wrong, failing=True)
+    reason = "NodeProxyConfiguration: healthChecks.maximum: 500 is not between 0 and 200"
+    assert f"the agent refuses the new configuration, and the previous one is kept: {reason}" in result.output
+    assert node.output("cat", path) == before
+    assert node.role("agent", variables).changed_tasks == []
+    assert start_of(node) == process
+
+
+def test_a_reload_of_a_configuration_that_the_agent_refuses_fails(node, installed, variables):
+    path = "/etc/kubenode-proxy/config.yaml"
+    process, read = start_of(node), node.output("stat", "-c", "%z", "/run/kubenode-proxy/started")
+    node.run("sed", "-i.good", "s/^mode:.*/mode: wrong/", path)
+    assert node.run("systemctl", "reload", UNIT, check=False).returncode != 0
+    # The role knows by this time that the agent has not read the file.
+    assert node.output("stat", "-c", "%z", "/run/kubenode-proxy/started") == read
+    node.run("mv", f"{path}.good", path)
+    node.run("systemctl", "reload", UNIT)
+    assert node.output("stat", "-c", "%z", "/run/kubenode-proxy/started") != read
+    assert start_of(node) == process
+
+
 def test_files_of_a_run_that_failed_are_read_after_the_next_one(node, installed, variables):
     # The following tests keep this configuration, too.
     variables["agent_configuration"]["iptables"]["masqueradeBit"] = 15

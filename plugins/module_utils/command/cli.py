@@ -119,6 +119,12 @@ def _token(arguments: argparse.Namespace, streams: Streams) -> int:
     return _show(show_or_store_token(arguments), arguments, streams)
 
 
+def _check_configuration(arguments: argparse.Namespace, streams: Streams) -> int:
+    from .configuration_command import check_configuration
+
+    return _show(check_configuration(arguments), arguments, streams)
+
+
 def _rollback(arguments: argparse.Namespace, streams: Streams) -> int:
     from .rollback_command import roll_back
 
@@ -188,6 +194,11 @@ COMMANDS = {
     "confirm": Command("confirm the pending change", options.add_confirm, _confirm),
     "token": Command("show the claims of the node's token for the API server", options.add_token_command, _token),
     "rollback": Command("restore a state that was saved before a change", options.add_rollback, _rollback),
+    "check-configuration": Command(
+        "check that the agent accepts a configuration file",
+        options.add_check_configuration,
+        _check_configuration,
+    ),
     "version": Command(
         "show the collection's version and the engine's hash, as --version does", options.add_nothing, _version
     ),

@@ -28,7 +28,7 @@ def _bash(words: Mapping[str, Sequence[str]]) -> str:
     for option, choices in _CHOICES.items():
         lines.append(f'    {option}) COMPREPLY=($(compgen -W "{choices}" -- "$current")); return ;;')
     lines += [
-        "    --config|--kubeconfig|--snapshot|--cache|--control|--state-directory)",
+        "    check-configuration|--config|--kubeconfig|--snapshot|--cache|--control|--state-directory)",
         '      COMPREPLY=($(compgen -f -- "$current")); return ;;',
         "  esac",
         '  if [ "$COMP_CWORD" -eq 1 ]; then',

@@ -113,6 +113,12 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
+def add_check_configuration(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``check-configuration``."""
+    parser.add_argument("file", metavar="FILE", help="a KubeProxyConfiguration")
+    add_output(parser)
+
+
 def add_nothing(_parser: argparse.ArgumentParser) -> None:
     """Add no options."""
 

@@ -81,6 +81,35 @@ def test_help_and_version_go_to_the_output():
         assert "{," not in run(command, "--help")[1]
 
 
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+NODE_HEAD = "---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\n"
+
+
+def test_a_configuration_is_checked_as_the_agent_loads_it(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{HEAD}mode: nftables\nhostnameOverride: Node1\nunknownField: 1\n")
+    code, output, errors = run("check-configuration", str(file))
+    assert (code, output) == (0, f"{file}: valid, mode nftables, node node1\n")
+    assert errors.startswith("kubenode-proxy: warning: ") and "unknownField" in errors
+    code, output, _errors = run("check-configuration", str(file), "--output", "json")
+    assert (code, json.loads(output)) == (0, {"file": str(file), "mode": "nftables", "node": "node1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"{HEAD}{NODE_HEAD}healthChecks: {{maximum: 500}}\n", "healthChecks.maximum: 500 is not between 0 and 200"),
+        ("mode: [", "YAML"),
+    ],
+)
+def test_a_configuration_that_the_agent_refuses_is_refused_in_one_line(tmp_path, text, reason):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    code, output, errors = run("check-configuration", str(file))
+    assert (code, output, errors.count("\n")) == (1, "", 1)
+    assert reason in errors
+
+
 def sample_report(**more: Any) -> Report:
     """Return the report of a convergence in ipvs mode that has changed nothing."""
     fields: Dict[str, Any] = {
@@ -295,9 +324,11 @@ def test_completion_is_valid_shell_and_knows_commands_and_options():
         'COMP_WORDS=(kubenode-proxy exp); COMP_CWORD=1; _kubenode_proxy; echo "${COMPREPLY[@]}"\n'
         'COMP_WORDS=(kubenode-proxy converge --dif); COMP_CWORD=2; _kubenode_proxy; echo "${COMPREPLY[@]}"\n'
         'COMP_WORDS=(kubenode-proxy converge --mode ip); COMP_CWORD=3; _kubenode_proxy; echo "${COMPREPLY[@]}"\n'
+        "COMP_WORDS=(kubenode-proxy check-configuration /etc/host); COMP_CWORD=2; _kubenode_proxy\n"
+        'echo "${COMPREPLY[@]}" | tr " " "\\n" | grep -x /etc/hosts\n'
     )
     done = subprocess.run(["bash", "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["explain", "--diff", "iptables ipvs"]
+    assert done.stdout.splitlines() == ["explain", "--diff", "iptables ipvs", "/etc/hosts"]
     assert "bashcompinit" in run("completion", "zsh")[1]
 
 

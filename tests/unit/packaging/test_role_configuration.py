@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
 from tests.conftest import ROOT
 
 KUBE_PROXY = {"mode": "nftables", "clientConnection": {"qps": 5}}
@@ -22,7 +23,15 @@ NODE = {"fromVariable": 1}
 FILE = "mode: ipvs\n---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\nfromFile: 1\n"
 
 
-def written(directory: Path, variables):
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """Provide the engine as it is on a host, where it checks the file."""
+    path = tmp_path_factory.mktemp("archive") / "kubenode-proxy.pyz"
+    path.write_bytes(pack(str(ROOT / "plugins/module_utils")).content)
+    return path
+
+
+def written(directory: Path, archive: Path, variables):
     """Return the documents of the file that the role's own task writes with these variables."""
     defaults = {
         "agent_configuration": {},
@@ -32,9 +41,11 @@ def written(directory: Path, variables):
         "agent_static": [],
         "role_path": str(ROOT / "roles/agent"),
         "agent_user": "root",
+        "agent_python": sys.executable,
         "ansible_python_interpreter": sys.executable,
         # Facts take precedence over the role's own variables.
         "__agent_settings": str(directory / "etc"),
+        "__agent_archive": str(archive),
     }
     play = {
         "hosts": "localhost",
@@ -49,7 +60,8 @@ def written(directory: Path, variables):
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-e", "@variables.yml", "play.yml"]
     environment = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(directory), "ANSIBLE_HOME": str(directory)}
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    if done.returncode:
+        return done.stdout + done.stderr
     path = directory / "etc" / "config.yaml"
     load_file(str(path))
     first, *rest = yaml.safe_load_all(path.read_text(encoding="utf-8"))
@@ -102,11 +114,23 @@ def written(directory: Path, variables):
         ),
     ],
 )
-def test_the_documents_come_from_the_variables_or_the_file(tmp_path, variables, expected):
+def test_the_documents_come_from_the_variables_or_the_file(tmp_path, archive, variables, expected):
     (tmp_path / "in.yaml").write_text(FILE, encoding="utf-8")
     if "agent_configuration_file" in variables:
         variables = {**variables, "agent_configuration_file": str(tmp_path / "in.yaml")}
-    assert written(tmp_path, variables) == expected
+    assert written(tmp_path, archive, variables) == expected
+
+
+def test_a_file_that_the_engine_refuses_is_not_written(tmp_path, archive):
+    assert written(tmp_path, archive, {"agent_configuration": KUBE_PROXY}) == ("nftables",)
+    before = (tmp_path / "etc/config.yaml").read_bytes()
+    for variables, reason in (
+        ({"agent_node_configuration": {"healthChecks": {"maximum": 500}}}, "500 is not between 0 and 200"),
+        ({"agent_configuration": {"mode": "carrier-pigeon"}}, "KubeProxyConfiguration: mode: "),
+    ):
+        output = written(tmp_path, archive, variables)
+        assert "the agent refuses the new configuration, and the previous one is kept: " in output and reason in output
+        assert (tmp_path / "etc/config.yaml").read_bytes() == before
 
 
 STATIC = {
