@@ -17,7 +17,8 @@ description:
     certificates. Otherwise the module fails, names what each certificate lacks, and changes nothing.
   - A copy of the previous file is kept beside it, with C(.before-kubenode-proxy) appended to its name. With
     O(state=absent) the server of that file is restored.
-  - kubelet reads its kubeconfig at its start only. The module does not restart it.
+  - kubelet reads its kubeconfig at its start only. The module does not restart it, but keeps a record of the change
+    until a kubelet that systemd runs as C(kubelet.service) has left the address; see RV(in_use).
 extends_documentation_fragment:
   - kubenode.proxy.attributes
 options:
@@ -26,6 +27,9 @@ options:
       - V(present) writes O(address). A file that names it already is not verified again.
       - V(absent) restores the original server, unless another program has changed it
         since, and removes the copy. It needs no other option.
+      - With V(absent) and O(address), nothing is restored if this is the address that the file was pointed to. It is
+        for an address that stays or replaces another one. With O(servers) as well, nothing is restored either unless
+        these have certificates for O(address); one of them is written if the original server does not answer.
     type: str
     choices: [present, absent]
     default: present
@@ -91,6 +95,14 @@ backup_file:
   type: str
   returned: success
   sample: /etc/kubernetes/kubelet.conf.before-kubenode-proxy
+in_use:
+  description:
+    - The server that the running kubelet still uses, although O(state=absent) has removed it from the file. Empty if
+      kubelet was restarted since, does not run, or has never read it.
+    - Keep serving that address until kubelet was restarted. Running the module again shows whether it was.
+  type: str
+  returned: success
+  sample: https://10.103.97.2:6443
 error_kind:
   description: The kind of failure, V(api) or V(configuration).
   type: str
@@ -106,6 +118,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.certificate import Place
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
     KubeconfigChange,
     parse_place,
@@ -113,6 +126,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet imp
     restore,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
+
+_NOTHING = KubeconfigChange("", "", "")
 
 
 def _store(module: AnsibleModule, path: str, content: bytes) -> None:
@@ -130,13 +145,17 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
     def store(path: str, content: bytes) -> None:
         _store(module, path, content)
 
+    def parse(text: str) -> Place:
+        return parse_place(text, parameters["port"])
+
+    servers = [parse(text) for text in parameters["servers"] or ()]
+    seconds = parameters["timeout"]
     if parameters["state"] == "absent":
-        outcome = restore(check=check, store=store) or KubeconfigChange("", "", "")
+        kept = parse(parameters["address"]) if parameters["address"] else None
+        outcome = restore(check=check, store=store, kept=kept, servers=servers, seconds=seconds) or _NOTHING
     else:
-        places = [parse_place(text, parameters["port"]) for text in (parameters["address"], *parameters["servers"])]
-        outcome = point_to(
-            parameters["path"], places[0], places[1:], seconds=parameters["timeout"], check=check, store=store
-        )
+        address = parse(parameters["address"])
+        outcome = point_to(parameters["path"], address, servers, seconds=seconds, check=check, store=store)
     warn(module, outcome.warnings, ())
     header = {"before_header": outcome.path, "after_header": outcome.path}
     before, after = (f"server: {url}\n" if url else "" for url in (outcome.before, outcome.after))
@@ -145,6 +164,7 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
         "path": outcome.path,
         "server": outcome.after,
         "backup_file": outcome.backup,
+        "in_use": outcome.in_use,
         "diff": [{**header, "before": before, "after": after}] if before != after else [],
     }
 

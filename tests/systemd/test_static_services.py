@@ -229,6 +229,18 @@ def test_removing_the_agent_restores_the_kubeconfig_of_kubelet(node, kubelet):
     assert kubelet_server(node) == f"https://{KUBELET_ADDRESS}:6443"
 
 
+def in_static_services(node, address):
+    return address in node.output("cat", "/etc/kubenode-proxy/services.d/ansible.json")
+
+
+def test_an_address_that_kubelet_uses_stays_if_a_certificate_lacks_the_new_one(node, kubelet):
+    result = node.role("agent", {**kubelet, "service_proxy_api_address": API_ADDRESS}, failing=True)
+    assert f"its certificate lacks the name {API_ADDRESS}; it has localhost, {BRIDGE}" in result.output
+    assert kubelet_server(node) == f"https://{KUBELET_ADDRESS}:6443"
+    assert in_static_services(node, KUBELET_ADDRESS) and not in_static_services(node, API_ADDRESS)
+    assert f"{KUBELET_ADDRESS}/32" in rules(node)
+
+
 def test_a_node_boots_with_its_address_of_the_api_servers_while_one_of_three_is_dead(node, kubelet, behind_the_address):
     dead, *others = (f"--to-destination {BRIDGE}:{port_of(server)}" for server in behind_the_address)
     behind_the_address[0].close()
@@ -244,10 +256,20 @@ def test_a_node_boots_with_its_address_of_the_api_servers_while_one_of_three_is_
     assert len(answers) == 30 and len(set(answers)) == 1, answers
 
 
+def test_an_address_is_not_removed_before_kubelet_was_restarted(node, kubelet):
+    without = {**kubelet, "service_proxy_api_servers": [], "service_proxy_kubelet_restart": False}
+    result = node.role("agent", without, failing=True)
+    assert f"kubelet uses https://{KUBELET_ADDRESS}:6443 until it is restarted" in result.output
+    assert kubelet_server(node) == SERVER
+    assert in_static_services(node, KUBELET_ADDRESS) and f"{KUBELET_ADDRESS}/32" in rules(node)
+    node.run("systemctl", "restart", "kubelet.service")
+
+
 def test_without_the_variable_static_services_are_removed_and_other_files_are_kept(node, installed, variables):
     node.write("/etc/kubenode-proxy/services.d/own.yaml", "")
     node.role("agent", {**variables, "service_proxy_static": [], "service_proxy_api_servers": []})
     assert kubelet_server(node) == SERVER
+    assert node.run("test", "-e", "/var/lib/kubenode-proxy/kubelet.json", check=False).returncode != 0
     assert node.output("ls", "/etc/kubernetes").split() == ["kubelet.conf"]
     wait_for("it is no longer served", lambda: f"{ADDRESS}/32" not in rules(node))
     assert node.output("ls", "/etc/kubenode-proxy/services.d").split() == ["own.yaml"]

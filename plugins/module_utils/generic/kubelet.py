@@ -4,7 +4,8 @@
 """The server in kubelet's kubeconfig: replace it by an address that leads to all API servers, and restore it.
 
 kubelet loses its node if it cannot verify an API server, so the file is changed only after each server has presented a
-certificate that kubelet would accept at that address. A record of the previous content makes the change reversible.
+certificate that kubelet would accept at that address. A record of the previous content makes the change reversible. It
+is kept until the running kubelet, which reads the file at its start only, has left the address.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import time
 from typing import Callable, List, NamedTuple, Optional, Sequence
+from urllib.parse import urlsplit
 
 from ..addresses import canonical_address, split_port
 from ..cluster.access.certificate import Place, verified_certificate
@@ -23,33 +25,47 @@ from ..cluster.connection import Access, ApiConnection, resolve
 from ..errors import ApiError, ConfigurationError
 from ..regular_files import SMALL, parse_json, read_regular
 from ..whole_files import write_whole
+from .kubelet_use import kubelet_start, moment_of_change, present_moment, reads_between
 
 RECORD = "/var/lib/kubenode-proxy/kubelet.json"
 _BACKUP = ".before-kubenode-proxy"
 _PAUSE_SECONDS = 0.3
 _ATTEMPT_SECONDS = 3.0
 
+#: Returns when the running kubelet was started, in seconds since the boot; None if none runs.
+Started = Callable[[], Optional[float]]
+
 #: Replaces a file, keeping its owner, permission bits and security context; arguments are the path and the content.
 Store = Callable[[str, bytes], None]
 
 
 class Record(NamedTuple):
-    """A change: the file, the previous server, the server written, and the copy of the previous file."""
+    """A change: the file, the previous server, the server written, and the copy of the previous file.
+
+    And the moments at which the server was written, and at which it was replaced, empty if that is unknown or has not
+    happened; see :mod:`kubelet_use`.
+    """
 
     path: str
     before: str
     written: str
     backup: str
+    pointed: str = ""
+    left: str = ""
 
 
 class KubeconfigChange(NamedTuple):
-    """The file, the servers in it before and after (equal if it was or would be unchanged), the backup, warnings."""
+    """The file, the servers in it before and after (equal if it was or would be unchanged), the backup, warnings.
+
+    ``in_use``: the address that the running kubelet still uses, although it was removed from the file; or empty.
+    """
 
     path: str
     before: str
     after: str
     backup: str = ""
     warnings: Sequence[str] = ()
+    in_use: str = ""
 
 
 def parse_place(text: str, default_port: int) -> Place:
@@ -129,14 +145,11 @@ def point_to(
     current = server_field(text, path).url
     if current == url:
         return KubeconfigChange(path, current, current, known.backup if known and known.path == path else "")
-    access = resolve(ApiConnection(kubeconfig=path))
-    for field, given in (("insecure-skip-tls-verify", not access.verify), ("proxy-url", access.proxy_url)):
-        if given:
-            raise ConfigurationError(f"{path}: the kubeconfig has {field}, so kubelet would not verify the API servers")
+    access = _verifying(path)
     changed = with_server(text, url, path)
     warnings = verify_servers(access, address, servers, seconds, served=not check)
     if known is not None and known.path != path:
-        moved = _restored(known, check, store)
+        moved = _restored(known, known.before, check, store)
         if not check:
             _remove(known.backup)
         warnings += moved.warnings
@@ -145,26 +158,88 @@ def point_to(
     before = known.before if known is not None and current == known.written else current
     backup = path + _BACKUP
     if not check:
-        _write_beside(path, text, before == current, Record(path, before, url, backup), record)
+        # If the address was there before, a kubelet that still uses it may have been started then.
+        pointed = known.pointed if known is not None and known.written == url else present_moment()
+        _write_beside(path, text, before == current, Record(path, before, url, backup, pointed), record)
         store(path, changed.encode())
     return KubeconfigChange(path, current, url, backup, warnings)
 
 
-def restore(*, check: bool, store: Store, record: str = RECORD) -> Optional[KubeconfigChange]:
-    """Restore the previous server and remove record and backup; return None if nothing was changed.
+def _verifying(path: str) -> Access:
+    """Return the kubeconfig's access. Raises ProxyError for one by which kubelet would not verify the API servers."""
+    access = resolve(ApiConnection(kubeconfig=path))
+    for field, given in (("insecure-skip-tls-verify", not access.verify), ("proxy-url", access.proxy_url)):
+        if given:
+            raise ConfigurationError(f"{path}: the kubeconfig has {field}, so kubelet would not verify the API servers")
+    return access
 
-    Only the server is restored, since other fields may have been renewed. A server that another program has written
-    meanwhile is kept. Raises ProxyError.
+
+def restore(
+    *,
+    check: bool,
+    store: Store,
+    kept: Optional[Place] = None,
+    servers: Sequence[Place] = (),
+    seconds: float = 0.0,
+    record: str = RECORD,
+    started: Started = kubelet_start,
+) -> Optional[KubeconfigChange]:
+    """Restore the previous server and remove record and backup; return None if there is nothing to restore.
+
+    ``kept``: an address that is still served; the file is not changed if it was pointed to this one. ``servers``: the
+    API servers behind ``kept``, to which the file will be pointed next; nothing is changed unless they present
+    certificates for it, and one of them is used if the previous server does not answer. Only the server is restored,
+    since other fields may have been renewed. A server that another program has written meanwhile is kept. The record
+    stays as long as the running kubelet uses the address. Raises ProxyError.
     """
     known = read_record(record)
-    if known is None:
+    if known is None or (kept is not None and known.written == f"https://{kept}"):
         return None
-    outcome = _restored(known, check, store)
+    before = known.before
+    if kept is not None and servers and not known.left and os.path.exists(known.path):
+        access = _verifying(known.path)
+        verify_servers(access, kept, servers, seconds, served=False)
+        before = _answering(access, known.before, servers, seconds)
+    outcome = _restored(known, before, check, store)
+    left = _left(known, outcome)
+    used = bool(left) and reads_between(started(), known.pointed, left)
     if not check:
-        _remove(known.backup, record)
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(record))
-    return outcome
+        _remove(known.backup)
+        if used:
+            _write_record(known._replace(left=left), record)
+        else:
+            _remove(record)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(record))
+    return outcome._replace(in_use=known.written) if used else outcome
+
+
+def _left(known: Record, outcome: KubeconfigChange) -> str:
+    """Return the moment at which the address was removed from the file, empty if there is no file any more."""
+    if outcome.before != outcome.after:
+        return present_moment()
+    try:
+        return known.left or moment_of_change(known.path)
+    except FileNotFoundError:
+        return ""
+
+
+def _answering(access: Access, before: str, servers: Sequence[Place], seconds: float) -> str:
+    """Return the previous server if it answers, else the first of the API servers that kubelet could use directly."""
+    deadline = time.monotonic() + seconds
+    bare = access._replace(credentials=Credentials())
+    found = urlsplit(before)
+    previous = Place(found.hostname or "", found.port or 443)
+    failures: List[str] = []
+    for place, url in ((previous, before), *((server, f"https://{server}") for server in servers)):
+        try:
+            left = min(_ATTEMPT_SECONDS, max(deadline - time.monotonic(), 0.5))
+            verified_certificate(bare, place, access.server_name or place.address, left)
+        except ApiError as error:
+            failures.append(str(error))
+        else:
+            return url
+    raise ApiError("; ".join(failures))
 
 
 def _remove(*paths: str) -> None:
@@ -173,24 +248,26 @@ def _remove(*paths: str) -> None:
             os.unlink(path)
 
 
-def _restored(known: Record, check: bool, store: Store) -> KubeconfigChange:
+def _restored(known: Record, before: str, check: bool, store: Store) -> KubeconfigChange:
     if not os.path.exists(known.path):
         return KubeconfigChange(known.path, "", "")
     text = _read(known.path)
     current = server_field(text, known.path).url
     if current != known.written:
         warning = f"{known.path}: the server {current} is kept, because another program has written it"
-        return KubeconfigChange(known.path, current, current, "", (warning,))
+        warnings = () if known.left or current == known.before else (warning,)
+        return KubeconfigChange(known.path, current, current, "", warnings)
     if not check:
-        store(known.path, with_server(text, known.before, known.path).encode())
-    return KubeconfigChange(known.path, current, known.before)
+        store(known.path, with_server(text, before, known.path).encode())
+    return KubeconfigChange(known.path, current, before)
 
 
 def read_record(path: str = RECORD) -> Optional[Record]:
     """Return the record of a change, None if there is none. Raises ConfigurationError for a damaged one."""
     try:
         found = parse_json(read_regular(path, SMALL))
-        return Record(*(str(found[field]) for field in Record._fields))
+        required, optional = Record._fields[:4], Record._fields[4:]
+        return Record(*(str(found[field]) for field in required), *(str(found.get(field, "")) for field in optional))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -200,14 +277,23 @@ def read_record(path: str = RECORD) -> Optional[Record]:
 def _write_beside(path: str, text: str, original: bool, made: Record, record: str) -> None:
     """Write the backup, unless this is not the original file, and the record. Raises ConfigurationError."""
     try:
-        os.makedirs(os.path.dirname(record), mode=0o755, exist_ok=True)
         if original:
             status = os.stat(path)
             write_whole(made.backup, text.encode(), status.st_mode & 0o777, (status.st_uid, status.st_gid))
-        write_whole(record, json.dumps(made._asdict(), indent=1).encode() + b"\n")
     except OSError as error:
-        name = error.filename or record
+        name = error.filename or made.backup
         raise ConfigurationError(f"{name}: cannot be written: {error.strerror}; nothing was changed") from error
+    _write_record(made, record, "; nothing was changed")
+
+
+def _write_record(made: Record, path: str, effect: str = "") -> None:
+    """Write the record. Raises ConfigurationError, with the effect of that."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        write_whole(path, json.dumps(made._asdict(), indent=1).encode() + b"\n")
+    except OSError as error:
+        name = error.filename or path
+        raise ConfigurationError(f"{name}: cannot be written: {error.strerror}{effect}") from error
 
 
 def _read(path: str) -> str:

@@ -5,14 +5,9 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
-import socket
-import ssl
-import threading
-from pathlib import Path
-from typing import Dict, Iterator, List, Optional
+from typing import Iterator
 
 import pytest
 
@@ -23,46 +18,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.serv
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
-    KubeconfigChange,
     parse_place,
-    point_to,
-    restore,
 )
 from tests.apiserver.tls import Certificates, make_certificates, make_server_certificate
-
-ADDRESS = "127.0.0.9"
-NAMES = (ADDRESS, "127.0.0.1")
-
-
-class TlsServer:
-    """A server that accepts TLS connections at a loopback address and closes them."""
-
-    def __init__(self, address: str, certificates: Certificates, port: int = 0) -> None:
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(certificates.certificate, certificates.key)
-        self._socket = socket.create_server((address, port))
-        self.place = Place(*self._socket.getsockname())
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _peer = self._socket.accept()
-            except OSError:
-                return
-            with contextlib.suppress(OSError), self._context.wrap_socket(connection, server_side=True) as sock:
-                sock.recv(1)
-
-    def close(self) -> None:
-        # Closing alone does not wake a thread in accept().
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("good"), NAMES)
+from tests.unit.generic.kubelet_files import ADDRESS, NAMES, Files, TlsServer, everything_below
 
 
 @pytest.fixture(scope="module")
@@ -80,71 +39,8 @@ def lacking(tmp_path_factory, good) -> Iterator[TlsServer]:
 
 
 @pytest.fixture
-def servers(good) -> Iterator[List[TlsServer]]:
-    """Provide two API servers, and the address that is redirected to them."""
-    found = [TlsServer("127.0.0.1", good), TlsServer("127.0.0.2", good), TlsServer(ADDRESS, good)]
-    yield found
-    for server in found:
-        server.close()
-
-
-class Files:
-    """A kubeconfig, its record, and a store, as the module has them."""
-
-    def __init__(
-        self, directory: Path, authority: Path, server: str = "https://192.0.2.11:6443", more: str = ""
-    ) -> None:
-        self.path = directory / "kubelet.conf"
-        self.record = directory / "state" / "kubelet.json"
-        self.backup = directory / "kubelet.conf.before-kubenode-proxy"
-        data = base64.b64encode(authority.read_bytes()).decode()
-        self.text = f"""apiVersion: v1
-kind: Config
-clusters:
-- name: other
-  cluster: {{server: "https://203.0.113.1"}}
-- cluster:
-    certificate-authority-data: {data}
-    # the server
-    server: {server}   # as kubeadm has written it
-{more}  name: here
-contexts:
-- {{name: node@here, context: {{cluster: here, user: node}}}}
-current-context: node@here
-users:
-- {{name: node, user: {{token: secret}}}}
-"""
-        self.path.write_text(self.text)
-        self.path.chmod(0o600)
-        self.stored: List[str] = []
-
-    def store(self, path: str, content: bytes) -> None:
-        self.stored.append(path)
-        Path(path).write_bytes(content)
-
-    def point(self, servers: List[TlsServer], *, check: bool = False, seconds: float = 1.0) -> KubeconfigChange:
-        places = [server.place for server in servers]
-        return point_to(
-            str(self.path),
-            places[-1],
-            places[:-1],
-            seconds=seconds,
-            check=check,
-            store=self.store,
-            record=str(self.record),
-        )
-
-    def restore(self, *, check: bool = False) -> Optional[KubeconfigChange]:
-        return restore(check=check, store=self.store, record=str(self.record))
-
-
-@pytest.fixture
 def files(tmp_path, good) -> Files:
     return Files(tmp_path, good.authority)
-
-
-def everything_below(directory: Path) -> Dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
 def test_the_server_is_written_once_and_restored_exactly(tmp_path, files, servers):

@@ -16,6 +16,7 @@ import time
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from ...errors import HistoryError
+from ...kernel.boot import boot_identity
 from ...packaging.identity import engine_hash
 from ...regular_files import read_regular
 from ...timestamps import timestamp
@@ -52,15 +53,6 @@ class SavedState(NamedTuple):
     size_bytes: int
     outcome: str = ""
     problem: str = ""
-
-
-def boot_identity() -> str:
-    """Return the kernel's boot ID; empty if it is not available."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 class History(HistoryDirectory):
