@@ -241,6 +241,24 @@ def test_an_address_that_kubelet_uses_stays_if_a_certificate_lacks_the_new_one(n
     assert f"{KUBELET_ADDRESS}/32" in rules(node)
 
 
+def test_removing_a_schedule_keeps_the_record_that_restores_kubelet(node, kubelet):
+    record = "/var/lib/kubenode-proxy/kubelet.json"
+    unit, away = "/etc/systemd/system/kubenode-proxy.service", "/srv/kubenode-proxy.service"
+    kept = node.output("cat", record)
+    # As on a node that the role service_proxy serves, without an agent.
+    node.run("systemctl", "stop", UNIT)
+    node.run("mv", unit, away)
+    node.role("schedule", {**kubelet, "schedule_state": "absent"})
+    assert node.output("cat", record) == kept
+    assert in_static_services(node, KUBELET_ADDRESS)
+    assert node.run("test", "-e", "/usr/local/bin/kubenode-proxy", check=False).returncode != 0
+    found = node.output("find", "/var/lib/kubenode-proxy", "/run/kubenode-proxy", "-not", "-group", "root")
+    assert found == ""
+    node.run("mv", away, unit)
+    node.role("agent", kubelet)
+    assert kubelet_server(node) == f"https://{KUBELET_ADDRESS}:6443"
+
+
 def test_a_node_boots_with_its_address_of_the_api_servers_while_one_of_three_is_dead(node, kubelet, behind_the_address):
     dead, *others = (f"--to-destination {BRIDGE}:{port_of(server)}" for server in behind_the_address)
     behind_the_address[0].close()
