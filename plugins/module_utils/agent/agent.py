@@ -206,10 +206,9 @@ class Agent:
             self._inbox.wait((), self._cluster_pause())
             self._empty_inbox()
             self._look_after_threads()
-            self._reload_if_requested()
-            self.parts.memory.look_if_due()
-            self.parts.ports.open()
-            self.timers.run()
+            self._attempt("reload the configuration", self._reload_if_requested)
+            self._attempt("open the ports", self.parts.ports.open)
+            self.timers.run(self._attempt)
 
     def _cluster_pause(self) -> float:
         """Return the seconds after which to check again whether the cluster is known."""

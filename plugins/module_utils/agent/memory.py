@@ -87,7 +87,6 @@ class MemoryBudget(Room):
         #: Whether the cluster is not followed completely.
         self.exceeded = False
         self._warned = False
-        self._clock = timers.clock
         self._timer = timers.add("look at the memory limit", self.look)
 
     @property
@@ -137,11 +136,6 @@ class MemoryBudget(Room):
     @property
     def _mebibytes(self) -> str:
         return f"{self._group.limit >> 20} MiB" if self._group is not None else "no limit"
-
-    def look_if_due(self) -> None:
-        """Do what the timer does, for a caller that runs no timers yet."""
-        if self._timer.due is None or self._timer.due <= self._clock():
-            self.look()
 
     def look(self) -> None:
         """Compare the use with the limit, which may have changed, and report it."""

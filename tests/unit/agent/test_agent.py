@@ -10,6 +10,7 @@ import io
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import agent as module
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent import timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
@@ -77,10 +78,37 @@ def test_a_configuration_that_is_corrected_while_the_agent_waits_for_the_cluster
     monkeypatch.setattr(agent.systemd, "send", lambda *lines: sent.append(lines))
     path.write_text(HEAD + "mode: nftables\nclientConnection: {kubeconfig: /etc/kubeconfig}")
     agent.reload()
-    monkeypatch.setattr(agent.parts.memory, "look_if_due", agent.stop)
+    monkeypatch.setattr(agent.parts.ports, "open", agent.stop)
     agent._await_cluster()
     assert agent.parts.configuration.client_connection.kubeconfig == "/etc/kubeconfig"
     assert ("READY=1",) not in sent, "the start has not ended"
+
+
+@pytest.mark.parametrize("part", ["ports", "timer", "reload"])
+def test_an_unexpected_exception_does_not_end_the_wait_for_the_cluster(tmp_path, monkeypatch, part):
+    """Static Services are served meanwhile."""
+    path = tmp_path / "config.conf"
+    path.write_text(HEAD)
+    text = io.StringIO()
+    agent = Agent(AgentOptions(configuration=str(path)), Log(text))
+    steps = []
+
+    def fail():
+        steps.append(part)
+        if len(steps) == 2:
+            agent.stop()
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(module, "STEP_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(timers, "AFTER_FAILURE_SECONDS", 0)
+    if part == "timer":
+        agent.timers.add("a timer", fail).start(0)
+    elif part == "ports":
+        monkeypatch.setattr(agent.parts.ports, "open", fail)
+    else:
+        monkeypatch.setattr(agent, "_reload_if_requested", fail)
+    agent._await_cluster()
+    assert len(steps) == 2 and "KeyError: 'a defect'" in text.getvalue()
 
 
 @pytest.mark.parametrize(

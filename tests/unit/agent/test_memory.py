@@ -140,8 +140,7 @@ class Bench:
 
     def look(self):
         self.clock.wait(LOOK_SECONDS)
-        self.timers.run()
-        self.budget.look_if_due()
+        self.budget.look()
 
     @property
     def lines(self):
