@@ -10,6 +10,8 @@ import os
 import tempfile
 from typing import Optional, Tuple
 
+#: The first line of configuration files that the collection writes whole.
+MANAGED_LINE = "# Managed by the Ansible collection kubenode.proxy; changes are overwritten."
 #: Raised for a directory that the caller may only create names in, and by file systems that cannot sync directories.
 _NOT_SYNCABLE = frozenset((errno.EACCES, errno.EINVAL))
 

@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple
 
 from ..errors import ConfigurationError, KernelError
 from ..resources import Change, Kind, Resource
+from ..whole_files import MANAGED_LINE
 from . import facts
 from .modules import canonical_name
 
@@ -65,7 +66,7 @@ def modprobe_file(parameters: Mapping[ParameterKey, str]) -> str:
     """Return the text of a modprobe.d file with the parameters of modules."""
     modules = dict.fromkeys(key.module for key in parameters)
     lines = [f"options {module} {' '.join(arguments_of(module, parameters))}\n" for module in modules]
-    return "# Managed by the Ansible collection kubenode.proxy; changes are overwritten.\n" + "".join(lines)
+    return f"{MANAGED_LINE}\n{''.join(lines)}"
 
 
 def same(one: str, other: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tup
 
 from ..errors import ConfigurationError, KernelError
 from ..resources import Change, Kind, Resource
+from ..whole_files import MANAGED_LINE
 from . import facts
 from .module_profile import SCHEDULERS
 
@@ -359,6 +360,4 @@ class ModulesResource(Resource[str, str]):
 
 def modules_load_file(names: Sequence[str]) -> str:
     """Return the text of a modules-load.d file that loads ``names`` at boot."""
-    return "# Managed by the Ansible collection kubenode.proxy; changes are overwritten.\n" + "".join(
-        f"{name}\n" for name in names
-    )
+    return "".join(f"{line}\n" for line in (MANAGED_LINE, *names))

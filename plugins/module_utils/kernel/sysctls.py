@@ -18,6 +18,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, U
 
 from ..errors import ConfigurationError, KernelError
 from ..resources import Change, Kind, Resource
+from ..whole_files import MANAGED_LINE
 from . import facts
 
 _PART = re.compile(r"[A-Za-z0-9_@:.+-]{1,64}\Z")
@@ -42,7 +43,6 @@ _PROVIDERS: Tuple[Tuple[str, str], ...] = (
 )
 
 #: The first line of the files that we write.
-SYSCTL_FILE_HEAD = "# Managed by the Ansible collection kubenode.proxy; changes are overwritten."
 
 _DIRECTORIES = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
 
@@ -369,7 +369,7 @@ def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
 
 def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] = None) -> str:
     """Return the text of a sysctl.d file with these values, each preceded by a comment with its reason, if any."""
-    lines = [SYSCTL_FILE_HEAD]
+    lines = [MANAGED_LINE]
     for key, value in values.items():
         why = (reasons or {}).get(key, "")
         if why:

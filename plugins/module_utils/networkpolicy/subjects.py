@@ -16,11 +16,20 @@ from .matching.compiled import Block, CompiledRule, NamedPort
 from .matching.owners import Address
 from .matching.peers import Content, PeerEntry
 from .matching.pod_peers import PodPeers
-from .matching.ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, PortSet, Range, TierOutcome, first_match, union
+from .matching.ports import (
+    EVERYTHING,
+    NOTHING,
+    PROTOCOL_NUMBERS,
+    Grant,
+    PortSet,
+    Range,
+    TierOutcome,
+    first_match,
+    union,
+)
 
 #: The tier of NetworkPolicies, between those of cluster policies.
 NETWORK_POLICY = ""
-Grant = Union[PortSet, TierOutcome]
 _MOST_KNOWN_RANGES = 100_000
 #: The parts of a rule that match peers.
 Part = Union[Block, PeerEntry]

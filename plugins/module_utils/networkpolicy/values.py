@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Union
+from typing import Iterator
 
 from ..cluster.policy_model import ACCEPT, DENY
-from .matching.ports import PortSet, TierOutcome
+from .matching.ports import Grant, PortSet, TierOutcome
 from .numbers import Numbers, value_digest
 from .rows import EVERYTHING_ID, PORTS, TIER_OTHERS, TIER_PORTS, PolicyRows, Row
-
-Grant = Union[PortSet, TierOutcome]
 
 
 class GrantValues:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Collection, Dict, List, Sequence, Set, Tuple
 
 from ...addresses import family_of
 from ...cluster.model import Failing, NamespacedName
@@ -212,7 +212,6 @@ class Checks:
         self._prober.stop()
 
 
-def _words(verdict: Optional[Verdict], target: Target) -> str:
-    failures = verdict.failures if verdict is not None else 0
-    error = verdict.error if verdict is not None else ""
-    return f"failed {failures} of {max(failures, target.check.fall)} checks, last error: {error}"
+def _words(verdict: Verdict, target: Target) -> str:
+    failures = verdict.failures
+    return f"failed {failures} of {max(failures, target.check.fall)} checks, last error: {verdict.error}"

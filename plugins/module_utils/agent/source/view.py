@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
+from typing import Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ...cluster.claims import Claim
 from ...cluster.model import EndpointSlice, Failing, NamespacedName
@@ -169,16 +169,22 @@ class ClusterView:
             self.failures.add(key, error)
             if isinstance(error, NOT_OF_ONE_OBJECT) or len(self.failures) > MOST_FAILURES:
                 raise error
-            self.state = self.state.successor()
-            try:
-                for key, packed in self._objects.items():
-                    if key not in omitted:
-                        self.state.put(_parsed(key, packed))
-            except Exception as another:
-                omitted.add(key)
-                error = another
-            else:
+            failure = self._rebuild(omitted)
+            if failure is None:
                 return services.union(self.state.services)
+            key, error = failure
+            omitted.add(key)
+
+    def _rebuild(self, omitted: Container[ObjectKey]) -> Optional[Tuple[ObjectKey, Exception]]:
+        """Build the state again without these objects; return the first one that raised an exception, and this."""
+        self.state = self.state.successor()
+        for key, packed in self._objects.items():
+            try:
+                if key not in omitted:
+                    self.state.put(_parsed(key, packed))
+            except Exception as error:
+                return key, error
+        return None
 
     def retry(self) -> None:
         """Retry objects that failed: the cause may have been another object, or may have disappeared."""

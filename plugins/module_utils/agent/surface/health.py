@@ -24,8 +24,8 @@ DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
 JSON_HEADERS = (("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff"))
 
 
-def timestamp(seconds: Optional[float]) -> str:
-    """Format seconds since the epoch as RFC 3339 in UTC; None as Go's zero time."""
+def json_time(seconds: Optional[float]) -> str:
+    """Format seconds since the epoch as Go does in JSON: RFC 3339 in UTC with fractions; None as its zero time."""
     if seconds is None:
         return "0001-01-01T00:00:00Z"
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat().replace("+00:00", "Z")
@@ -107,13 +107,13 @@ class ProxyHealth:
             healthy = not self._stuck and all(families.values())
         good = healthy and (eligible or not with_eligibility)
         last = now if good else max(updated.values(), default=None)
-        body: Dict[str, object] = {"lastUpdated": timestamp(last), "currentTime": timestamp(now)}
+        body: Dict[str, object] = {"lastUpdated": json_time(last), "currentTime": json_time(now)}
         if with_eligibility:
             body["nodeEligible"] = eligible
         body["healthy"] = healthy
         if families:
             body["status"] = {
-                family: {"lastUpdated": timestamp(updated[family]), "healthy": state}
+                family: {"lastUpdated": json_time(updated[family]), "healthy": state}
                 for family, state in families.items()
             }
         text = json.dumps(body, separators=(",", ":")).encode()

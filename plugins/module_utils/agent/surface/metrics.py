@@ -262,11 +262,6 @@ class Metrics:
         self.nftables_sync_failures = self._counter(
             "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Failed nftables transactions", _FAMILY
         )
-        self.nftables_cleanup_failures = self._counter(
-            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
-            "Failed nftables clean-up transactions",
-            _FAMILY,
-        )
 
     def _kubernetes(self) -> None:
         """Create the metrics that all components of Kubernetes have."""

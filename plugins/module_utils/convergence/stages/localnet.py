@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ...kernel.facts import read_text
-from ...kernel.sysctls import SYSCTL_FILE_HEAD, SysctlsResource, boot_values, unchangeable
+from ...kernel.sysctls import SysctlsResource, boot_values, unchangeable
 from ...rendering.iptables.fixed import KUBE_FIREWALL
 from ...resources import Change, Kind, Resource, Stage
+from ...whole_files import MANAGED_LINE
 
 ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"
 
@@ -51,7 +52,7 @@ class LocalnetRouting(Resource[str, str]):
 
 
 def _is_ours(path: str) -> bool:
-    return (read_text(path) or "").startswith(SYSCTL_FILE_HEAD)
+    return (read_text(path) or "").startswith(MANAGED_LINE)
 
 
 def localnet_stage(chains: Resource[Any, Any]) -> Stage:

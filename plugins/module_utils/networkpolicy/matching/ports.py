@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
 from ...cluster.policy_model import ACCEPT, DENY
 
@@ -79,6 +79,10 @@ class TierOutcome(NamedTuple):
             if PortSet(ranges).contains(protocol, port):
                 return action
         return ""
+
+
+#: What a rule set grants to a peer: the ports of NetworkPolicies, or the decision of a tier of cluster policies.
+Grant = Union[PortSet, TierOutcome]
 
 
 def first_match(rules: Sequence[Tuple[str, PortSet]]) -> TierOutcome:

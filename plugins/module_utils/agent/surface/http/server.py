@@ -280,7 +280,7 @@ class HttpServer:
             self._drop(connection)
             return
         except Exception as error:
-            self._crashed(error, "a request")
+            self._crashed(error)
             needed = connection.writing
         if connection.fault is not None:
             self._log.write("fault", INFO, "bad request", client=connection.client, reason=connection.fault)
@@ -323,12 +323,12 @@ class HttpServer:
             self._accepting = wanted
             self._poll.modify(self._poll_ports.fileno(), select.EPOLLIN if wanted else 0)
 
-    def _crashed(self, error: Exception, what: str) -> None:
+    def _crashed(self, error: Exception) -> None:
         lines: List[str] = traceback.format_exception(type(error), error, error.__traceback__)
         last = traceback.extract_tb(error.__traceback__)[-1:]
         where = [(frame.filename, frame.lineno) for frame in last]
         self._log.once(
-            ("crash", type(error).__name__, *where), ERROR, f"{what} failed", error=error, traceback="".join(lines)
+            ("crash", type(error).__name__, *where), ERROR, "a request failed", error=error, traceback="".join(lines)
         )
 
 
