@@ -74,6 +74,8 @@ class Parts:
         for warning in warnings:
             log.warning(warning)
         self.started = time.time()
+        # Why the configuration on disk is not in effect; empty if it is.
+        self.reload_error = ""
         self.supervisor = Supervisor(log)
         self.timers = Timers()
         self.metrics = Metrics()
@@ -210,6 +212,7 @@ class Parts:
         return AgentState(
             node=self.node_name,
             started=self.started,
+            reload_error=self.reload_error,
             healthy=self.health.healthy,
             source=self.source,
             sync=self.sync,

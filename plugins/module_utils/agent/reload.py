@@ -14,7 +14,8 @@ from .settings import Settings, configure_log, load_settings
 def reload(parts: Parts) -> bool:
     """Load the configuration and apply it if it has changed; return whether a changed one is in effect.
 
-    A failure is logged, and the configuration in effect is kept if loading it or setting up its mode fails.
+    If loading it or setting up its mode fails, the configuration in effect is kept, and the failure is logged and part
+    of the status.
     """
     log, before = parts.log, parts.settings
     try:
@@ -24,11 +25,14 @@ def reload(parts: Parts) -> bool:
         parts.views.look_for_static()
         if after.configuration == before.configuration:
             log.info("the configuration has not changed")
+            parts.reload_error = ""
             return False
         _apply(parts, before, after)
     except ProxyError as error:
         log.error("reload failed; keeping the previous configuration", error=error)
+        parts.reload_error = str(error)
         return False
+    parts.reload_error = ""
     log.info("the configuration has changed and is in effect")
     return True
 

@@ -28,7 +28,8 @@ def show_status(arguments: argparse.Namespace) -> CommandResult:
 
         return status_without_agent(arguments, str(error))
     lines = _lines_of(lambda: _status_lines(document))
-    good = document["healthy"] and not document["lastError"] and not document.get("networkPolicy", {}).get("error")
+    errors = (document["lastError"], document.get("reloadError"), document.get("networkPolicy", {}).get("error"))
+    good = document["healthy"] and not any(errors)
     return CommandResult(OK if good else NOT_RUNNING, lines, dict(document))
 
 
@@ -72,6 +73,8 @@ def _status_lines(document: AgentStatus) -> List[str]:
     lines.append(f"syncs:      {document['syncs']}, external changes repaired: {document['driftRepaired']}")
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")
+    if document.get("reloadError"):
+        lines.append(f"reload:     failed, the previous configuration is in effect: {document['reloadError']}")
     for check in document.get("checks", ()):
         state = "passing" if check["passing"] else "failing"
         error = f", last error: {check['lastError']}" if check["lastError"] else ""

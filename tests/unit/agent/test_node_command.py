@@ -364,6 +364,12 @@ def test_status_shows_the_mode_and_its_glue(state, line):
     assert line in agent_commands._status_lines({**STATUS, **state})
 
 
+def test_status_shows_a_reload_that_failed():
+    assert not any(line.startswith("reload") for line in agent_commands._status_lines(STATUS))
+    lines = agent_commands._status_lines({**STATUS, "reloadError": "mode: no such mode"})
+    assert "reload:     failed, the previous configuration is in effect: mode: no such mode" in lines
+
+
 @pytest.mark.parametrize(
     ("glue", "mode"), [("", "mode ipvs on node1: "), ("nftables", "mode ipvs, glue nftables, on node1: ")]
 )

@@ -84,6 +84,15 @@ def test_a_mode_that_cannot_be_set_up_leaves_the_previous_configuration_in_effec
     assert running.parts.settings is running.before
     assert running.names == ["views.look_for_static", "request", "sync.rebuild"]
     assert "reload failed; keeping the previous configuration" in running.text.getvalue()
+    assert running.parts.reload_error == "no such table"
+    running.parts.sync.rebuild.side_effect = None
+    assert running.reload("mode: iptables") is True and running.parts.reload_error == ""
+
+
+def test_the_previous_configuration_on_disk_ends_the_error(running):
+    assert running.reload("mode: carrier-pigeon") is False
+    assert "carrier-pigeon" in running.parts.reload_error
+    assert running.reload("mode: nftables") is False and running.parts.reload_error == ""
 
 
 def test_an_invalid_configuration_reaches_no_part(running):

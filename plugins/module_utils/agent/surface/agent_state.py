@@ -23,12 +23,14 @@ from ..traffic import Traffic
 class AgentState(NamedTuple):
     """The state from which answers are made.
 
-    ``started``: when the agent was started, in seconds since the epoch. ``view``: what is served, which until the
+    ``started``: when the agent was started, in seconds since the epoch. ``reload_error``: why the configuration on disk
+    is not in effect, empty if it is. ``view``: what is served, which until the
     cluster is known may be static Services only.
     """
 
     node: str
     started: float
+    reload_error: str
     healthy: bool
     source: ClusterSource
     sync: NodeSync

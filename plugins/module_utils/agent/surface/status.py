@@ -75,6 +75,7 @@ def status_document(state: AgentState) -> AgentStatus:
         "clusterKnown": view is state.source.view,
         "lastSync": round(state.sync.last_sync_end, 3),
         "lastError": state.sync.syncer.last_error,
+        "reloadError": state.reload_error,
         "syncs": state.sync.syncer.syncs,
         "driftRepaired": state.sync.syncer.repairs.count,
         "refused": [str(refusal) for refusal in refused[:_MOST_NAMED]],
@@ -111,6 +112,8 @@ def _served_text(state: AgentState) -> str:
         return "waiting for the API server"
     if syncer.last_error:
         return f"last sync failed: {syncer.last_error}"
+    if state.reload_error:
+        return f"reload failed, the previous configuration is in effect: {state.reload_error}"
     if state.memory.exceeded:
         return "memory limit exceeded: programmed rules are kept, updates are suspended"
     policy_error = state.policy.status().get("error")

@@ -105,6 +105,7 @@ class AgentStatus(TypedDict):
     clusterKnown: bool
     lastSync: float
     lastError: str
+    reloadError: str
     syncs: int
     driftRepaired: int
     refused: List[str]
