@@ -53,7 +53,7 @@ def comparison_document(comparison: AgentComparison) -> Dict[str, Any]:
             [*key, [[*place, eighths] for place, eighths in item.items()]] for key, item in comparison.rising.items()
         ],
         "excluded": comparison.excluded,
-        "changes": None if changes is None else [list(change[:-1]) for change in changes],
+        "changes": None if changes is None else [change._asdict() for change in changes],
     }
 
 
@@ -67,7 +67,7 @@ def parse_comparison(document: Mapping[str, Any]) -> AgentComparison:
             failing=dict(_failing(*row) for row in document["failing"]),
             rising=dict(_rising(*row) for row in document["rising"]),
             excluded=int(document["excluded"]),
-            changes=None if changes is None else tuple(_change(*row) for row in changes),
+            changes=None if changes is None else tuple(map(_change, changes)),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ProxyError(f"the agent's answer about what it serves is not valid: {error}") from error
@@ -89,9 +89,17 @@ def _rising(namespace: Any, name: Any, places: Any) -> Tuple[NamespacedName, Ris
     return NamespacedName(str(namespace), str(name)), rising
 
 
-def _change(table: Any, added: Any, replaced: Any, removed: Any, before: Any, after: Any, entries: Any) -> TableChange:
-    old, new, names = (tuple(map(str, item)) for item in (before, after, entries))
-    return TableChange(str(table), int(added), int(replaced), int(removed), old, new, names, of_cluster=True)
+def _change(document: Mapping[str, Any]) -> TableChange:
+    return TableChange(
+        table=str(document["table"]),
+        added=int(document["added"]),
+        replaced=int(document["replaced"]),
+        removed=int(document["removed"]),
+        before=tuple(map(str, document["before"])),
+        after=tuple(map(str, document["after"])),
+        entries=tuple(map(str, document["entries"])),
+        of_cluster=True,
+    )
 
 
 def ask_comparison(path: str, kernel: bool, describe: bool = False) -> AgentComparison:
