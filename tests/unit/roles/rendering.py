@@ -32,8 +32,10 @@ def play_on(host: str, roles: Sequence[str], tasks: List[Dict[str, Any]]) -> Dic
     }
 
 
-def played(scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *arguments: str) -> str:
-    """Return the output of a play that succeeds."""
+def play_once(
+    scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a play and return how it ended."""
     (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
     (scratch / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
     environment = {
@@ -45,7 +47,18 @@ def played(scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *argu
         "ANSIBLE_NOCOLOR": "1",
     }
     command = [sys.executable, "-m", "ansible", "playbook", "-i", "inventory.json", *arguments, "play.yml"]
-    done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
+
+
+def local_hosts(hosts: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
+    """Return an inventory of hosts that are this machine, with their variables."""
+    local = {"ansible_connection": "local"}
+    return {"all": {"hosts": {name: {**local, **variables} for name, variables in hosts.items()}}}
+
+
+def played(scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *arguments: str) -> str:
+    """Return the output of a play that succeeds."""
+    done = play_once(scratch, play, inventory, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -66,8 +79,6 @@ def rendered(
     ]
     hosts = hosts or {"node": {}}
     play = play_on("all", roles, [{**task, "run_once": True} for task in tasks])
-    local = {"ansible_connection": "local"}
-    inventory = {"all": {"hosts": {name: {**local, **variables} for name, variables in hosts.items()}}}
-    output = played(scratch, play, inventory, *arguments)
+    output = played(scratch, play, local_hosts(hosts), *arguments)
     texts = [line.split('"')[3] for line in output.splitlines() if '"msg":' in line]
     return [json.loads(base64.b64decode(text))[0] for text in texts]

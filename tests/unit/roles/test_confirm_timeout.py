@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,30 +12,17 @@ import pytest
 # The environments of the oldest and newest Python do not have it.
 pytest.importorskip("ansible")
 
-PLAYBOOK = """
-- hosts: all
-  gather_facts: false
-  tasks:
-    - ansible.builtin.include_role: {name: kubenode.proxy.service_proxy, tasks_from: present}
-"""
+from tests.unit.roles.rendering import local_hosts, play_once
+
+CONVERGENCE = {"ansible.builtin.include_role": {"name": "kubenode.proxy.service_proxy", "tasks_from": "present"}}
+PLAY = {"hosts": "all", "gather_facts": False, "tasks": [CONVERGENCE]}
 
 
 def converge(scratch: Path, hosts: int, forks: int, timeout: float) -> str:
     """Return the output of a convergence that ends at the latest when it reads the cluster's state from no file."""
-    inventory = "".join(f"h{number} ansible_connection=local\n" for number in range(hosts))
-    (scratch / "hosts").write_text(inventory)
-    (scratch / "playbook.yml").write_text(PLAYBOOK)
     variables = f"service_proxy_confirm_timeout={timeout} service_proxy_snapshot=/nonexistent/snapshot"
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", "hosts", "-f", str(forks), "-e", variables]
-    done = subprocess.run(
-        [*command, "playbook.yml"],
-        cwd=scratch,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    inventory = local_hosts({f"h{number}": {} for number in range(hosts)})
+    done = play_once(scratch, PLAY, inventory, "-f", str(forks), "-e", variables)
     assert done.returncode != 0
     return done.stdout
 

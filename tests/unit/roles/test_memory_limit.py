@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,8 +17,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import mode_object
 from tests.benchmarks.large_cluster import large_cluster
+from tests.unit.roles.rendering import rendered
 
-ROLE = Path(__file__).resolve().parents[3] / "roles" / "agent"
 CASES = [
     ({}, "iptables", 10_000, 10),
     ({"agent_configuration": {"mode": "nftables"}, "agent_cluster_services": 100_000}, "nftables", 100_000, 1),
@@ -32,32 +28,7 @@ CASES = [
 
 def limits(scratch: Path, cases: list) -> list:
     """Return the limit for each set of variables, in one run."""
-    tasks = [
-        {"name": f"Case {number}", "ansible.builtin.debug": {"msg": "{{ __agent_memory_max }}"}, "vars": variables}
-        for number, variables in enumerate(cases)
-    ]
-    files = [str(ROLE / place / "main.yml") for place in ("defaults", "vars")]
-    play = {
-        "hosts": "localhost",
-        "connection": "local",
-        "gather_facts": False,
-        "tasks": tasks,
-        "vars": {"role_path": str(ROLE)},
-        "vars_files": files,
-    }
-    (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", str(scratch / "play.yml")]
-    environment = {
-        **os.environ,
-        "ANSIBLE_HOME": str(scratch / "home"),
-        "LC_ALL": "C.UTF-8",
-        "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
-        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-        "ANSIBLE_NOCOLOR": "1",
-    }
-    done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [line.split('"')[3] for line in done.stdout.splitlines() if '"msg":' in line]
+    return rendered(scratch, ["agent"], "__agent_memory_max", cases)
 
 
 def test_the_limit_carries_forwarded_connections(tmp_path):

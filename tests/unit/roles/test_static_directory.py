@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,28 +14,15 @@ import pytest
 pytest.importorskip("ansible")
 import yaml
 
-ROOT = Path(__file__).resolve().parents[3]
-ROLE = ROOT / "roles" / "service_proxy"
+from tests.unit.roles.rendering import ROLES, local_hosts, play_on, played
 
 
 def would_change(name: str, scratch: Path, variables: dict) -> bool:
     """Return whether a task of the entry point absent would change this machine."""
-    tasks = yaml.safe_load((ROLE / "tasks" / "absent.yml").read_text(encoding="utf-8"))
-    play = {
-        "hosts": "localhost",
-        "connection": "local",
-        "gather_facts": False,
-        "vars_files": [str(ROLE / "defaults" / "main.yml"), str(ROLE / "vars" / "main.yml")],
-        "vars": {"ansible_python_interpreter": sys.executable, "role_path": str(ROLE)},
-        "tasks": [task for task in tasks if task["name"] == name],
-    }
-    (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
-    command = [sys.executable, "-m", "ansible", "playbook", "--check", "-i", "localhost,"]
-    command += ["-e", json.dumps(variables), str(scratch / "play.yml")]
-    environment = {**os.environ, "ANSIBLE_HOME": str(scratch / "home"), "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return "changed=1" in done.stdout
+    tasks = yaml.safe_load((ROLES / "service_proxy" / "tasks" / "absent.yml").read_text(encoding="utf-8"))
+    play = play_on("all", ["service_proxy"], [task for task in tasks if task["name"] == name])
+    output = played(scratch, play, local_hosts({"node": {}}), "--check", "-e", json.dumps(variables))
+    return "changed=1" in output
 
 
 def test_the_file_is_removed_from_a_directory_of_its_own(tmp_path):

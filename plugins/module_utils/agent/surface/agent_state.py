@@ -24,8 +24,8 @@ class AgentState(NamedTuple):
     """The state from which answers are made.
 
     ``started``: when the agent was started, in seconds since the epoch. ``reload_error``: why the configuration on disk
-    is not in effect, empty if it is. ``view``: what is served, which until the
-    cluster is known may be static Services only.
+    is not in effect, empty if it is. ``view``: what is served, which until the cluster is known may be static Services
+    only.
     """
 
     node: str

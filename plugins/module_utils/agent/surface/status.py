@@ -20,7 +20,6 @@ from ...convergence.runtime.agent_comparison import comparison_document
 from ...convergence.runtime.agent_status import AgentStatus, FamilyStatus
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
-from ...errors import ProxyError
 from ...packaging.identity import identity
 from ...timestamps import timestamp
 from ..sync.notices import failures_of
@@ -134,6 +133,8 @@ def _served_text(state: AgentState) -> str:
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
+    Raises ProxyError, whose text is such a message as well.
+
     ``question``: ``command`` is status, explain, listeners, comparison, traffic or drain. explain has a
     ``destination`` and possibly the address of a ``client``, or the ends ``from`` and ``to`` of a connection;
     ``kernel`` False: do not read the kernel. comparison reads it only with ``kernel`` True, and may want to
@@ -149,7 +150,7 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     if command == LISTENERS:
         return {"listeners": listeners_document(state.forwarding.table())}
     if command == COMPARISON:
-        return _comparison(state, question)
+        return comparison_document(compare(state, bool(question.get("kernel")), bool(question.get("describe"))))
     if command == "drain":
         return _drain(state, question)
     if command == "traffic":
@@ -158,20 +159,10 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _traffic(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
-    try:
-        document = state.traffic.document(
-            str(question.get("namespace", "")), bool(question.get("endpoints")), question.get("known")
-        )
-        return {"node": state.node, **document}
-    except ProxyError as error:
-        return {"error": str(error)}
-
-
-def _comparison(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
-    try:
-        return comparison_document(compare(state, bool(question.get("kernel")), bool(question.get("describe"))))
-    except ProxyError as error:
-        return {"error": str(error)}
+    document = state.traffic.document(
+        str(question.get("namespace", "")), bool(question.get("endpoints")), question.get("known")
+    )
+    return {"node": state.node, **document}
 
 
 def _drain(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
@@ -191,10 +182,7 @@ def _drain(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
             node.pod_cidrs if node is not None else (),
             proxiers.mode.tracks_connections,
         )
-        try:
-            document["forwarded"] = [list(client) for client in state.forwarding.clients()]
-        except ProxyError as error:
-            return {"error": str(error)}
+        document["forwarded"] = [list(client) for client in state.forwarding.clients()]
     return document
 
 
@@ -203,29 +191,26 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     if proxiers is None:
         return {"error": "the agent does not know the cluster yet"}
     mode = proxiers.configuration.mode
-    try:
-        families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
-        if not proxiers.mode.serves:
-            families = explained_families(state.view.state, proxiers.configuration, proxiers.node_view, proxiers.mode)
-        if "from" not in question:
-            target = parse_target(str(question.get("destination")))
-            client = canonical_address(str(question.get("client", ""))) or ""
-            return explanation_document(explain(state.view.state, families, mode, target, client))
-        source = parse_end(str(question["from"]), destination=False)
-        destination = parse_end(str(question.get("to")), destination=True)
-        policies = state.policy.explainer if state.policy.enabled or not proxiers.mode.serves else None
-        stages = {item.family: item.stages for item in proxiers.families}
-        kernel = None
-        if question.get("kernel", True):
-            kernel = Kernel(state.handles, lambda family: stages[family.context.family])
-        subject = Subject(
-            state=state.view.state,
-            families=families,
-            mode=proxiers.mode,
-            node=state.node,
-            kernel=kernel,
-            policies=policies,
-        )
-        return connection_document(subject, source, destination)
-    except ProxyError as error:
-        return {"error": str(error)}
+    families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
+    if not proxiers.mode.serves:
+        families = explained_families(state.view.state, proxiers.configuration, proxiers.node_view, proxiers.mode)
+    if "from" not in question:
+        target = parse_target(str(question.get("destination")))
+        client = canonical_address(str(question.get("client", ""))) or ""
+        return explanation_document(explain(state.view.state, families, mode, target, client))
+    source = parse_end(str(question["from"]), destination=False)
+    destination = parse_end(str(question.get("to")), destination=True)
+    policies = state.policy.explainer if state.policy.enabled or not proxiers.mode.serves else None
+    stages = {item.family: item.stages for item in proxiers.families}
+    kernel = None
+    if question.get("kernel", True):
+        kernel = Kernel(state.handles, lambda family: stages[family.context.family])
+    subject = Subject(
+        state=state.view.state,
+        families=families,
+        mode=proxiers.mode,
+        node=state.node,
+        kernel=kernel,
+        policies=policies,
+    )
+    return connection_document(subject, source, destination)
