@@ -310,6 +310,26 @@ def test_reload_applies_a_new_configuration_and_refuses_an_invalid_one(one_node)
     assert node.status()["healthy"] is True
 
 
+def test_the_reload_command_waits_for_the_result(one_node):
+    node = one_node
+    node.start()
+    control = ("--control", str(node.scratch / "agent.sock"))
+    node.write_configuration(iptables={"masqueradeAll": True, "minSyncPeriod": "10ms", "syncPeriod": "30s"})
+    done = node.run("reload", *control)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"node node1, mode {node.mode}: the changed configuration is in effect\n"
+    assert "the configuration has not changed" in node.run("reload", *control).stdout
+    # Valid, but the agent must read the other Node first.
+    node.stop_api()
+    node.write_configuration(hostnameOverride="node2")
+    done = node.run("reload", *control)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("kubenode-proxy: the previous configuration is kept: ")
+    assert node.status()["node"] == "node1"
+    node.stop()
+    assert node.run("reload", *control).returncode == 4
+
+
 def test_reload_applies_a_changed_node_name(one_node):
     node = one_node
     other = node_object()

@@ -26,6 +26,7 @@ EXPOSURES = {
     ("root", False): (1.9, 2.1),
     ("root", True): (2.5, 2.7),
 }
+RELOAD = "kubenode.proxy.agent : Reload the agent"
 LIBRARY = "/usr/local/lib/kubenode-proxy"
 ARCHIVE = f"{LIBRARY}/kubenode-proxy.pyz"
 # The path of a module that was imported from bytecode ends in .pyc.
@@ -159,7 +160,7 @@ def test_changed_configuration_is_read_without_a_restart(node, installed, variab
     # The following tests keep this configuration.
     variables["agent_configuration"]["iptables"] = {"masqueradeAll": True}
     result = node.role("agent", variables)
-    assert "kubenode.proxy.agent : Reload" in result.changed_tasks
+    assert RELOAD in result.changed_tasks
     assert "kubenode.proxy.agent : Restart" not in result.changed_tasks
     assert start_of(node)["MainPID"] == before["MainPID"]
     wait_for("everything is masqueraded", lambda: "-d 10.96.0.10/32" in _masqueraded(node))
@@ -190,16 +191,37 @@ def test_a_reload_of_a_configuration_that_the_agent_refuses_fails(node, installe
     assert start_of(node) == process
 
 
+def test_a_configuration_that_the_agent_cannot_apply_fails_the_role_until_it_can(node, installed, variables, cluster):
+    process = start_of(node)
+    other = {**variables, "agent_configuration": {**variables["agent_configuration"], "hostnameOverride": "other"}}
+    # Valid, but the agent must read the other Node first.
+    cluster.go_away()
+    result = node.role("agent", other, failing=True)
+    assert "the agent keeps its previous configuration: " in result.output
+    assert status(node)["node"] != "other" and status(node)["reloadError"] in result.output
+    again = node.role("agent", other, failing=True)
+    assert "the agent keeps its previous configuration: " in again.output
+    cluster.come_back()
+    assert node.role("agent", other).changed_tasks == [RELOAD]
+    assert status(node)["node"] == "other" and not status(node)["reloadError"]
+    node.role("agent", variables)
+    assert status(node)["node"] != "other"
+    assert start_of(node) == process, "an agent does not start with a configuration that it cannot apply"
+
+
 def test_files_of_a_run_that_failed_are_read_after_the_next_one(node, installed, variables):
     # The following tests keep this configuration, too.
     variables["agent_configuration"]["iptables"]["masqueradeBit"] = 15
     node.role("agent", {**variables, "agent_kubeconfig": "/nonexistent"}, failing=True)
     before = start_of(node)
     assert "/0x8000" not in _masqueraded_mark(node), "the run must fail before its handlers"
+    assert node.role("agent", variables).changed_tasks == [RELOAD]
+    assert start_of(node) == before
+    wait_for("the new bit", lambda: "/0x8000" in _masqueraded_mark(node))
+    node.run("touch", f"/etc/systemd/system/{UNIT}")
     task = "kubenode.proxy.agent : Restart the agent if it has not read all files"
     assert node.role("agent", variables).changed_tasks == [task]
     assert start_of(node) != before
-    wait_for("the new bit", lambda: "/0x8000" in _masqueraded_mark(node))
 
 
 def _masqueraded_mark(node):

@@ -18,6 +18,7 @@ from ..addresses import FAMILIES
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.modes.registry import with_listeners
+from ..convergence.runtime.agent_client import RELOAD
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError, defect_text
 from ..kernel.presence import holds_dataplane, holds_policies
@@ -28,7 +29,7 @@ from .fatal import Fatal
 from .options import AgentOptions
 from .parts import Parts
 from .readiness import Readiness
-from .reload import reload
+from .reload import Reloads
 from .source.first_services import FirstObjects
 from .source.known import Batch
 from .source.static_source import CHECK_SECONDS
@@ -66,7 +67,7 @@ class Agent:
         self._control_timer = self.timers.add("keep the control socket", self._keep_control)
         self._control: Optional[ControlServer] = None
         self._stop = False
-        self._reload = False
+        self._reloads = Reloads(parts, self.systemd)
         # Whether leftovers of other modes have been removed since the mode was last set up.
         self._cleaned_up = False
 
@@ -79,7 +80,7 @@ class Agent:
 
     def reload(self) -> None:
         """Reload the configuration soon."""
-        self._reload = True
+        self._reloads.request()
         self._inbox.wake()
 
     def install_signals(self) -> None:
@@ -270,6 +271,7 @@ class Agent:
 
     def _end(self) -> None:
         self.systemd.stopping()
+        self._reloads.refuse("the agent is stopping")
         self.parts.checks.stop()
         self.sync.stop_watching()
         self.policy.close()
@@ -315,7 +317,10 @@ class Agent:
             elif isinstance(item, VerdictChange):
                 self.parts.check_follower.changed(item)
             elif isinstance(item, ControlRequest):
-                item.reply(self._answer(item.question))
+                if item.question.get("command") == RELOAD:
+                    self._reloads.request(item)
+                else:
+                    item.reply(self._answer(item.question))
         if changed:
             self._attempt("report refused objects", self.sync.report_refusals)
         self._attempt("protect the API servers", self._protect_servers)
@@ -383,18 +388,5 @@ class Agent:
             self.systemd.status(status_text(self.parts.state()))
 
     def _reload_if_requested(self) -> None:
-        if self._reload:
-            self._reload = False
-            self._reload_configuration()
-
-    def _reload_configuration(self) -> None:
-        # While the agent waits for the cluster, systemd still waits for its start.
-        started = not self.systemd.in_transition
-        if started:
-            self.systemd.reloading()
-        try:
-            if reload(self.parts):
-                self._cleaned_up = False
-        finally:
-            if started:
-                self.systemd.ready()
+        if self._reloads.run():
+            self._cleaned_up = False

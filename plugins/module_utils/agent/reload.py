@@ -5,10 +5,65 @@
 
 from __future__ import annotations
 
+from typing import List, Optional
+
 from ..configuration.validate import in_mode
+from ..convergence.runtime.agent_client import Answer
 from ..errors import ProxyError
 from .parts import Parts
 from .settings import Settings, configure_log, load_settings
+from .surface.control import ControlRequest
+from .surface.systemd import Systemd
+
+
+class Reloads:
+    """Requests to read the configuration again, by a signal or by the node command, which waits for the result."""
+
+    def __init__(self, parts: Parts, systemd: Systemd) -> None:
+        self._parts = parts
+        self._systemd = systemd
+        self._requested = False
+        self._questions: List[ControlRequest] = []
+
+    def request(self, question: Optional[ControlRequest] = None) -> None:
+        """Reload at the next :meth:`run`, and answer ``question`` then. A signal handler may call this without one."""
+        if question is not None:
+            self._questions.append(question)
+        self._requested = True
+
+    def run(self) -> bool:
+        """Reload if that was requested; return whether a changed configuration is in effect."""
+        if not self._requested:
+            return False
+        self._requested = False
+        # While the agent waits for the cluster, systemd still waits for its start.
+        started = not self._systemd.in_transition
+        if started:
+            self._systemd.reloading()
+        answer: Answer = {"error": "reloading has failed because of a defect: see the agent's log"}
+        try:
+            changed = reload(self._parts)
+            answer = self._answer(changed)
+            return changed
+        finally:
+            if started:
+                self._systemd.ready()
+            self._reply(answer)
+
+    def refuse(self, reason: str) -> None:
+        """Answer the questions that wait."""
+        self._reply({"error": reason})
+
+    def _answer(self, changed: bool) -> Answer:
+        parts = self._parts
+        if parts.reload_error:
+            return {"error": f"the previous configuration is kept: {parts.reload_error}"}
+        return {"changed": changed, "node": parts.node_name, "mode": parts.configuration.mode}
+
+    def _reply(self, answer: Answer) -> None:
+        questions, self._questions = self._questions, []
+        for question in questions:
+            question.reply(answer)
 
 
 def reload(parts: Parts) -> bool:

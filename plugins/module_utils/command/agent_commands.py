@@ -1,19 +1,19 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``status`` and ``explain``: answered by the agent, or without one by comparing the node with the cluster."""
+"""``status`` and ``explain``, which without an agent compare the node with the cluster, and ``reload``."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any, Callable, Dict, List, Optional
 
-from ..convergence.runtime.agent_client import NoAgent, ask_agent
+from ..convergence.runtime.agent_client import RELOAD, NoAgent, ask_agent
 from ..convergence.runtime.agent_status import AgentStatus, MemoryStatus, PolicyStatus, ask_status
 from ..errors import ProxyError
 from .connection_lines import PASSING, connection_lines
 from .drain.lines import drain_line
-from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult
+from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, Refused
 
 #: The maximum number of names in one line of the status; --output json has all of them.
 _NAMES = 10
@@ -31,6 +31,24 @@ def show_status(arguments: argparse.Namespace) -> CommandResult:
     errors = (document["lastError"], document.get("reloadError"), document.get("networkPolicy", {}).get("error"))
     good = document["healthy"] and not any(errors)
     return CommandResult(OK if good else NOT_RUNNING, lines, dict(document))
+
+
+def reload_agent(arguments: argparse.Namespace) -> CommandResult:
+    """Make the agent read its configuration again (``reload``), and wait for the result.
+
+    Raises ProxyError with the reason if the agent keeps its previous configuration, Refused if no agent is running.
+    """
+    try:
+        document = ask_agent(arguments.control, {"command": RELOAD})
+    except NoAgent as error:
+        raise Refused(NOT_RUNNING, str(error)) from error
+    lines = _lines_of(
+        lambda: [
+            f"node {document['node']}, mode {document['mode']}: "
+            + ("the changed configuration is in effect" if document["changed"] else "the configuration has not changed")
+        ]
+    )
+    return CommandResult(OK, lines, document)
 
 
 def _status_lines(document: AgentStatus) -> List[str]:

@@ -6,9 +6,9 @@
 Exit codes: 0 success; 1 failure, with one line on standard error; 2 invalid command line; 3 the node differs from the
 desired state (``diff``, ``converge --check``, ``cleanup --check``, ``rollback --check``), or no Service was found, or
 a connection is denied, refused or dropped, or what the kernel holds for it differs (``explain``); 4 no agent is running
-(``drain start``, ``drain status``, ``top``, ``status``), or it is not healthy, or its last sync or the table of network
-policies has an error (``status``), or it serves no Services (``drain start``); 5 connections were left at the deadline
-(``drain``).
+(``drain start``, ``drain status``, ``top``, ``status``, ``reload``), or it is not healthy, or its last sync or the
+table of network policies has an error (``status``), or it serves no Services (``drain start``); 5 connections were left
+at the deadline (``drain``).
 
 Each command imports its modules when it runs, because importing the agent or the kernel interfaces takes longer than
 most commands do.
@@ -125,6 +125,12 @@ def _check_configuration(arguments: argparse.Namespace, streams: Streams) -> int
     return _show(check_configuration(arguments), arguments, streams)
 
 
+def _reload(arguments: argparse.Namespace, streams: Streams) -> int:
+    from .agent_commands import reload_agent
+
+    return _show(reload_agent(arguments), arguments, streams)
+
+
 def _rollback(arguments: argparse.Namespace, streams: Streams) -> int:
     from .rollback_command import roll_back
 
@@ -199,6 +205,7 @@ COMMANDS = {
         options.add_check_configuration,
         _check_configuration,
     ),
+    "reload": Command("make the agent read its configuration again", options.add_reload, _reload),
     "version": Command(
         "show the collection's version and the engine's hash, as --version does", options.add_nothing, _version
     ),

@@ -119,6 +119,12 @@ def add_check_configuration(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
+def add_reload(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``reload``."""
+    add_control(parser)
+    add_output(parser)
+
+
 def add_nothing(_parser: argparse.ArgumentParser) -> None:
     """Add no options."""
 

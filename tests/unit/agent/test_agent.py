@@ -38,7 +38,8 @@ def test_logging_follows_the_configuration(tmp_path, text, options, shown, as_js
     agent = Agent(AgentOptions(configuration=str(path), **options), log)
     assert (log.verbose, log.as_json) == (shown, as_json)
     path.write_text(HEAD + "logging: {verbosity: 5, format: json}")
-    agent._reload_configuration()
+    agent.reload()
+    agent._reload_if_requested()
     assert log.verbose is True and log.as_json is (options.get("log_format") != "text")
 
 
@@ -65,7 +66,8 @@ def test_a_configuration_that_cannot_be_read_leaves_the_previous_one_in_effect(t
     text = io.StringIO()
     agent = Agent(AgentOptions(configuration=str(path)), Log(text))
     path.write_text(HEAD + "mode: carrier-pigeon")
-    agent._reload_configuration()
+    agent.reload()
+    agent._reload_if_requested()
     assert agent.parts.configuration.mode == "nftables"
     assert "reload failed; keeping the previous configuration" in text.getvalue()
 

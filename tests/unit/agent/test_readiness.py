@@ -114,8 +114,9 @@ def test_leftovers_are_removed_again_after_a_reload(tmp_path, monkeypatch):
     bench.agent._sync(first=True)
     bench.agent._sync()
     monkeypatch.setattr(
-        "ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent.reload", lambda _parts: True
+        "ansible_collections.kubenode.proxy.plugins.module_utils.agent.reload.reload", lambda _parts: True
     )
-    bench.agent._reload_configuration()
+    bench.agent.reload()
+    bench.agent._reload_if_requested()
     bench.agent._sync()
     assert bench.sent == ["cleaned up"] * 2

@@ -11,8 +11,9 @@ from unittest.mock import Mock, call
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reload import reload
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reload import Reloads, reload
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import load_settings
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlRequest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 
@@ -122,3 +123,49 @@ def test_a_host_outside_the_cluster_follows_no_node(tmp_path):
     assert running.reload(local + OUTSIDE) is True
     assert "source.read_node" not in running.names
     running.parts.source.follow_node.assert_called_once_with("", "n1", False)
+
+
+@pytest.fixture
+def asked(running):
+    """Provide requests to reload, a question of the node command among them, and what systemd is sent."""
+    systemd = Mock(in_transition=False)
+    reloads = Reloads(running.parts, systemd)
+    question = ControlRequest({"command": "reload"})
+    reloads.request(question)
+    return reloads, question, systemd
+
+
+def test_a_question_is_answered_once_the_configuration_is_in_effect(running, asked):
+    reloads, question, systemd = asked
+    running.write("mode: nftables\nnftables: {syncPeriod: 20s}")
+    running.parts.node_name = "n1"
+    assert reloads.run() is True
+    assert question.wait() == {"changed": True, "node": "n1", "mode": "nftables"}
+    assert systemd.mock_calls == [call.reloading(), call.ready()]
+    assert reloads.run() is False
+
+
+def test_a_question_is_answered_with_the_reason_for_which_the_previous_configuration_is_kept(running, asked):
+    reloads, question, _systemd = asked
+    running.write("mode: iptables")
+    running.parts.sync.rebuild.side_effect = ProxyError("no such table")
+    assert reloads.run() is False
+    assert question.wait() == {"error": "the previous configuration is kept: no such table"}
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_question_is_answered_after_any_exception_and_systemd_waits_no_longer(running, asked, started):
+    reloads, question, systemd = asked
+    systemd.in_transition = not started
+    running.write("mode: iptables")
+    running.parts.sync.rebuild.side_effect = KeyError("a defect")
+    with pytest.raises(KeyError):
+        reloads.run()
+    assert "because of a defect" in question.wait()["error"]
+    assert systemd.mock_calls == ([call.reloading(), call.ready()] if started else [])
+
+
+def test_a_question_is_answered_when_the_agent_stops(asked):
+    reloads, question, _systemd = asked
+    reloads.refuse("the agent is stopping")
+    assert question.wait() == {"error": "the agent is stopping"}

@@ -16,7 +16,12 @@ import socket
 import time
 from typing import Callable
 
-from ...convergence.runtime.agent_client import ANSWER_SECONDS, CLIENT_SECONDS, Answer, Question
+from ...convergence.runtime.agent_client import (
+    CLIENT_SECONDS,
+    Answer,
+    Question,
+    answer_seconds,
+)
 from ...errors import KernelError
 from ...regular_files import parse_json
 from ..supervision import Task
@@ -37,10 +42,11 @@ class ControlRequest:
 
     def wait(self) -> Answer:
         """Wait for the answer and return it; return an error if the agent is too busy to answer in time."""
+        seconds = answer_seconds(self.question)
         try:
-            return self._answers.get(timeout=ANSWER_SECONDS)
+            return self._answers.get(timeout=seconds)
         except queue.Empty:
-            return {"error": f"the agent is busy and did not answer within {ANSWER_SECONDS:g} seconds"}
+            return {"error": f"the agent is busy and did not answer within {seconds:g} seconds"}
 
 
 def _listening(path: str) -> socket.socket:
@@ -104,13 +110,13 @@ class ControlServer:
                 if listening is not self._socket:
                     continue
                 raise
-            task.busy(ANSWER_SECONDS + 2 * CLIENT_SECONDS)
+            task.busy(2 * CLIENT_SECONDS)
             with client:
                 client.settimeout(CLIENT_SECONDS)
                 with contextlib.suppress(OSError):
-                    self._answer(client)
+                    self._answer(client, task)
 
-    def _answer(self, client: socket.socket) -> None:
+    def _answer(self, client: socket.socket, task: Task) -> None:
         data = b""
         end = time.monotonic() + CLIENT_SECONDS
         while not data.endswith(b"\n") and len(data) < _MOST_BYTES and time.monotonic() < end:
@@ -126,6 +132,7 @@ class ControlServer:
             answer: Answer = {"error": "a question must be one line with a JSON object"}
         else:
             request = ControlRequest(question)
+            task.busy(answer_seconds(question) + 2 * CLIENT_SECONDS)
             self._deliver(request)
             answer = request.wait()
         client.sendall(json.dumps(answer).encode() + b"\n")

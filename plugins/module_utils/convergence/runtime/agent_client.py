@@ -20,6 +20,10 @@ _MOST_ANSWER_BYTES = 64 << 20
 CLIENT_SECONDS = 5.0
 #: How long an answer may take, in seconds.
 ANSWER_SECONDS = 30.0
+#: The question with which the agent reads its configuration again. The answer shows whether it is in effect.
+RELOAD = "reload"
+# The agent may set up another mode before it answers. A single run of iptables-restore may take as long.
+_RELOAD_SECONDS = 300.0
 
 Question = Dict[str, Any]
 Answer = Dict[str, Any]
@@ -29,6 +33,11 @@ class NoAgent(ProxyError):
     """No agent is running on this node, or it is not listening."""
 
 
+def answer_seconds(question: Question) -> float:
+    """Return how long the agent may take to answer a question, in seconds."""
+    return _RELOAD_SECONDS if question.get("command") == RELOAD else ANSWER_SECONDS
+
+
 def ask_agent(path: str, question: Question) -> Answer:
     """Send a question to the agent that listens at ``path``, and return its answer without control characters.
 
@@ -36,7 +45,7 @@ def ask_agent(path: str, question: Question) -> Answer:
     its nesting and the time that it may take are limited. Raises NoAgent if no agent is running, ProxyError.
     """
     try:
-        data = _ask(path, json.dumps(question).encode() + b"\n")
+        data = _ask(path, json.dumps(question).encode() + b"\n", answer_seconds(question) + CLIENT_SECONDS)
     except OSError as error:
         raise NoAgent(f"{path}: no agent answers: {error.strerror or error}") from error
     try:
@@ -50,12 +59,12 @@ def ask_agent(path: str, question: Question) -> Answer:
     return answer
 
 
-def _ask(path: str, question: bytes) -> bytes:
+def _ask(path: str, question: bytes, seconds: float) -> bytes:
     """Return the agent's answer, one line. Raises OSError, including for a line that is too long or late."""
-    deadline = time.monotonic() + ANSWER_SECONDS + CLIENT_SECONDS
+    deadline = time.monotonic() + seconds
     data = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-        sock.settimeout(ANSWER_SECONDS + CLIENT_SECONDS)
+        sock.settimeout(seconds)
         sock.connect(path)
         sock.sendall(question)
         while not data.endswith(b"\n"):
