@@ -26,13 +26,15 @@ options:
     description:
       - V(present) serves the Services. It requires exactly one source, O(snapshot), O(cluster_state) or an API server.
       - V(absent) removes everything that this module or kube-proxy has programmed in any mode. It requires no source.
+        While kube-proxy runs on the node it fails with the finding V(kube-proxy) of O(ignore_findings).
       - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It neither
         reads nor changes the host's state and needs no privileges, so it can run anywhere. It requires O(node_name) and
         a mode other than V(auto).
       - V(released) is for a node on which kube-proxy has replaced this module or the agent. It removes their
-        unreferenced objects, such as the map of all endpoints, from kube-proxy's table of nftables mode, and in ipvs
-        mode the table that filters beside IPVS; nothing that belongs to kube-proxy. It requires no source. It fails
-        until kube-proxy has programmed the node.
+        unreferenced objects, such as the map of all endpoints, from kube-proxy's table of nftables mode, in ipvs mode
+        the table that filters beside IPVS, and the table of network policies unless O(node_configuration) enables
+        them; nothing that belongs to kube-proxy. It requires no source. It fails until kube-proxy has programmed the
+        node.
     type: str
     choices: [present, absent, released, rendered]
     default: present

@@ -105,6 +105,43 @@ def test_rules_of_kube_proxy_are_not_changed(tmp_path, recording, variant):
         assert not policies() and of_kube_proxy() == later
 
 
+def _request(directory: Path, **policies: Any) -> Request:
+    node_source = {"networkPolicy": policies} if policies else None
+    return Request(
+        ClusterState.from_objects(objects(FROM_WEB)),
+        load({}, node_source=node_source).configuration,
+        node_name=CASE.node,
+        state_directory=str(directory / "state"),
+        history_directory=str(directory / "history"),
+    )
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_the_rules_of_a_running_kube_proxy_are_not_removed(tmp_path, check):
+    recorded.load(Path(CASE.file("state-iptables.txt")), run, "nft")
+    before = of_kube_proxy()
+    request = _request(tmp_path)._replace(state="absent", check=check)
+    with running_process("kube-proxy", "600"):
+        with pytest.raises(PreflightError, match=r"kube-proxy runs on this node \(process \d+\), and the rules"):
+            converge(request)
+        assert of_kube_proxy() == before
+        report = converge(request._replace(ignore_findings=("kube-proxy",)))
+    assert report.changed and report.warnings[0].startswith("ignored as requested: kube-proxy runs on this node")
+    assert ("KUBE-SERVICES" in of_kube_proxy()) is check
+
+
+def test_a_node_that_kube_proxy_serves_again_keeps_no_policies_that_nobody_updates(tmp_path):
+    recorded.load(Path(CASE.file("state-iptables.txt")), run, "nft")
+    before = of_kube_proxy()
+    enforcing = _request(tmp_path, **ONLY["networkPolicy"])
+    assert converge(enforcing).changed and isolated()
+    assert not converge(enforcing._replace(state="released")).changed and isolated()
+    released = _request(tmp_path)._replace(state="released")
+    assert converge(released._replace(check=True)).changed and isolated()
+    assert converge(released).changed and not policies() and of_kube_proxy() == before
+    assert not converge(released).changed
+
+
 @pytest.fixture
 def node(tmp_path) -> Iterator[AgentNode]:
     agent_node = policy_node(tmp_path, **ONLY)

@@ -25,7 +25,7 @@ from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
-from .prepare import check_cluster, check_node, check_policies, node_modules, wanted_node_sysctls
+from .prepare import check_cluster, check_node, check_policies, check_removal, node_modules, wanted_node_sysctls
 from .probing.probe import default_probes
 from .probing.traffic import traffic_targets
 from .removal import leaving_stages, leftover_contexts, leftover_stages, policy_removal_stages, removal_stages
@@ -221,17 +221,26 @@ class _Convergence:
         if self.request.configuration.node_proxy.network_policy.only:
             self._run(policy_removal_stages(self.handles))
             return self._report(None, "", (), ())
+        with self.watch.stage("preflight"):
+            self.warnings += check_removal(self.request.ignore_findings)
         with self.watch.stage("facts"):
             contexts = removal_contexts()
         self._run(removal_stages(contexts, self.handles))
         return self._report(None, "", contexts, ())
 
     def release(self) -> Report:
-        """Remove objects that were left for kube-proxy and that it does not use."""
+        """Remove objects that were left for kube-proxy and that it does not use.
+
+        Network policies are among them, unless they stay enabled here: without an agent nobody would keep them up to
+        date, so that new pods would be isolated by policies of others that had their addresses.
+        """
         self.warnings += self.guard.begin()
         from .stages.release import release_stages
 
-        self._run(release_stages(self.handles))
+        stages = release_stages(self.handles)
+        if not self.request.configuration.node_proxy.network_policy.enabled:
+            stages += policy_removal_stages(self.handles)
+        self._run(stages)
         return self._report(None, "", (), ())
 
     def _sysctls(

@@ -15,6 +15,7 @@ from ..kernel.sysctls import Wanted
 from ..preflight.check import Intention, preflight
 from ..preflight.cluster_state import Host, completeness_findings, node_findings
 from ..preflight.findings import Finding, judge
+from ..preflight.processes import processes, removal_findings
 from ..resources import Stage
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
@@ -66,6 +67,14 @@ def check_node(
         set_contributions=mode.set_contributions(families),
     )
     return list(judge(preflight(intention), tuple(ignored)))
+
+
+def check_removal(ignored: Sequence[str]) -> List[str]:
+    """Return warnings about removing everything here; change nothing. ``ignored``: names of findings to ignore.
+
+    Raises PreflightError if kube-proxy runs: its Services would not be served until it has noticed.
+    """
+    return list(judge(removal_findings(processes()), tuple(ignored)))
 
 
 def check_policies(request: Request, view: NodeView) -> List[str]:

@@ -94,6 +94,18 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
     return list(dict.fromkeys(findings))
 
 
+def removal_findings(running: Sequence[Process]) -> List[Finding]:
+    """Return findings for a kube-proxy that would lose its rules, which have the same names, if all were removed."""
+    findings = []
+    for process in running:
+        if "kube-proxy" in programs(process):
+            where = f"(process {process.number})"
+            what = f"kube-proxy runs on this node {where}, and the rules with which it serves would be removed"
+            remedy = "stop it first, or give the node back (kubenode.proxy.migrate with migrate_direction=back)"
+            findings.append(Finding(KUBE_PROXY, ERROR, what, remedy))
+    return findings
+
+
 def ufw_findings(root: str = "") -> List[Finding]:
     """Return a warning if ufw is enabled and does not accept forwarded traffic."""
     enabled = (facts.read_text(f"{root}/etc/ufw/ufw.conf") or "").lower().replace(" ", "")
