@@ -231,8 +231,8 @@ class _Convergence:
     def release(self) -> Report:
         """Remove objects that were left for kube-proxy and that it does not use.
 
-        Network policies are among them, unless they stay enabled here: without an agent nobody would keep them up to
-        date, so that new pods would be isolated by policies of others that had their addresses.
+        Network policies are among them, unless they stay enabled here: without an agent no program would keep them up
+        to date, so that new pods would be isolated by policies of others that had their addresses.
         """
         self.warnings += self.guard.begin()
         from .stages.release import release_stages
