@@ -317,8 +317,9 @@ def test_the_reload_command_waits_for_the_result(one_node):
     node.write_configuration(iptables={"masqueradeAll": True, "minSyncPeriod": "10ms", "syncPeriod": "30s"})
     done = node.run("reload", *control)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"node node1, mode {node.mode}: the changed configuration is in effect\n"
-    assert "the configuration has not changed" in node.run("reload", *control).stdout
+    assert done.stdout == f"the configuration is in effect: node node1, mode {node.mode}\n"
+    assert "the configuration has changed and is in effect" in node.log
+    assert node.run("reload", *control).stdout == done.stdout
     # Valid, but the agent must read the other Node first.
     node.stop_api()
     node.write_configuration(hostnameOverride="node2")

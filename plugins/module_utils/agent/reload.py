@@ -10,6 +10,7 @@ from typing import List, Optional
 from ..configuration.validate import in_mode
 from ..convergence.runtime.agent_client import Answer
 from ..errors import ProxyError
+from .fatal import Fatal
 from .parts import Parts
 from .settings import Settings, configure_log, load_settings
 from .surface.control import ControlRequest
@@ -43,8 +44,11 @@ class Reloads:
         answer: Answer = {"error": "reloading has failed because of a defect: see the agent's log"}
         try:
             changed = reload(self._parts)
-            answer = self._answer(changed)
+            answer = self._answer()
             return changed
+        except Fatal as error:
+            answer = {"error": f"the agent has to be restarted: {error}"}
+            raise
         finally:
             if started:
                 self._systemd.ready()
@@ -54,11 +58,11 @@ class Reloads:
         """Answer the questions that wait."""
         self._reply({"error": reason})
 
-    def _answer(self, changed: bool) -> Answer:
+    def _answer(self) -> Answer:
         parts = self._parts
         if parts.reload_error:
             return {"error": f"the previous configuration is kept: {parts.reload_error}"}
-        return {"changed": changed, "node": parts.node_name, "mode": parts.configuration.mode}
+        return {"node": parts.node_name, "mode": parts.configuration.mode}
 
     def _reply(self, answer: Answer) -> None:
         questions, self._questions = self._questions, []

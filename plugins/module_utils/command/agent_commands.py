@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..convergence.runtime.agent_client import RELOAD, NoAgent, ask_agent
+from ..convergence.runtime.agent_client import RELOAD, AgentBusy, NoAgent, ask_agent
 from ..convergence.runtime.agent_status import AgentStatus, MemoryStatus, PolicyStatus, ask_status
 from ..errors import ProxyError
 from .connection_lines import PASSING, connection_lines
@@ -17,6 +18,8 @@ from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, Refused
 
 #: The maximum number of names in one line of the status; --output json has all of them.
 _NAMES = 10
+#: After this time a busy agent is not asked to reload again: one answer less than TimeoutStartSec of the unit, 120 s.
+RELOAD_SECONDS = 60.0
 
 
 def show_status(arguments: argparse.Namespace) -> CommandResult:
@@ -36,19 +39,21 @@ def show_status(arguments: argparse.Namespace) -> CommandResult:
 def reload_agent(arguments: argparse.Namespace) -> CommandResult:
     """Make the agent read its configuration again (``reload``), and wait for the result.
 
-    Raises ProxyError with the reason if the agent keeps its previous configuration, Refused if no agent is running.
+    An agent that is busy is asked again, which does no harm: it reads the same file. Raises ProxyError with the reason
+    if the agent keeps its previous configuration or stays busy, Refused if no agent is running.
     """
-    try:
-        document = ask_agent(arguments.control, {"command": RELOAD})
-    except NoAgent as error:
-        raise Refused(NOT_RUNNING, str(error)) from error
-    lines = _lines_of(
-        lambda: [
-            f"node {document['node']}, mode {document['mode']}: "
-            + ("the changed configuration is in effect" if document["changed"] else "the configuration has not changed")
-        ]
-    )
-    return CommandResult(OK, lines, document)
+    end = time.monotonic() + RELOAD_SECONDS
+    while True:
+        try:
+            document = ask_agent(arguments.control, {"command": RELOAD})
+            break
+        except NoAgent as error:
+            raise Refused(NOT_RUNNING, str(error)) from error
+        except AgentBusy as error:
+            if time.monotonic() > end:
+                raise ProxyError(f"{error}; it reads its configuration as soon as it can") from error
+    line = _lines_of(lambda: [f"the configuration is in effect: node {document['node']}, mode {document['mode']}"])
+    return CommandResult(OK, line, document)
 
 
 def _status_lines(document: AgentStatus) -> List[str]:

@@ -21,7 +21,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.contr
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import agent_commands, commands
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, TableChange
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import NoAgent, ask_agent
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import agent_client
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import (
+    BUSY,
+    AgentBusy,
+    NoAgent,
+    ask_agent,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 from tests.apiserver.accounts import sign
@@ -227,6 +233,48 @@ def test_the_control_socket_answers_and_is_private(tmp_path):
         ask_agent(path, {"command": "status"})
     with pytest.raises(KernelError, match="cannot listen"):
         ControlServer("/proc/nowhere/agent.sock", deliver)
+
+
+def answering(path, answers):
+    """Return a control server whose answers to questions are these, in turn; and the questions, as they come."""
+    asked, left = [], list(answers)
+
+    def deliver(ask: ControlRequest) -> None:
+        asked.append(ask.question)
+        ask.reply(left.pop(0))
+
+    server = ControlServer(path, deliver)
+    Supervisor(Log(io.StringIO())).start("control", server.run)
+    return server, asked
+
+
+def test_a_busy_agent_is_asked_again_whether_it_has_reloaded(tmp_path, monkeypatch):
+    path = str(tmp_path / "agent.sock")
+    server, asked = answering(path, [BUSY, BUSY, {"node": "n1", "mode": "nftables"}, {"error": "no"}, BUSY])
+    try:
+        found = run("reload", "--control", path)
+        assert found == (0, "the configuration is in effect: node n1, mode nftables\n", "")
+        assert asked == [{"command": "reload"}] * 3
+        assert run("reload", "--control", path) == (1, "", "kubenode-proxy: no\n")
+        monkeypatch.setattr(agent_commands, "RELOAD_SECONDS", -1.0)
+        code, output, errors = run("reload", "--control", path)
+        assert (code, output, errors.count("\n")) == (1, "", 1) and "the agent is busy" in errors
+    finally:
+        server.close()
+    assert run("reload", "--control", path)[0] == 4
+
+
+def test_an_agent_that_does_not_answer_in_time_is_busy_and_not_absent(tmp_path, monkeypatch):
+    path = str(tmp_path / "agent.sock")
+    monkeypatch.setattr(agent_client, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(agent_client, "CLIENT_SECONDS", 0.0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        with pytest.raises(AgentBusy, match="the agent is busy"):
+            ask_agent(path, {"command": "status"})
+        code, output, errors = run("status", "--control", path)
+    assert (code, output, errors.count("\n")) == (1, "", 1) and "the agent is busy" in errors
 
 
 def test_a_control_socket_that_another_program_removed_is_created_again(tmp_path):

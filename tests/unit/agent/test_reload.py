@@ -10,6 +10,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.fatal import Fatal
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reload import Reloads, reload
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import load_settings
@@ -140,7 +141,7 @@ def test_a_question_is_answered_once_the_configuration_is_in_effect(running, ask
     running.write("mode: nftables\nnftables: {syncPeriod: 20s}")
     running.parts.node_name = "n1"
     assert reloads.run() is True
-    assert question.wait() == {"changed": True, "node": "n1", "mode": "nftables"}
+    assert question.wait() == {"node": "n1", "mode": "nftables"}
     assert systemd.mock_calls == [call.reloading(), call.ready()]
     assert reloads.run() is False
 
@@ -151,6 +152,15 @@ def test_a_question_is_answered_with_the_reason_for_which_the_previous_configura
     running.parts.sync.rebuild.side_effect = ProxyError("no such table")
     assert reloads.run() is False
     assert question.wait() == {"error": "the previous configuration is kept: no such table"}
+
+
+def test_a_question_is_answered_before_the_agent_exits(running, asked):
+    reloads, question, _systemd = asked
+    running.write("mode: iptables")
+    running.parts.ports.open.side_effect = Fatal("cannot listen")
+    with pytest.raises(Fatal):
+        reloads.run()
+    assert question.wait() == {"error": "the agent has to be restarted: cannot listen"}
 
 
 @pytest.mark.parametrize("started", [True, False])

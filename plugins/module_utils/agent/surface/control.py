@@ -16,12 +16,7 @@ import socket
 import time
 from typing import Callable
 
-from ...convergence.runtime.agent_client import (
-    CLIENT_SECONDS,
-    Answer,
-    Question,
-    answer_seconds,
-)
+from ...convergence.runtime.agent_client import ANSWER_SECONDS, BUSY, CLIENT_SECONDS, Answer, Question
 from ...errors import KernelError
 from ...regular_files import parse_json
 from ..supervision import Task
@@ -42,11 +37,10 @@ class ControlRequest:
 
     def wait(self) -> Answer:
         """Wait for the answer and return it; return an error if the agent is too busy to answer in time."""
-        seconds = answer_seconds(self.question)
         try:
-            return self._answers.get(timeout=seconds)
+            return self._answers.get(timeout=ANSWER_SECONDS)
         except queue.Empty:
-            return {"error": f"the agent is busy and did not answer within {seconds:g} seconds"}
+            return BUSY
 
 
 def _listening(path: str) -> socket.socket:
@@ -110,13 +104,13 @@ class ControlServer:
                 if listening is not self._socket:
                     continue
                 raise
-            task.busy(2 * CLIENT_SECONDS)
+            task.busy(ANSWER_SECONDS + 2 * CLIENT_SECONDS)
             with client:
                 client.settimeout(CLIENT_SECONDS)
                 with contextlib.suppress(OSError):
-                    self._answer(client, task)
+                    self._answer(client)
 
-    def _answer(self, client: socket.socket, task: Task) -> None:
+    def _answer(self, client: socket.socket) -> None:
         data = b""
         end = time.monotonic() + CLIENT_SECONDS
         while not data.endswith(b"\n") and len(data) < _MOST_BYTES and time.monotonic() < end:
@@ -132,7 +126,6 @@ class ControlServer:
             answer: Answer = {"error": "a question must be one line with a JSON object"}
         else:
             request = ControlRequest(question)
-            task.busy(answer_seconds(question) + 2 * CLIENT_SECONDS)
             self._deliver(request)
             answer = request.wait()
         client.sendall(json.dumps(answer).encode() + b"\n")

@@ -22,8 +22,6 @@ CLIENT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 #: The question with which the agent reads its configuration again. The answer shows whether it is in effect.
 RELOAD = "reload"
-# The agent may set up another mode before it answers. A single run of iptables-restore may take as long.
-_RELOAD_SECONDS = 300.0
 
 Question = Dict[str, Any]
 Answer = Dict[str, Any]
@@ -33,19 +31,25 @@ class NoAgent(ProxyError):
     """No agent is running on this node, or it is not listening."""
 
 
-def answer_seconds(question: Question) -> float:
-    """Return how long the agent may take to answer a question, in seconds."""
-    return _RELOAD_SECONDS if question.get("command") == RELOAD else ANSWER_SECONDS
+class AgentBusy(ProxyError):
+    """The agent has not answered in time. It may still do what it was asked for."""
+
+
+#: The answer for a client whose question the agent's loop has not reached in time.
+BUSY: Answer = {"busy": True, "error": f"the agent is busy and did not answer within {ANSWER_SECONDS:g} seconds"}
 
 
 def ask_agent(path: str, question: Question) -> Answer:
     """Send a question to the agent that listens at ``path``, and return its answer without control characters.
 
     The caller may be root while the agent is not, so the answer of a compromised agent must be harmless: its length,
-    its nesting and the time that it may take are limited. Raises NoAgent if no agent is running, ProxyError.
+    its nesting and the time that it may take are limited. Raises NoAgent if no agent is running, AgentBusy, ProxyError.
     """
     try:
-        data = _ask(path, json.dumps(question).encode() + b"\n", answer_seconds(question) + CLIENT_SECONDS)
+        data = _ask(path, json.dumps(question).encode() + b"\n")
+    except socket.timeout as error:
+        # Only one question is answered at a time.
+        raise AgentBusy(f"{path}: {BUSY['error']}") from error
     except OSError as error:
         raise NoAgent(f"{path}: no agent answers: {error.strerror or error}") from error
     try:
@@ -55,16 +59,16 @@ def ask_agent(path: str, question: Question) -> Answer:
     if not isinstance(answer, dict):
         raise ProxyError(f"{path}: the agent's answer is not an object")
     if "error" in answer:
-        raise ProxyError(str(answer["error"]))
+        raise (AgentBusy if answer.get("busy") else ProxyError)(str(answer["error"]))
     return answer
 
 
-def _ask(path: str, question: bytes, seconds: float) -> bytes:
+def _ask(path: str, question: bytes) -> bytes:
     """Return the agent's answer, one line. Raises OSError, including for a line that is too long or late."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + ANSWER_SECONDS + CLIENT_SECONDS
     data = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-        sock.settimeout(seconds)
+        sock.settimeout(ANSWER_SECONDS + CLIENT_SECONDS)
         sock.connect(path)
         sock.sendall(question)
         while not data.endswith(b"\n"):
