@@ -250,6 +250,21 @@ def test_the_documentation_names_all_kinds():
     assert [kind for kind in KINDS if f"`{kind}`" not in page] == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "rules"),
+    [
+        ("DriftRepaired", ["Repairs of a node repeat"]),
+        ("ObjectRefused", ["Agents refuse an object"]),
+        # The Service is served.
+        ("PolicyIgnored", []),
+    ],
+)
+def test_tickets_are_opened_for_what_agents_skip(reason, rules):
+    (ruleset,) = yaml.safe_load((EDA / "rulebooks" / "open_ticket.yml").read_text(encoding="utf-8"))
+    conditions = {rule["name"]: jinja2.Environment().compile_expression(rule["condition"]) for rule in ruleset["rules"]}
+    assert [name for name, holds in conditions.items() if holds(event=described(event(reason)))] == rules
+
+
 @pytest.mark.parametrize("path", sorted((EDA / "rulebooks").glob("*.yml")), ids=lambda path: path.stem)
 def test_rulebooks_use_kinds_and_playbooks_that_exist(path):
     page = (ROOT / "docs" / "automation.md").read_text(encoding="utf-8")
