@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """No request is lost during a takeover, changes of mode or of the glue of ipvs mode, an agent upgrade, and a rollback.
 
-500 requests a second pass the node of the conformance lab over new and persistent TCP connections and over UDP, in both
-families, from a pod, from outside and from the node itself. Every request must be answered by an endpoint during each
-of these operations.
+525 requests a second or more pass the node of the conformance lab over new and persistent TCP connections and over UDP,
+in both families, from a pod, from outside and from the node itself. Every request must be answered by an endpoint
+during each of these operations.
 
 The node is a network namespace, where every connection must succeed at the first attempt. For IPVS it is a machine on
 Debian's kernel (:mod:`tests.lab.qemu`), through which the load of the other places goes; since its emulated processors
