@@ -47,7 +47,7 @@ class Reloads:
             answer = self._answer()
             return changed
         except Fatal as error:
-            answer = {"error": f"the agent has to be restarted: {error}"}
+            answer = {"error": f"the agent must be restarted: {error}"}
             raise
         finally:
             if started:

@@ -160,7 +160,7 @@ def test_a_question_is_answered_before_the_agent_exits(running, asked):
     running.parts.ports.open.side_effect = Fatal("cannot listen")
     with pytest.raises(Fatal):
         reloads.run()
-    assert question.wait() == {"error": "the agent has to be restarted: cannot listen"}
+    assert question.wait() == {"error": "the agent must be restarted: cannot listen"}
 
 
 @pytest.mark.parametrize("started", [True, False])

@@ -32,7 +32,7 @@ class NoAgent(ProxyError):
 
 
 class AgentBusy(ProxyError):
-    """The agent has not answered in time. It may still do what it was asked for."""
+    """The agent has not answered in time. It may still do what was requested."""
 
 
 #: The answer for a client whose question the agent's loop has not reached in time.
