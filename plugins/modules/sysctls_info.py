@@ -11,7 +11,8 @@ author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Reads the current values of kernel parameters, and the values that the files of C(sysctl.d) set at boot, in the
-    order in which C(systemd-sysctl) reads them.
+    order in which C(systemd-sysctl) reads them. C(/etc/sysctl.conf) counts through a link in one of their directories,
+    and on hosts without systemd as the last file.
   - Does not need root, unless only root may read a parameter.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.info
@@ -73,11 +74,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import (
-    boot_values,
-    canonical_key,
-    read_value,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_files import boot_values
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import canonical_key, read_value
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 

@@ -13,7 +13,7 @@ from ..configuration.load import load
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.stages.sysctls import profile_settings
 from ..errors import ConfigurationError, ProxyError
-from ..kernel import facts, modules, sysctl_profile, sysctls
+from ..kernel import facts, modules, sysctl_files, sysctl_profile, sysctls
 from ..kernel.files import FilesResource
 from ..rendering.build_settings import localhost_node_ports
 from ..resources import PlannedChange, apply_plan, difference
@@ -157,10 +157,10 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
     if path:
         files = FilesResource([path])
         existing = files.observe()
-        persistent = sysctls.persistent_values(wanted, running, existing.get(path, ""))
-        content = sysctls.sysctl_file(persistent, {key: setting.why for key, setting in chosen.items()})
+        persistent = sysctl_files.persistent_values(wanted, running, existing.get(path, ""))
+        content = sysctl_files.sysctl_file(persistent, {key: setting.why for key, setting in chosen.items()})
         planned.append(PlannedChange(files, difference(existing, {path: content})))
-        warnings += sysctls.boot_conflicts(path, content)
+        warnings += sysctl_files.boot_conflicts(path, content)
     after = {**running, **change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
     return SysctlPlan(planned, after, sysctl_profile.explanations(chosen), unchanged_here, warnings)
 

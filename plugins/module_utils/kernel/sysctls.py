@@ -1,24 +1,22 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel parameters under /proc/sys: read and change them, and find the file that sets each of them at boot.
+"""Kernel parameters under /proc/sys: their keys and values, and how they are read and changed.
 
 Keys are written with dots (``net.ipv4.ip_forward``); values are text with single blanks between their words. Functions
-that read files take ``root``, the directory under which ``/proc/sys`` and ``/etc`` are found.
+that read files take ``root``, the directory under which ``/proc/sys`` is found.
 """
 
 from __future__ import annotations
 
 import errno
-import fnmatch
 import ipaddress
 import os
 import re
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 from ..errors import ConfigurationError, KernelError
 from ..resources import Change, Kind, Resource
-from ..whole_files import MANAGED_LINE
 from . import facts
 
 _PART = re.compile(r"[A-Za-z0-9_@:.+-]{1,64}\Z")
@@ -41,10 +39,6 @@ _PROVIDERS: Tuple[Tuple[str, str], ...] = (
     ("net.bridge.", "br_netfilter"),
     ("net.ipv6.", "ipv6"),
 )
-
-#: The first line of the files that we write.
-
-_DIRECTORIES = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
 
 
 class AtLeast(int):
@@ -85,19 +79,14 @@ def port_ranges(text: str) -> List[Tuple[int, int]]:
     return joined
 
 
-def _with_ports(wanted: str, others: str) -> str:
+def with_ports(wanted: str, others: str) -> str:
+    """Return two lists of port ranges as one, as the kernel prints it. Raises ConfigurationError."""
     ranges = port_ranges(f"{wanted},{others}")
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
-class BootValue(NamedTuple):
-    """The value of a key at boot, and the file that sets it."""
-
-    value: str
-    file: str
-
-
-def _with_dots(text: str) -> str:
+def with_dots(text: str) -> str:
+    """Return a key or a pattern of keys with dots between its parts; its first separator decides its style."""
     separators = re.search(r"[./]", text)
     if separators is not None and separators.group() == "/":
         return text.translate(str.maketrans("./", "/."))
@@ -110,7 +99,7 @@ def canonical_key(key: str) -> str:
     As in sysctl, the first separator decides the style: ``net/ipv4/conf/eth0.5/rp_filter`` is
     ``net.ipv4.conf.eth0/5.rp_filter``. Raises ConfigurationError for an invalid key.
     """
-    text = _with_dots(key.strip())
+    text = with_dots(key.strip())
     parts = text.split(".")
     if len(parts) < 2 or any(not _PART.match(part.replace("/", ".")) or part in ("/", "//") for part in parts):
         raise ConfigurationError(f"sysctl {key!r}: not a key such as net.ipv4.ip_forward")
@@ -178,7 +167,7 @@ def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[s
         if isinstance(value, AtLeast) and current.isdecimal() and int(current) >= value:
             desired[key] = current
         elif isinstance(value, Including):
-            desired[key] = _with_ports(value, current)
+            desired[key] = with_ports(value, current)
         else:
             desired[key] = canonical_value(key, int(value) if isinstance(value, AtLeast) else value)
     return desired
@@ -287,116 +276,3 @@ def missing_key(key: str, value: str, root: str = "") -> KernelError:
     return KernelError(
         f"sysctl {key}: this kernel has no such key (wanted {value}); the module {module} provides it and is not loaded"
     )
-
-
-# -- boot --------------------------------------------------------------------------------------------------------------
-
-
-def parse_settings(text: str) -> Dict[str, str]:
-    """Parse keys and values of a sysctl.d file; later lines win. Keys may be patterns; a leading ``-`` is dropped."""
-    found: Dict[str, str] = {}
-    for raw in text.splitlines():
-        line = raw.strip()
-        if not line or line[0] in "#;":
-            continue
-        key, equals, value = line.partition("=")
-        key = key.strip().lstrip("-")
-        if equals and key:
-            found[_with_dots(key)] = " ".join(value.split())
-    return found
-
-
-def boot_files(root: str = "") -> List[str]:
-    """Return files with kernel parameters in the order in which they are applied at boot (sysctl.d(5)).
-
-    By file name over all directories; of files with one name only that in the first directory counts. /etc/sysctl.conf
-    comes last if it is read at all (``sysctl --system`` does so).
-    """
-    chosen: Dict[str, str] = {}
-    for directory in _DIRECTORIES:
-        try:
-            names = os.listdir(f"{root}{directory}")
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith(".conf"):
-                chosen.setdefault(name, f"{directory}/{name}")
-    files = [chosen[name] for name in sorted(chosen)]
-    if os.path.isfile(f"{root}/etc/sysctl.conf"):
-        files.append("/etc/sysctl.conf")
-    return files
-
-
-def boot_values(
-    keys: Iterable[str], root: str = "", replaced: Optional[Mapping[str, Optional[str]]] = None
-) -> Dict[str, BootValue]:
-    """Return the value of each of ``keys`` at boot; keys that no file sets are omitted.
-
-    ``replaced``: files (path without ``root``) to be treated as if they had this content or, with None, did not exist.
-    A line that names the key beats one whose pattern matches it; among equals the last one wins.
-    """
-    wanted = list(keys)
-    overlay = dict(replaced or {})
-    files = boot_files(root)
-    for path in overlay:
-        if path not in files and overlay[path] is not None:
-            files.append(path)
-    last = ["/etc/sysctl.conf"] if "/etc/sysctl.conf" in files else []
-    files = sorted((path for path in files if path not in last), key=os.path.basename) + last
-    exact: Dict[str, BootValue] = {}
-    by_pattern: Dict[str, BootValue] = {}
-    for path in files:
-        text = overlay[path] if path in overlay else facts.read_text(f"{root}{path}")
-        for name, value in parse_settings(text or "").items():
-            if any(character in name for character in "*?["):
-                for key in fnmatch.filter(wanted, name):
-                    by_pattern[key] = BootValue(value, path)
-            elif name in wanted:
-                exact[name] = BootValue(value, path)
-    return {**by_pattern, **exact}
-
-
-def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
-    """Return one line for each key of our file that another file sets differently, and later, at boot."""
-    own = parse_settings(content)
-    winners = boot_values(own, root, {own_file: content})
-    return [
-        f"sysctl {key}: {winner.file} is read after {own_file} and sets {winner.value} instead of {own[key]} at boot"
-        for key, winner in winners.items()
-        if winner.file != own_file and winner.value != own[key]
-    ]
-
-
-def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] = None) -> str:
-    """Return the text of a sysctl.d file with these values, each preceded by a comment with its reason, if any."""
-    lines = [MANAGED_LINE]
-    for key, value in values.items():
-        why = (reasons or {}).get(key, "")
-        if why:
-            lines += ["", "# " + " ".join(why.split())]
-        lines.append(f"{key} = {value}")
-    return "\n".join(lines) + "\n"
-
-
-def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own_file_text: str) -> Dict[str, str]:
-    """Return the values to write to our sysctl.d file for these wanted values.
-
-    For AtLeast(n): the value in the file if that is n or more (so the file is stable although the kernel rounds), else
-    the larger of n and the current value (so that a boot never shrinks a larger value). For Including(ports): these,
-    and those already in the file or, for a new file, the current ones.
-    """
-    written = parse_settings(own_file_text)
-    values: Dict[str, str] = {}
-    for key, value in wanted.items():
-        text = canonical_value(key, int(value) if isinstance(value, AtLeast) else value)
-        if isinstance(value, AtLeast):
-            before = written.get(key, "")
-            current = live.get(key, "")
-            if before.isdecimal() and int(before) >= value:
-                text = before
-            elif current.isdecimal() and int(current) > value:
-                text = current
-        elif isinstance(value, Including):
-            text = _with_ports(value, written.get(key, live.get(key, "")))
-        values[key] = text
-    return values

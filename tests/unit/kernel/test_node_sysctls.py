@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel parameters: keys, policies, the profile of a mode, and precedence of files at boot."""
+"""Kernel parameters: keys, values, policies, and the profile of a mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile, sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_files, sysctl_profile, sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
@@ -83,8 +83,8 @@ def test_at_least_keeps_larger_values() -> None:
 def test_reserved_ports_are_added_to_existing_ones(observed: str, desired: str) -> None:
     key, wanted = sysctls.RESERVED_PORTS, sysctls.Including("30000-32767")
     assert sysctls.resolve({key: wanted}, {key: observed}) == {key: desired}
-    assert sysctls.persistent_values({key: wanted}, {key: observed}, "") == {key: desired}
-    assert sysctls.persistent_values({key: wanted}, {key: observed}, f"{key} = 5\n") == {key: "5,30000-32767"}
+    assert sysctl_files.persistent_values({key: wanted}, {key: observed}, "") == {key: desired}
+    assert sysctl_files.persistent_values({key: wanted}, {key: observed}, f"{key} = 5\n") == {key: "5,30000-32767"}
 
 
 @pytest.mark.parametrize("ports", ["x", "1-", "70000", "5-4", "1;2", "-1"])
@@ -189,45 +189,3 @@ def test_negative_numbers_are_refused() -> None:
         sysctl_profile.profile(
             sysctl_profile.ProfileSettings("ipvs", (6, 1, 0), conntrack=sysctl_profile.ConntrackProfile(udp_seconds=-1))
         )
-
-
-# -- boot --------------------------------------------------------------------------------------------------------------
-
-OWN = "/etc/sysctl.d/99-kubenode-proxy.conf"
-
-
-def test_later_file_with_precedence_is_named(tmp_path: Path) -> None:
-    put(tmp_path, "/usr/lib/sysctl.d/50-default.conf", f"{FORWARD} = 0\n")
-    put(tmp_path, "/etc/sysctl.d/99-zz.conf", f"# comment\n-net/ipv4/ip_forward=0\n{MAXIMUM} = 7\n")
-    warnings = sysctls.boot_conflicts(OWN, f"{FORWARD} = 1\n{MAXIMUM} = 7\n", str(tmp_path))
-    assert warnings == [
-        f"sysctl {FORWARD}: /etc/sysctl.d/99-zz.conf is read after {OWN} and sets 0 instead of 1 at boot"
-    ]
-
-
-def test_sysctl_conf_comes_last_and_etc_masks_usr_lib(tmp_path: Path) -> None:
-    put(tmp_path, "/usr/lib/sysctl.d/99-zz.conf", f"{FORWARD} = 0\n")
-    put(tmp_path, "/etc/sysctl.d/99-zz.conf", "")
-    assert sysctls.boot_conflicts(OWN, f"{FORWARD} = 1\n", str(tmp_path)) == []
-    put(tmp_path, "/etc/sysctl.conf", f"{FORWARD}=0\n")
-    assert "/etc/sysctl.conf" in sysctls.boot_conflicts(OWN, f"{FORWARD} = 1\n", str(tmp_path))[0]
-
-
-def test_a_named_key_beats_a_pattern(tmp_path: Path) -> None:
-    put(tmp_path, "/etc/sysctl.d/99-zz.conf", "net.ipv4.conf.*.arp_ignore = 0\n")
-    assert sysctls.boot_conflicts(OWN, "net.ipv4.conf.all.arp_ignore = 1\n", str(tmp_path)) == []
-    values = sysctls.boot_values(["net.ipv4.conf.all.arp_ignore"], str(tmp_path))
-    assert values["net.ipv4.conf.all.arp_ignore"] == sysctls.BootValue("0", "/etc/sysctl.d/99-zz.conf")
-
-
-def test_persistent_value_of_at_least_is_stable_and_never_shrinks() -> None:
-    key = sysctls.HASH_SIZE
-    assert sysctls.persistent_values({key: AtLeast(100)}, {key: "50"}, "") == {key: "100"}
-    assert sysctls.persistent_values({key: AtLeast(100)}, {key: "512"}, f"{key} = 100\n") == {key: "100"}
-    assert sysctls.persistent_values({key: AtLeast(100)}, {key: "512"}, "") == {key: "512"}
-
-
-def test_file_has_reasons_and_can_be_read_back() -> None:
-    text = sysctls.sysctl_file({FORWARD: "1"}, {FORWARD: "because\nof this"})
-    assert "# because of this\nnet.ipv4.ip_forward = 1\n" in text
-    assert sysctls.parse_settings(text) == {FORWARD: "1"}

@@ -15,7 +15,7 @@ import yaml
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, programs, sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, programs, sysctl_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import features, findings, processes
 
@@ -83,6 +83,7 @@ def test_kernel_configuration_is_found_next_to_the_modules(node: Path) -> None:
 
 
 def test_our_parameters_override_those_of_the_vendor(node: Path) -> None:
+    put(node, "usr/lib/systemd/systemd-sysctl", "")
     put(node, "usr/lib/sysctl.d/50-redhat.conf", "net.ipv4.conf.default.rp_filter = 1\n")
     put(node, "usr/lib/sysctl.d/50-default.conf", "net.ipv4.ip_forward = 0\n")
     (node / "etc/sysctl.d").mkdir(parents=True)
@@ -90,12 +91,12 @@ def test_our_parameters_override_those_of_the_vendor(node: Path) -> None:
     (node / "etc/sysctl.d/99-sysctl.conf").symlink_to("../sysctl.conf")
     ours = "/etc/sysctl.d/99-kubenode-proxy.conf"
     key = "net.ipv4.ip_forward"
-    found = sysctls.boot_values([key], str(node), {ours: f"{key} = 1\n"})
-    assert found == {key: sysctls.BootValue("1", ours)}
+    found = sysctl_files.boot_values([key], str(node), {ours: f"{key} = 1\n"})
+    assert found == {key: sysctl_files.BootValue("1", ours)}
     # An administrator's sysctl.conf is read after it.
     (node / "etc/sysctl.conf").write_text(f"{key} = 0\n")
-    found = sysctls.boot_values([key], str(node), {ours: f"{key} = 1\n"})
-    assert found == {key: sysctls.BootValue("0", "/etc/sysctl.conf")}
+    found = sysctl_files.boot_values([key], str(node), {ours: f"{key} = 1\n"})
+    assert found == {key: sysctl_files.BootValue("0", "/etc/sysctl.d/99-sysctl.conf")}
 
 
 def test_firewalld_is_reported() -> None:

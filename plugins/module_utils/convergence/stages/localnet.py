@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ...kernel.facts import read_text
-from ...kernel.sysctls import SysctlsResource, boot_values, unchangeable
+from ...kernel.sysctl_files import boot_values
+from ...kernel.sysctls import SysctlsResource, unchangeable
 from ...rendering.iptables.fixed import KUBE_FIREWALL
 from ...resources import Change, Kind, Resource, Stage
 from ...whole_files import MANAGED_LINE
