@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_files import sysctl_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import (
     SysctlsResource,
     key_path,
@@ -44,6 +49,29 @@ def test_keys_that_contradict_each_other_are_an_error() -> None:
     write(FORWARD, "0")
     with pytest.raises(KernelError, match=rf"^sysctl {FORWARD}: is 1, wanted 0: the kernel resets it"):
         make({FORWARD: "0", FORWARDING: "1"})
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"net.ipv4.conf.lo.forwarding": "0", FORWARDING: "1"},
+        {REDIRECTS: "1", FORWARD: "1"},
+        {"net.ipv4.conf.default.forwarding": "0", "net.ipv4.conf.lo.forwarding": "1", FORWARD: "0", REDIRECTS: "0"},
+        {"net.ipv6.conf.lo.forwarding": "0", "net.ipv6.conf.all.forwarding": "1"},
+        {"net.ipv6.conf.lo.disable_ipv6": "0", "net.ipv6.conf.all.disable_ipv6": "1"},
+    ],
+    ids=lambda wanted: " ".join(wanted),
+)
+def test_the_file_for_the_next_boot_gives_the_values_of_the_run(wanted: dict[str, str], tmp_path: Path) -> None:
+    """Whatever the values were before: all of them 0, or all of them 1."""
+    path = tmp_path / "own.conf"
+    path.write_text(sysctl_file(wanted))
+    for before, order in itertools.product("01", (list(wanted), list(reversed(wanted)))):
+        assert make(wanted) == wanted
+        for key in order:
+            write(key, before)
+        subprocess.run(["sysctl", "-q", "-p", str(path)], check=True)
+        assert SysctlsResource(wanted).observe() == wanted
 
 
 def test_a_key_without_a_value_is_set() -> None:

@@ -14,7 +14,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..whole_files import MANAGED_LINE
 from . import boot_directories, facts
-from .sysctls import AtLeast, Including, Wanted, canonical_value, with_dots, with_ports
+from .sysctls import AtLeast, Including, Wanted, canonical_value, in_order, with_dots, with_ports
 
 #: The file that the program sysctl reads last, and systemd-sysctl only through a link in one of the directories.
 _SYSCTL_CONF = "/etc/sysctl.conf"
@@ -149,13 +149,16 @@ def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
 
 
 def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] = None) -> str:
-    """Return the text of a sysctl.d file with these values, each preceded by a comment with its reason, if any."""
+    """Return the text of a sysctl.d file with these values, each preceded by a comment with its reason, if any.
+
+    A key that resets others comes before them, so that the file has the same result however often it is applied.
+    """
     lines = [MANAGED_LINE]
-    for key, value in values.items():
+    for key in in_order(values):
         why = (reasons or {}).get(key, "")
         if why:
             lines += ["", "# " + " ".join(why.split())]
-        lines.append(f"{key} = {value}")
+        lines.append(f"{key} = {values[key]}")
     return "\n".join(lines) + "\n"
 
 

@@ -29,6 +29,20 @@ _READABLE = 0o444
 # How often keys that the setting of others has reset are written.
 _ROUNDS = 3
 
+# Setting one of these resets keys of the same group ("all") and of the others (devinet.c, addrconf.c).
+_FORWARDING = frozenset(("net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding", "net.ipv6.conf.all.forwarding"))
+_GROUP = re.compile(r"net\.ipv[46]\.(?:conf|neigh)\.([^.]+)\.")
+# Setting one of these to a number sets its counterpart to 0 (page-writeback.c, util.c).
+_ALTERNATIVES = frozenset(
+    f"vm.{name}_{unit}"
+    for name, units in (
+        ("dirty", ("bytes", "ratio")),
+        ("dirty_background", ("bytes", "ratio")),
+        ("overcommit", ("kbytes", "ratio")),
+    )
+    for unit in units
+)
+
 # The kernel rounds these up to fill whole pages, so that a larger value read back is the requested one.
 _ROUNDED_UP = frozenset((HASH_SIZE,))
 
@@ -173,6 +187,23 @@ def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[s
     return desired
 
 
+def _rank(key: str, value: str) -> Tuple[int, bool]:
+    if key in _FORWARDING or (key in _ALTERNATIVES and value == "0"):
+        return 0, False
+    group = _GROUP.match(key)
+    level = 1 if group is None or group.group(1) == "all" else 2 if group.group(1) == "default" else 3
+    # Setting an interface's stable_secret sets its addr_gen_mode.
+    return level, key.endswith(".addr_gen_mode")
+
+
+def in_order(values: Mapping[str, str]) -> List[str]:
+    """Return keys in an order in which none resets an earlier one; keys that do not reset others keep their order.
+
+    The file for the next boot is applied once, line by line, so that its order decides.
+    """
+    return sorted(values, key=lambda key: _rank(key, values[key]))
+
+
 def unchangeable(keys: Iterable[str], root: str = "") -> Dict[str, str]:
     """Return the keys that exist but cannot be changed here, each with the reason, without changing anything."""
     reasons: Dict[str, str] = {}
@@ -232,7 +263,7 @@ class SysctlsResource(Resource[str, str]):
         for key in unchangeable(kept, self.root):
             del kept[key]
         goal = {**kept, **{key: new for key, (_old, new) in change.replaced.items()}}
-        moved = dict(change.replaced)
+        moved = {key: change.replaced[key] for key in in_order({key: new for key, (_, new) in change.replaced.items()})}
         for _round in range(_ROUNDS):
             for key, (old, new) in moved.items():
                 self._write(key, old, new)

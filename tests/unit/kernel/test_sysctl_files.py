@@ -62,6 +62,26 @@ def test_file_has_reasons_and_can_be_read_back() -> None:
     assert sysctl_files.parse_settings(text) == {FORWARD: "1"}
 
 
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        ({"net.ipv4.conf.lo.forwarding": "0", "net.ipv4.conf.all.forwarding": "1"}, [1, 0]),
+        ({"net.ipv4.conf.all.accept_redirects": "1", FORWARD: "1"}, [1, 0]),
+        ({"net.ipv4.conf.eth0.rp_filter": "1", "net.ipv4.conf.default.rp_filter": "2", FORWARD: "1"}, [2, 1, 0]),
+        ({"net.ipv6.conf.default.forwarding": "0", "net.ipv6.conf.all.forwarding": "1"}, [1, 0]),
+        ({"net.ipv6.conf.eth0.disable_ipv6": "0", "net.ipv6.conf.all.disable_ipv6": "1"}, [1, 0]),
+        ({"net.ipv6.conf.eth0.addr_gen_mode": "1", "net.ipv6.conf.eth0.stable_secret": "::1"}, [1, 0]),
+        ({"net.ipv4.neigh.eth0.ucast_solicit": "5", "net.ipv4.neigh.default.ucast_solicit": "3"}, [1, 0]),
+        ({"vm.overcommit_kbytes": "1000", "vm.overcommit_ratio": "0"}, [1, 0]),
+        ({"vm.overcommit_ratio": "50", "vm.overcommit_kbytes": "0"}, [1, 0]),
+        ({"vm.swappiness": "1", "kernel.panic": "2", "net.core.somaxconn": "3"}, [0, 1, 2]),
+    ],
+)
+def test_keys_that_reset_others_come_first_in_the_file(values: dict[str, str], order: list[int]) -> None:
+    lines = sysctl_files.sysctl_file(values).splitlines()[1:]
+    assert lines == [f"{key} = {values[key]}" for key in (list(values)[place] for place in order)]
+
+
 FILTER = "net.ipv4.conf.all.rp_filter"
 OTHER_FILTER = "net.ipv4.conf.eth0.rp_filter"
 DEFAULTS = f"net.ipv4.conf.*.rp_filter = 2\n-{FILTER}\n"
