@@ -13,6 +13,9 @@ description:
   - Sets kernel parameters that differ, and writes a C(sysctl.d) file so that they are set at boot.
   - The parameters are listed, or derived from the mode of a service proxy, the kernel version and the number of cores,
     as kube-proxy derives them, or both. Each derived value is explained in the result and in the file.
+  - Values may be written in each form that the kernel accepts, such as C(0x3) for 3, or C(8080,8081) for C(8080-8081).
+    If the kernel changes a value in another way, such as by rounding it, the task sets the previous value again and
+    fails with the value that the kernel made of it.
   - If a parameter cannot be set (because the kernel does not have it, or because it must not be changed in a container
     or network namespace), the task fails before changing anything and suggests a remedy.
 extends_documentation_fragment:
@@ -187,6 +190,14 @@ sysctls:
   type: dict
   sample:
     net.ipv4.ip_forward: "1"
+keys_set:
+  description:
+    - The parameters that the task has changed, also if it fails at a later one or at O(persistent_file). In check mode,
+      those that it would change.
+  returned: success, and failure after the options have been accepted
+  type: list
+  elements: str
+  sample: [net.ipv4.ip_forward]
 explanations:
   description: Why each parameter of O(profile) is set or not changed.
   returned: success
@@ -270,6 +281,7 @@ error_kind:
 """
 
 import os
+from functools import partial
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -296,16 +308,23 @@ _CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
 }
 
 
-def _changed(module: AnsibleModule) -> Dict[str, Any]:
-    """Make the parameters and their file as declared and return the result. Raises ProxyError."""
+def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
+    """Make the parameters and their file as declared and return the result. Raises ProxyError.
+
+    ``known`` gets what is part of the result even if this fails: which parameters have been set.
+    """
     parameters = module.params
     present = parameters["state"] == "present"
     cores = facts.cores()
     path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"] or not present)
     chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
-    running = chosen.running if module.check_mode else carry_out(chosen)
     for warning in chosen.warnings:
         module.warn(warning)
+    known["keys_set"] = chosen.keys_set
+    try:
+        running = chosen.running if module.check_mode else carry_out(chosen)
+    finally:
+        known["changed"] = bool(chosen.keys_set)
     result: Dict[str, Any] = {
         "changed": any(item.change for item in chosen.planned),
         "sysctls": running,
@@ -354,7 +373,8 @@ def main() -> None:
     refused = tables.root_needed(os.geteuid(), "changing kernel parameters")
     if refused:
         module.fail_json(**refused)
-    run(module, _changed)
+    known: Dict[str, Any] = {"changed": False, "keys_set": []}
+    run(module, partial(_changed, known=known), known)
 
 
 if __name__ == "__main__":

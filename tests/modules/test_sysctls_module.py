@@ -115,6 +115,23 @@ def test_the_result_has_the_values_that_the_kernel_has_after_all_changes(node):
     assert action["msg"].startswith("sysctl net.ipv4.route.flush: is an action, not a setting"), action
 
 
+def test_values_in_other_forms_of_the_kernel_are_set_once(node):
+    module, ports, fastopen = "kubenode.proxy.sysctls", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_fastopen"
+    options = {"values": {ports: "8080,8081,9000", fastopen: "0x5"}, "persistent_file": "/etc/sysctl.d/50-web.conf"}
+    runs = node.four_runs("sysctls", options, verify=["sysctl", ports, fastopen])
+    assert f"{ports} = 8080-8081,9000\n{fastopen} = 5" in runs.after
+    assert runs.first["keys_set"] == [ports, fastopen] and runs.second["keys_set"] == []
+    assert runs.first["sysctls"] == {ports: "8080-8081,9000", fastopen: "5"}
+    values = {FORWARD: 1, "net.ipv4.tcp_congestion_control": "no_such", LOCALNET: 1}
+    failed, check = node.play(
+        {module: {"values": values, "persistent": False}},
+        {module: {"values": {FORWARD: 0}, "persistent": False}, "check_mode": True},
+    )
+    assert failed["failed"] and failed["changed"] and failed["keys_set"] == [FORWARD], failed
+    assert check["changed"] and check["keys_set"] == [FORWARD]
+    assert node.run("sysctl", "-n", FORWARD, LOCALNET).stdout.split() == ["1", "0"]
+
+
 def test_errors_are_one_clear_line_and_change_nothing(node):
     module = "kubenode.proxy.sysctls"
     found = node.play(

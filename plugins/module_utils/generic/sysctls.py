@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..cluster.model import Node
 from ..configuration.conntrack import conntrack_maximum
@@ -27,13 +27,18 @@ _NODE = Node("", ("192.0.2.1", "2001:db8::1"), (), ())
 
 
 class SysctlPlan(NamedTuple):
-    """The planned changes, and the other parts of the result; ``running``: the values that the changes should give."""
+    """The planned changes, and the other parts of the result.
+
+    ``running``: the values that the changes should give. ``keys_set``: the keys that :func:`carry_out` has changed,
+    also if it fails; in check mode those that it would change.
+    """
 
     planned: List[PlannedChange]
-    running: Dict[str, str]
-    explanations: List[Dict[str, str]]
-    unchanged_here: Dict[str, str]
-    warnings: List[str]
+    running: Dict[str, str] = {}
+    explanations: Sequence[Dict[str, str]] = ()
+    unchanged_here: Dict[str, str] = {}
+    warnings: Sequence[str] = ()
+    keys_set: Sequence[str] = ()
 
 
 def _conntrack(options: Mapping[str, Any], cores: int) -> Tuple[sysctl_profile.ConntrackProfile, str]:
@@ -162,13 +167,21 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
         planned.append(PlannedChange(files, difference(existing, {path: content})))
         warnings += sysctl_files.boot_conflicts(path, content)
     after = {**running, **change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
-    return SysctlPlan(planned, after, sysctl_profile.explanations(chosen), unchanged_here, warnings)
+    keys_set = list(change.replaced) if check_mode else resource.written
+    return SysctlPlan(
+        planned=planned,
+        running=after,
+        explanations=sysctl_profile.explanations(chosen),
+        unchanged_here=unchanged_here,
+        warnings=warnings,
+        keys_set=keys_set,
+    )
 
 
 def plan_absent(path: str) -> SysctlPlan:
     """Return the removal of the file for the next boot; the running values are kept. Raises KernelError."""
     files = FilesResource([path])
-    return SysctlPlan([PlannedChange(files, difference(files.observe(), {}))], {}, [], {}, [])
+    return SysctlPlan([PlannedChange(files, difference(files.observe(), {}))])
 
 
 def carry_out(chosen: SysctlPlan) -> Dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..whole_files import MANAGED_LINE
 from . import boot_directories, facts
-from .sysctls import AtLeast, Including, Wanted, canonical_value, in_order, with_dots, with_ports
+from .sysctls import AtLeast, Including, Wanted, canonical_value, in_order, same_value, with_dots, with_ports
 
 #: The file that the program sysctl reads last, and systemd-sysctl only through a link in one of the directories.
 _SYSCTL_CONF = "/etc/sysctl.conf"
@@ -142,9 +142,10 @@ def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
     own = parse_settings(content)
     conflicts = []
     for key, line in _boot_lines(own, root, {path: content}).items():
-        if line.file != path and line.value != own[key]:
-            instead = f"sets {line.value} instead of {own[key]}" if line.value is not None else f"has -{key}: not set"
-            conflicts.append(f"sysctl {key}: {line.file} is read after {own_file} and {instead} at boot")
+        if line.file == path or (line.value is not None and same_value(key, line.value, own[key])):
+            continue
+        instead = f"sets {line.value} instead of {own[key]}" if line.value is not None else f"has -{key}: not set"
+        conflicts.append(f"sysctl {key}: {line.file} is read after {own_file} and {instead} at boot")
     return conflicts
 
 

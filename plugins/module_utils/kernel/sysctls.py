@@ -43,6 +43,16 @@ _ALTERNATIVES = frozenset(
     for unit in units
 )
 
+# The kernel prints these as lists of numbers and ranges, joined and in order.
+_LISTS = frozenset((RESERVED_PORTS, "kernel.watchdog_cpumask"))
+# Text, or numbers without a prefix in base 16: what looks like a decimal number is none.
+_VERBATIM = frozenset(
+    ("kernel.hostname", "kernel.domainname", "net.core.flow_limit_cpu_bitmap", "net.core.rps_default_mask")
+)
+# Numbers as the kernel prints them, and as it reads them, like C: in base 16 with 0x, in base 8 with 0.
+_PRINTED = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
+_READ = re.compile(r"(-?)(?:0[xX]([0-9A-Fa-f]+)|(0[0-7]*)|([1-9][0-9]*))\Z")
+
 # The kernel rounds these up to fill whole pages, so that a larger value read back is the requested one.
 _ROUNDED_UP = frozenset((HASH_SIZE,))
 
@@ -128,7 +138,7 @@ def key_path(key: str, root: str = "") -> str:
 def canonical_value(key: str, value: object) -> str:
     """Return a value as text on one line, words separated by single blanks; booleans are 0 and 1.
 
-    Raises ConfigurationError.
+    IPv6 addresses, and lists of numbers and ranges, are in the kernel's form. Raises ConfigurationError.
     """
     text = str(int(value)) if isinstance(value, bool) else str(value)
     if any(ord(character) < 32 and character != "\t" for character in text.strip("\n")) or not text.strip():
@@ -139,7 +149,55 @@ def canonical_value(key: str, value: object) -> str:
             return ipaddress.IPv6Address(text.strip()).exploded
         except ValueError as error:
             raise ConfigurationError(f"sysctl {key}: value is not in the form of an IPv6 address") from error
+    if key in _LISTS:
+        return _canonical_list(key, text)
     return " ".join(text.split())
+
+
+def _canonical_list(key: str, text: str) -> str:
+    """Return a list of numbers and ranges as the kernel prints it. Raises ConfigurationError."""
+    try:
+        found = with_ports(text, "")
+    except ConfigurationError:
+        found = ""
+    if not found:
+        raise ConfigurationError(f"sysctl {key}: {text!r} is not a list of numbers and ranges such as 8080,9000-9010")
+    return found
+
+
+def _number(word: str) -> Optional[str]:
+    """Return a number as the kernel prints it, None if the kernel does not read the word as a number."""
+    match = _READ.match(word)
+    if match is None:
+        return None
+    sign, hexadecimal, octal, decimal = match.groups()
+    number = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
+    return str(-number if sign else number)
+
+
+def as_printed(key: str, value: str, current: str) -> str:
+    """Return a canonical value as the kernel will print it, judged by the current value of the key.
+
+    Numbers may be written in base 16 and 8; of several numbers, those that are not given stay. Values of other forms
+    are returned as they are.
+    """
+    if key in _LISTS or key in _VERBATIM:
+        return value
+    old, numbers = current.split(), [_number(word) for word in value.split()]
+    if len(numbers) > len(old) or not all(map(_PRINTED.match, old)):
+        return value
+    printed = [word for word in numbers if word is not None]
+    return value if len(printed) < len(numbers) else " ".join([*printed, *old[len(printed) :]])
+
+
+def same_value(key: str, one: str, other: str) -> bool:
+    """Return whether two values, from files or from the kernel, mean the same."""
+    if key in _LISTS and one and other:
+        try:
+            return port_ranges(one) == port_ranges(other)
+        except ConfigurationError:
+            return one == other
+    return as_printed(key, one, other) == other or as_printed(key, other, one) == one
 
 
 def provider(key: str) -> Optional[str]:
@@ -174,6 +232,7 @@ def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[s
     """Compute the desired table from wanted values.
 
     AtLeast(n) is the observed value if that is n or more, else n; Including(ports) is these and the observed ones.
+    Other values are in the form in which the kernel prints them.
     """
     desired: Dict[str, str] = {}
     for key, value in wanted.items():
@@ -183,7 +242,8 @@ def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[s
         elif isinstance(value, Including):
             desired[key] = with_ports(value, current)
         else:
-            desired[key] = canonical_value(key, int(value) if isinstance(value, AtLeast) else value)
+            text = canonical_value(key, int(value) if isinstance(value, AtLeast) else value)
+            desired[key] = as_printed(key, text, current)
     return desired
 
 
@@ -226,7 +286,7 @@ def _holds(key: str, current: Optional[str], wanted: str) -> bool:
     """Return whether a value read back is the wanted one, as the kernel rounds it."""
     if key in _ROUNDED_UP and current and current.isdecimal() and wanted.isdecimal():
         return int(current) >= int(wanted)
-    return current == wanted
+    return current is not None and as_printed(key, wanted, current) == current
 
 
 class SysctlsResource(Resource[str, str]):
@@ -241,6 +301,8 @@ class SysctlsResource(Resource[str, str]):
     def __init__(self, keys: Iterable[str], root: str = "") -> None:
         self.keys = tuple(dict.fromkeys(canonical_key(key) for key in keys))
         self.root = root
+        #: The keys that apply() has changed, also if it failed at a later one.
+        self.written: List[str] = []
 
     def observe(self) -> Dict[str, str]:
         """Return the current values of those keys that exist. Raises KernelError."""
@@ -266,7 +328,9 @@ class SysctlsResource(Resource[str, str]):
         moved = {key: change.replaced[key] for key in in_order({key: new for key, (_, new) in change.replaced.items()})}
         for _round in range(_ROUNDS):
             for key, (old, new) in moved.items():
-                self._write(key, old, new)
+                self._set(key, old, new)
+                if key in change.replaced and key not in self.written:
+                    self.written.append(key)
             found = self.observe()
             moved = {
                 key: (found.get(key, ""), value)
@@ -280,16 +344,34 @@ class SysctlsResource(Resource[str, str]):
             f"sysctl {key}: {_difference(old, new)}: the kernel resets it when another of the keys is set"
         )
 
-    def _write(self, key: str, old: str, new: str) -> None:
-        try:
-            with open(key_path(key, self.root), "w", encoding="utf-8") as stream:
-                stream.write(new)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise KernelError(f"sysctl {key}: {_difference(old, new)}: the kernel refused it: {reason}") from error
+    def _set(self, key: str, old: str, new: str) -> None:
+        """Write a value and read it back. If the kernel makes it another one, write the old one and raise KernelError.
+
+        To accept the other value would mean to find a difference, and to change it, in every run.
+        """
+        refusal = self._write(key, new)
+        if refusal:
+            raise KernelError(f"sysctl {key}: {_difference(old, new)}: the kernel refused it: {refusal}")
         current = read_value(key, self.root)
         if not _holds(key, current, new):
-            raise KernelError(f"sysctl {key}: wanted {new}, but the kernel made it {current or 'empty'}")
+            made = f"sysctl {key}: wanted {new}, but the kernel made it {current or 'empty'}"
+            raise KernelError(f"{made}; {self._put_back(key, old)}" if old != current else made)
+
+    def _write(self, key: str, value: str) -> str:
+        """Write a value and return the reason if the kernel refuses it, else empty text."""
+        try:
+            with open(key_path(key, self.root), "w", encoding="utf-8") as stream:
+                stream.write(value)
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    def _put_back(self, key: str, old: str) -> str:
+        """Write the old value after the kernel has changed the new one; return what came of it, in one clause."""
+        if not old:
+            return "it had no value before"
+        refusal = self._write(key, old)
+        return f"it cannot be made {old} again: {refusal}" if refusal else f"it is {old} again"
 
     def describe(self, key: str, value: str) -> List[str]:
         """Return one line as ``sysctl`` prints it."""

@@ -64,6 +64,78 @@ def test_values_are_compared_word_by_word(root: Path) -> None:
     assert not difference(resource.observe(), desired)
 
 
+RMEM = "net.ipv4.tcp_rmem"
+FASTOPEN = "net.ipv4.tcp_fastopen"
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted", "current", "desired"),
+    [
+        (sysctls.RESERVED_PORTS, "8080,8081, 9000", "", "8080-8081,9000"),
+        (sysctls.RESERVED_PORTS, "9000", "8080", "9000"),
+        ("kernel.watchdog_cpumask", "3,0-2", "0-1", "0-3"),
+        (FASTOPEN, "0x3", "1", "3"),
+        (FASTOPEN, "0X0f", "1", "15"),
+        (FASTOPEN, "010", "1", "8"),
+        (FASTOPEN, "00", "1", "0"),
+        (FASTOPEN, "-0", "1", "0"),
+        (FASTOPEN, "-0x10", "-1", "-16"),
+        (FASTOPEN, "08", "1", "08"),
+        (FASTOPEN, "+1", "0", "+1"),
+        (FASTOPEN, "1 2", "0", "1 2"),
+        (RMEM, "0x1000 131072", "1 2 6291456", "4096 131072 6291456"),
+        ("kernel.hostname", "0x3", "7", "0x3"),
+        ("net.core.rps_default_mask", "010", "8", "010"),
+        ("net.ipv4.tcp_congestion_control", "010", "cubic", "010"),
+    ],
+)
+def test_values_are_desired_as_the_kernel_prints_them(key: str, wanted: str, current: str, desired: str) -> None:
+    assert sysctls.resolve({key: wanted}, {key: current}) == {key: desired}
+
+
+@pytest.mark.parametrize("value", ["a", "1-", ",", "5-4", "1;2"])
+def test_values_that_are_no_lists_are_refused(value: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^sysctl {sysctls.RESERVED_PORTS}: .* is not a list of numbers and"):
+        sysctls.canonical_value(sysctls.RESERVED_PORTS, value)
+
+
+class Rounding(sysctls.SysctlsResource):
+    """A kernel that makes multiples of 4 of the values of one key; /proc/sys is replaced by files."""
+
+    rounded = RMEM
+    refused: tuple[str, ...] = ()
+
+    def _write(self, key: str, value: str) -> str:
+        if value in self.refused:
+            return "Invalid argument"
+        return super()._write(key, str(-(-int(value) // 4) * 4) if key == self.rounded else value)
+
+
+def test_a_value_that_the_kernel_changes_is_put_back_and_named(root: Path) -> None:
+    """And the keys that were set before it are known."""
+    put(root, "proc/sys/net/ipv4/tcp_rmem", "1000\n")
+    resource = Rounding([FORWARD, RMEM, MAXIMUM], str(root))
+    wanted = {FORWARD: "1", RMEM: "1001", MAXIMUM: "7"}
+    failure = rf"^sysctl {RMEM}: wanted 1001, but the kernel made it 1004; it is 1000 again$"
+    for _run in range(2):
+        with pytest.raises(KernelError, match=failure):
+            resource.apply(difference(resource.observe(), wanted))
+        assert resource.observe() == {FORWARD: "1", RMEM: "1000", MAXIMUM: "262144"}
+        assert resource.written == [FORWARD]
+    resource.apply(difference(resource.observe(), {**wanted, RMEM: "1004"}))
+    assert resource.written == [FORWARD, RMEM, MAXIMUM]
+    resource.refused = ("1004",)
+    with pytest.raises(KernelError, match=r"the kernel made it 1008; it cannot be made 1004 again: Invalid argument$"):
+        resource.apply(difference(resource.observe(), {**wanted, RMEM: "1005"}))
+
+
+def test_a_value_that_the_kernel_ignores_is_named(root: Path) -> None:
+    put(root, "proc/sys/net/ipv4/tcp_rmem", "1004\n")
+    resource = Rounding([RMEM], str(root))
+    with pytest.raises(KernelError, match=rf"^sysctl {RMEM}: wanted 1003, but the kernel made it 1004$"):
+        resource.apply(difference(resource.observe(), {RMEM: "1003"}))
+
+
 def test_at_least_keeps_larger_values() -> None:
     assert sysctls.resolve({"k.a": AtLeast(10)}, {"k.a": "12"}) == {"k.a": "12"}
     assert sysctls.resolve({"k.a": AtLeast(10)}, {"k.a": "9"}) == {"k.a": "10"}

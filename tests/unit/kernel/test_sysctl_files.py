@@ -42,6 +42,25 @@ def test_sysctl_conf_comes_last_without_systemd_and_etc_masks_usr_lib(tmp_path: 
     assert "/etc/sysctl.conf" in sysctl_files.boot_conflicts(OWN, f"{FORWARD} = 1\n", str(tmp_path))[0]
 
 
+@pytest.mark.parametrize(
+    ("key", "own", "other", "same"),
+    [
+        ("net.ipv4.tcp_fastopen", "3", "0x3", True),
+        ("net.ipv4.tcp_fastopen", "0x3", "3", True),
+        ("net.ipv4.tcp_fastopen", "3", "0x2", False),
+        (sysctls.RESERVED_PORTS, "8080-8081", "8080,8081", True),
+        (sysctls.RESERVED_PORTS, "8080-8081", "8080", False),
+        (sysctls.RESERVED_PORTS, "8080-8081", "x", False),
+        (sysctls.RESERVED_PORTS, "8080-8081", "", False),
+    ],
+)
+def test_files_that_write_one_value_in_two_ways_do_not_conflict(
+    tmp_path: Path, key: str, own: str, other: str, same: bool
+) -> None:
+    put(tmp_path, "/etc/sysctl.d/99-zz.conf", f"{key} = {other}\n")
+    assert (sysctl_files.boot_conflicts(OWN, f"{key} = {own}\n", str(tmp_path)) == []) is same
+
+
 def test_a_named_key_beats_a_pattern(tmp_path: Path) -> None:
     put(tmp_path, "/etc/sysctl.d/99-zz.conf", "net.ipv4.conf.*.arp_ignore = 0\n")
     assert sysctl_files.boot_conflicts(OWN, "net.ipv4.conf.all.arp_ignore = 1\n", str(tmp_path)) == []
