@@ -86,11 +86,13 @@ options:
       - The file that lists the modules to load at boot. The task replaces the whole file, so each task needs its own.
       - With O(mode), the default is C(/etc/modules-load.d/kubenode-proxy.conf), the file of the service proxy. Without
         O(mode), either this option or O(persistent=false) is required, so that no task replaces that file by mistake.
+      - Its name must end in C(.conf), or no program reads it. A warning says if it is not read at boot because of its
+        directory, or because a file with its name in an earlier directory takes its place.
     type: path
   parameters_file:
     description:
       - The file for O(parameters). The task replaces the whole file. Defaults to the file in C(/etc/modprobe.d) with
-        the name of O(persistent_file).
+        the name of O(persistent_file). Its name and directory are checked like those of O(persistent_file).
     type: path
   unload:
     description:
@@ -224,7 +226,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import boot_directories, facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import (
     ModuleParametersResource,
@@ -242,7 +244,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.mode_names import MODES_IN_EFFECT
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import (
+    boot_file,
+    own_file,
+    unread_warning,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
 
 _PROXY_FILE = "/etc/modules-load.d/kubenode-proxy.conf"
@@ -302,7 +308,18 @@ def _options_file(parameters: Dict[str, Any], path: str) -> str:
     """Return the path of the modprobe.d file; empty if the task needs none."""
     if not parameters["parameters"] or not parameters["persistent"]:
         return ""
-    return str(parameters["parameters_file"] or f"/etc/modprobe.d/{os.path.basename(path)}")
+    chosen = parameters["parameters_file"]
+    return boot_file("parameters_file", str(chosen)) if chosen else f"/etc/modprobe.d/{os.path.basename(path)}"
+
+
+def _unread_warnings(path: str, options_path: str) -> List[str]:
+    """Return a warning for each of the files of a task, as far as there are any, that is not read at boot."""
+    files = (
+        ("persistent_file", path, boot_directories.MODULES_LOAD),
+        ("parameters_file", options_path, boot_directories.MODPROBE),
+    )
+    reasons = ((option, name, boot_directories.unread(name, read) if name else "") for option, name, read in files)
+    return [unread_warning(option, name, reason) for option, name, reason in reasons if reason]
 
 
 def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> None:
@@ -375,6 +392,8 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     _refuse_unavailable(resource, loading)
     _refuse_used(resource, loading)
     _check_parameters(module, planned)
+    for warning in _unread_warnings(path, options_path) if present else ():
+        module.warn(warning)
     if not module.check_mode:
         apply_plan(planned)
     result: Dict[str, Any] = {

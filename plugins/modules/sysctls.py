@@ -117,7 +117,7 @@ options:
   state:
     description:
       - V(present) sets the values and, with O(persistent), writes O(persistent_file).
-      - V(absent) removes O(persistent_file). Running values are not changed.
+      - V(absent) removes O(persistent_file), with O(persistent). Running values are not changed.
     type: str
     choices: [present, absent]
     default: present
@@ -132,6 +132,8 @@ options:
       - With O(profile), the default is C(/etc/sysctl.d/99-kubenode-proxy.conf), the file of the service proxy. Without
         O(profile), either this option or O(persistent=false) is required, so that no task replaces that file by
         mistake.
+      - Its name must end in C(.conf), or no program reads it. A warning says if it is not read at boot because of its
+        directory, or because a file with its name in an earlier directory takes its place.
       - A warning names each file that is read later during boot and sets a different value.
     type: path
   unchangeable:
@@ -282,18 +284,18 @@ error_kind:
 
 import os
 from functools import partial
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import carry_out, plan_absent, plan_present
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, sysctl_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.mode_names import MODES_IN_EFFECT
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file, unread_warning
 
 _PROXY_FILE = "/etc/sysctl.d/99-kubenode-proxy.conf"
 
@@ -308,6 +310,11 @@ _CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
 }
 
 
+def _unread(path: str) -> List[str]:
+    reason = sysctl_files.unread(path)
+    return [unread_warning("persistent_file", path, reason)] if reason else []
+
+
 def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
     """Make the parameters and their file as declared and return the result. Raises ProxyError.
 
@@ -316,9 +323,9 @@ def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
     parameters = module.params
     present = parameters["state"] == "present"
     cores = facts.cores()
-    path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"] or not present)
+    path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"])
     chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
-    for warning in chosen.warnings:
+    for warning in [*chosen.warnings, *(_unread(path) if present and path else ())]:
         module.warn(warning)
     known["keys_set"] = chosen.keys_set
     try:

@@ -51,6 +51,22 @@ def test_tasks_with_different_purposes_keep_each_others_files(node):
     assert sorted(node.run("ls", "/etc/modules-load.d").stdout.split()) == ["kubenode-proxy.conf", "other.conf"]
 
 
+def test_files_that_are_not_read_at_boot_are_refused_or_warned_of(node):
+    task = {"modules": ["nf_conntrack"], "parameters": {"itest_module": {"size": 5}}}
+    suffix, relative, options, elsewhere, read = node.play(
+        {MODULE: {**task, "persistent_file": "/etc/modules-load.d/web"}},
+        {MODULE: {**task, "persistent_file": "web.conf"}},
+        {MODULE: {**task, "persistent_file": OWN, "parameters_file": "/etc/modprobe.d/web.options"}},
+        {MODULE: {**task, "persistent_file": "/etc/web.conf", "parameters_file": "/etc/x.conf"}, "check_mode": True},
+        {MODULE: {**task, "persistent_file": OWN}, "check_mode": True},
+    )
+    assert suffix["msg"].startswith("persistent_file: /etc/modules-load.d/web would not be read at boot: "), suffix
+    assert relative["msg"] == "persistent_file: web.conf is not an absolute path"
+    assert options["msg"].startswith("parameters_file: /etc/modprobe.d/web.options would not be read at boot: ")
+    assert [warning.partition(":")[0] for warning in elsewhere["warnings"]] == ["persistent_file", "parameters_file"]
+    assert "warnings" not in read, read
+
+
 def test_errors_are_one_clear_line_and_change_nothing(node):
     found = node.play(
         {MODULE: {}},

@@ -132,6 +132,30 @@ def test_values_in_other_forms_of_the_kernel_are_set_once(node):
     assert node.run("sysctl", "-n", FORWARD, LOCALNET).stdout.split() == ["1", "0"]
 
 
+def test_files_that_are_not_read_at_boot_are_refused_or_warned_of(node):
+    module, values = "kubenode.proxy.sysctls", {"values": {FORWARD: 1}}
+    node.run("touch", "/etc/sysctl.d/60-web.conf")
+    elsewhere = str(node.scratch / "60-web.conf")
+    suffix, relative, outside, masked, read, kept, gone = node.play(
+        {module: {**values, "persistent_file": "/etc/sysctl.d/60-web"}},
+        {module: {**values, "persistent_file": "rel.conf"}},
+        {module: {**values, "persistent_file": elsewhere}},
+        {module: {**values, "persistent_file": "/run/sysctl.d/60-web.conf"}, "check_mode": True},
+        {module: {**values, "persistent_file": "/etc/sysctl.d/60-web.conf"}},
+        {module: {"state": "absent", "persistent": False, "persistent_file": "/etc/sysctl.d/60-web.conf"}},
+        {module: {"state": "absent", "persistent_file": elsewhere}},
+    )
+    assert suffix["msg"].startswith("persistent_file: /etc/sysctl.d/60-web would not be read at boot: "), suffix
+    assert relative["msg"] == "persistent_file: rel.conf is not an absolute path" and not relative["changed"]
+    (warning,) = outside["warnings"]
+    assert warning.startswith(f"persistent_file: {elsewhere} is not read at boot: only files in /etc/sysctl.d, ")
+    (warning,) = masked["warnings"]
+    assert warning.endswith("is not read at boot: /etc/sysctl.d/60-web.conf takes its place")
+    assert "warnings" not in read and "warnings" not in gone and gone["changed"]
+    assert not kept["changed"] and kept["persistent_file"] == ""
+    assert FORWARD in node.run("cat", "/etc/sysctl.d/60-web.conf").stdout
+
+
 def test_errors_are_one_clear_line_and_change_nothing(node):
     module = "kubenode.proxy.sysctls"
     found = node.play(

@@ -179,8 +179,11 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
 
 
 def plan_absent(path: str) -> SysctlPlan:
-    """Return the removal of the file for the next boot; the running values are kept. Raises KernelError."""
-    files = FilesResource([path])
+    """Return the removal of the file for the next boot; the running values are kept. Raises KernelError.
+
+    ``path``: the file, or empty for none.
+    """
+    files = FilesResource([path] if path else [])
     return SysctlPlan([PlannedChange(files, difference(files.observe(), {}))])
 
 

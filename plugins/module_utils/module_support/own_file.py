@@ -5,9 +5,25 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Mapping
 
 from ..errors import ConfigurationError
+from ..kernel.boot_directories import unread_name
+
+
+def boot_file(option: str, path: str) -> str:
+    """Return the path of a file that is to be read at boot, as the user gave it by ``option``.
+
+    Raises ConfigurationError for a path that depends on the directory in which the task runs, and for a name that no
+    program reads.
+    """
+    if not os.path.isabs(path):
+        raise ConfigurationError(f"{option}: {path} is not an absolute path")
+    reason = unread_name(path)
+    if reason:
+        raise ConfigurationError(f"{option}: {path} would not be read at boot: {reason}")
+    return path
 
 
 def own_file(parameters: Mapping[str, Any], purpose: str, default: str, needed: bool) -> str:
@@ -15,16 +31,21 @@ def own_file(parameters: Mapping[str, Any], purpose: str, default: str, needed: 
 
     ``purpose``: the option that marks a task for the service proxy, whose file is ``default``. Raises
     ConfigurationError if neither this option nor a file is given, because the task would replace the service proxy's
-    file.
+    file, and for a file that cannot be read at boot.
     """
     if not needed:
         return ""
     chosen = parameters["persistent_file"]
     if chosen:
-        return str(chosen)
+        return boot_file("persistent_file", str(chosen))
     if parameters[purpose]:
         return default
     raise ConfigurationError(
         f"persistent_file: must be given without {purpose}, since {default} belongs to the service proxy as a whole;"
         " or set persistent: false"
     )
+
+
+def unread_warning(option: str, path: str, reason: str) -> str:
+    """Return the warning about a file that a task writes although no program reads it at boot, for ``reason``."""
+    return f"{option}: {path} is not read at boot: {reason}"
