@@ -98,6 +98,7 @@ options:
     description:
       - With O(state=absent), unload the modules that O(modules) and O(mode) select, or without these options, those
         listed in O(persistent_file), and then remove the files. Modules that use others are unloaded first.
+      - Other modules stay loaded, those included that were loaded only because the unloaded ones use them.
       - If a module has users besides these modules, the task fails before changing anything.
     type: bool
     default: false

@@ -23,7 +23,7 @@ from . import facts
 from .module_profile import SCHEDULERS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
-_MODPROBE_TIMEOUT_SECONDS = 120
+_KMOD_TIMEOUT_SECONDS = 120
 
 LOADED = "loaded"
 
@@ -222,26 +222,35 @@ def remedy(name: str, release: str, root: str = "") -> str:
 # -- change ------------------------------------------------------------------------------------------------------------
 
 
-def _modprobe(arguments: Sequence[str]) -> Tuple[int, str]:
-    """Run modprobe; return its exit status and last line of output. Raises KernelError if it cannot be run."""
-    path = shutil.which("modprobe") or shutil.which("modprobe", path="/usr/sbin:/sbin")
+def _kmod(program: str, arguments: Sequence[str]) -> Tuple[int, str]:
+    """Run a program of kmod; return its exit status and last line of output. Raises KernelError if it cannot be run."""
+    path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
     if path is None:
-        raise KernelError("modprobe is not installed: install the package kmod")
+        raise KernelError(f"{program} is not installed: install the package kmod")
     try:
         done = subprocess.run(
             [path, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_MODPROBE_TIMEOUT_SECONDS,
+            timeout=_KMOD_TIMEOUT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise KernelError(f"modprobe {' '.join(arguments)}: no answer in {_MODPROBE_TIMEOUT_SECONDS} s") from error
+        raise KernelError(f"{program} {' '.join(arguments)}: no answer in {_KMOD_TIMEOUT_SECONDS} s") from error
     except OSError as error:
-        raise KernelError(f"modprobe cannot be run: {error.strerror or error}") from error
+        raise KernelError(f"{program} cannot be run: {error.strerror or error}") from error
     lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
-    return done.returncode, lines[-1].strip() if lines else f"modprobe ended with status {done.returncode}"
+    return done.returncode, lines[-1].strip() if lines else f"{program} ended with status {done.returncode}"
+
+
+def _modprobe(arguments: Sequence[str]) -> Tuple[int, str]:
+    return _kmod("modprobe", arguments)
+
+
+def _rmmod(name: str) -> Tuple[int, str]:
+    """Unload one module. ``modprobe -r`` would also unload modules that it used and that nothing else uses."""
+    return _kmod("rmmod", ["--", name])
 
 
 class ModulesResource(Resource[str, str]):
@@ -336,7 +345,7 @@ class ModulesResource(Resource[str, str]):
         for name, reason in self.in_use(change.removed).items():
             raise KernelError(f"kernel module {name}: {reason}")
         for name in change.removed:
-            status, words = _modprobe(["-r", "--", name])
+            status, words = _rmmod(name)
             if status != 0:
                 raise KernelError(f"kernel module {name}: cannot be unloaded: {words}")
 

@@ -144,6 +144,18 @@ def test_changes_purging_removal_and_unloading(node):
     assert not {"ip_vs_wrr", "ip_vs_mh"} & loaded()
 
 
+def test_only_the_selected_modules_are_unloaded(node):
+    """Those that they use stay, although nothing uses them any more."""
+    node.run("ipvsadm", "-C", check=False)
+    node.run("modprobe", "-a", "ip_vs_sh", "ip_vs_wlc")
+    before = loaded()
+    others = sorted(name for name in before if name.startswith("ip_vs_") and name != "ip_vs_wlc")
+    task = {"modules": others, "state": "absent", "unload": True, "persistent": False}
+    first, last = node.play({MODULES: task}, {MODULES: {**task, "modules": ["ip_vs_wlc"]}})
+    assert set(first["unloaded"]) == set(others) and last["unloaded"] == ["ip_vs_wlc"], (first, last)
+    assert before - loaded() == {*others, "ip_vs_wlc"} and "ip_vs" in loaded()
+
+
 BALANCER = {"address": "192.0.2.20", "port": 443}
 MARKED = {
     "firewall_mark": 7,

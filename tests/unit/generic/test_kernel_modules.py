@@ -23,7 +23,7 @@ def test_the_file_stays_while_its_modules_cannot_be_unloaded(tmp_path: Path, mon
     read_text = facts.read_text
     monkeypatch.setattr(facts, "read_text", lambda path: text if path == "/proc/modules" else read_text(path))
     calls: list[str] = []
-    monkeypatch.setattr(modules, "_modprobe", lambda arguments: (calls.append(arguments[-1]), (len(calls), "busy"))[1])
+    monkeypatch.setattr(modules, "_rmmod", lambda name: (calls.append(name), (len(calls), "busy"))[1])
     path = tmp_path / "own.conf"
     path.write_text("ip_vs\nip_vs_rr\n")
     given = {"state": "absent", "unload": True, "persistent_file": str(path)}
