@@ -14,7 +14,9 @@ description:
   - The modules are listed, or derived from the mode of a service proxy and the IPVS schedulers in use, or both.
   - Modules that are built into the kernel count as loaded.
   - Parameters of modules are given when a module is loaded, now and at boot. Parameters of a module that is loaded
-    already are changed in place where the kernel allows that.
+    already, or built into the kernel, are changed in place where the kernel allows that.
+  - At boot, only C(MODULE.PARAMETER=VALUE) on the kernel's command line sets a parameter of a module that is built into
+    the kernel. This module does not change the command line, and warns if it does not have the value.
   - If the running kernel does not have a module, the task fails before changing anything and suggests a remedy.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
@@ -57,14 +59,16 @@ options:
     description:
       - Parameters by module, such as C(conn_tab_bits) of C(ip_vs). Modules that are named here and are neither in
         O(modules) nor selected by O(mode) are not loaded; their parameters take effect when something else loads them.
-      - With O(persistent), they are written to O(parameters_file).
+      - With O(persistent), they are written to O(parameters_file), which has no effect on modules that are built into
+        the kernel.
     type: dict
     default: {}
   unchangeable:
     description:
       - What happens if a parameter of a module that is in the kernel can only be set when it is loaded. With V(fail)
         the task fails before changing anything. With V(warn) it warns, and the parameter takes effect when the module
-        is loaded again, at the latest after a reboot.
+        is loaded again, at the latest after a reboot. One of a module that is built into the kernel takes effect by the
+        kernel's command line only.
     type: str
     choices: [fail, warn]
     default: fail
@@ -239,6 +243,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_profi
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import (
     LOADED,
     ModulesResource,
+    built_in_modules,
     modules_load_file,
     present_modules,
 )
@@ -279,7 +284,8 @@ def _stages_present(parameters: Dict[str, Any], path: str, options_path: str) ->
     given = parse_parameters(parameters["parameters"])
     of_module = {key.module: arguments_of(key.module, given) for key in given}
     resource = ModulesResource(_named_modules(parameters), parameters=of_module)
-    live = ModuleParametersResource(given, present_modules(of_module, resource.release))
+    present = present_modules(of_module, resource.release)
+    live = ModuleParametersResource(given, present, built_in=built_in_modules(present, resource.release))
     stages = [Stage(resource, resource.desired())]
     if options_path:
         # Before the module is loaded, for whatever else loads it at the same time.
@@ -314,7 +320,7 @@ def _options_file(parameters: Dict[str, Any], path: str) -> str:
 
 
 def _unread_warnings(path: str, options_path: str) -> List[str]:
-    """Return a warning for each of the files of a task, as far as there are any, that is not read at boot."""
+    """Return a warning for each file of a task, empty for none, that is not read at boot."""
     files = (
         ("persistent_file", path, boot_directories.MODULES_LOAD),
         ("parameters_file", options_path, boot_directories.MODPROBE),
@@ -336,17 +342,23 @@ def _refuse_used(resource: ModulesResource, planned: PlannedChange) -> None:
         raise KernelError("; ".join(f"kernel module {name}: {reason}" for name, reason in used.items()))
 
 
-def _check_parameters(module: AnsibleModule, planned: List[PlannedChange]) -> None:
-    """Warn of parameters that wait until their module is loaded again, or raise KernelError, as the options say."""
+def _check_parameters(module: AnsibleModule, planned: List[PlannedChange], persistent: bool) -> None:
+    """Warn of parameters that wait until their module is loaded again, or raise KernelError, as the options say.
+
+    ``persistent``: warn of those that a boot does not set as well, because their module is built in.
+    """
     for item in planned:
         if not isinstance(item.resource, ModuleParametersResource):
             continue
         fixed = item.resource.unchangeable(item.change)
         reasons = "; ".join(f"parameter {key}: {reason}" for key, reason in fixed.items())
         if reasons and module.params["unchangeable"] == "fail":
-            raise KernelError(f"{reasons}; unchangeable: warn leaves it to the next time that the module is loaded")
+            raise KernelError(f"{reasons}; with unchangeable: warn, this is only a warning")
         if reasons:
             module.warn(reasons)
+        for key, reason in (item.resource.lost_at_boot() if persistent else {}).items():
+            if key not in fixed:
+                module.warn(f"parameter {key}: {reason}")
         for key in fixed:
             item.change.added.pop(key, None)
             item.change.replaced.pop(key, None)
@@ -392,7 +404,7 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     resource = loading.resource
     _refuse_unavailable(resource, loading)
     _refuse_used(resource, loading)
-    _check_parameters(module, planned)
+    _check_parameters(module, planned, bool(options_path))
     for warning in _unread_warnings(path, options_path) if present else ():
         module.warn(warning)
     if not module.check_mode:

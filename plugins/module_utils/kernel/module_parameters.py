@@ -82,6 +82,21 @@ def same(one: str, other: str) -> bool:
         return False
 
 
+def boot_parameters(root: str = "") -> Parameters:
+    """Return the parameters of modules on the kernel's command line, which alone sets those of built-in code."""
+    found: Parameters = {}
+    for word in (facts.read_text(f"{root}/proc/cmdline") or "").split():
+        if word == "--":
+            # What follows is for the first process.
+            break
+        name, _equals, value = word.partition("=")
+        module, dot, parameter = name.partition(".")
+        if dot:
+            # The kernel takes "-" and "_" as equal in both names.
+            found[ParameterKey(module.replace("-", "_"), parameter.replace("-", "_"))] = value
+    return found
+
+
 def shown_parameters(module: str, root: str = "") -> Dict[str, str]:
     """Return the values of a module's parameters that the kernel shows to this process, by name."""
     directory = f"{root}/sys/module/{module}/parameters"
@@ -93,28 +108,50 @@ def shown_parameters(module: str, root: str = "") -> Dict[str, str]:
     return {name: value.strip() for name, value in values.items() if value is not None}
 
 
+def _on_command_line(key: ParameterKey, value: str) -> str:
+    return f"{key}={value} on the kernel's command line, since the module is built into the kernel"
+
+
 class ModuleParametersResource(Resource[ParameterKey, str]):
     """Parameters of modules whose code is in the kernel; those of others are given when the module is loaded."""
 
     kind = Kind.MODULE_PARAMETERS
 
-    def __init__(self, parameters: Mapping[ParameterKey, str], present: Iterable[str], root: str = "") -> None:
-        """Take the wanted parameters, of all modules, and the modules that are present."""
+    def __init__(
+        self,
+        parameters: Mapping[ParameterKey, str],
+        present: Iterable[str],
+        root: str = "",
+        built_in: Iterable[str] = (),
+    ) -> None:
+        """Take the wanted parameters, of all modules, the modules that are present, and those that are built in."""
         modules = set(present)
         self.wanted = {key: value for key, value in parameters.items() if key.module in modules}
+        self.built_in = frozenset(built_in)
         self.root = root
 
     def _path(self, key: ParameterKey) -> str:
         return f"{self.root}/sys/module/{key.module}/parameters/{key.name}"
 
+    def _is_writable(self, key: ParameterKey) -> bool:
+        """Return whether the kernel lets root change a parameter; it does not for one that it does not show."""
+        try:
+            return bool(os.stat(self._path(key)).st_mode & 0o200)
+        except FileNotFoundError:
+            return False
+
     def observe(self) -> Parameters:
         """Return the current values; a value that means the same as the wanted one is returned as that.
 
-        A parameter that the kernel does not show has no entry.
+        A parameter that the kernel does not show has no entry, except for one of a built-in module: it has the value
+        that the kernel's command line gives.
         """
         found = {}
+        at_boot = boot_parameters(self.root)
         for key, wanted in self.wanted.items():
             text = facts.read_text(self._path(key))
+            if text is None and key.module in self.built_in:
+                text = at_boot.get(key)
             if text is not None:
                 found[key] = wanted if same(text, wanted) else text.strip()
         return found
@@ -125,10 +162,26 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
         for key, wanted in {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}.items():
             if key in change.added:
                 reasons[key] = f"the module in the kernel does not show a parameter {key.name}"
-            elif not os.stat(self._path(key)).st_mode & 0o200:
-                old = change.replaced[key][0]
-                reasons[key] = f"is {old}, wanted {wanted}: can only be set when the module is loaded"
+                if key.module in self.built_in:
+                    reasons[key] += f"; it may be set at boot, as {_on_command_line(key, wanted)}"
+            elif not self._is_writable(key):
+                when = "can only be set when the module is loaded"
+                if key.module in self.built_in:
+                    when = f"can only be set at boot, as {_on_command_line(key, wanted)}"
+                reasons[key] = f"is {change.replaced[key][0]}, wanted {wanted}: {when}"
         return reasons
+
+    def lost_at_boot(self) -> Dict[ParameterKey, str]:
+        """Return the parameters of built-in modules that a boot does not set to the wanted value, with the reason.
+
+        Files of modprobe.d are for modules that are loaded.
+        """
+        at_boot = boot_parameters(self.root)
+        return {
+            key: f"is not set at boot, only as {_on_command_line(key, wanted)}"
+            for key, wanted in self.wanted.items()
+            if key.module in self.built_in and not (key in at_boot and same(at_boot[key], wanted))
+        }
 
     def apply(self, change: Change[ParameterKey, str]) -> None:
         """Write the values that can be changed. Raises KernelError naming the parameter that the kernel refuses."""

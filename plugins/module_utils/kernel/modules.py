@@ -169,6 +169,12 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
     return present
 
 
+def built_in_modules(names: Iterable[str], release: str, root: str = "") -> Set[str]:
+    """Return the ``names`` whose code is a part of the running kernel itself, which is never loaded."""
+    loaded = {line.partition(" ")[0] for line in (facts.read_text(f"{root}/proc/modules") or "").splitlines()}
+    return present_modules(names, release, root) - loaded
+
+
 def _reported_by_kernel(names: Set[str], release: str) -> Set[str]:
     if not names:
         return set()

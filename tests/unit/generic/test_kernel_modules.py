@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module kernel_modules where modules are to be unloaded: what it leaves if that fails."""
+"""The module kernel_modules: what it leaves if modules cannot be unloaded, and parameters that a boot does not set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ pytest.importorskip("ansible")
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import (
+    ModuleParametersResource,
+    parse_parameters,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Stage, plan
 from ansible_collections.kubenode.proxy.plugins.modules import kernel_modules
+
+BUILT_IN = "on the kernel's command line, since the module is built into the kernel"
 
 
 def test_the_file_stays_while_its_modules_cannot_be_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +44,40 @@ def test_the_file_stays_while_its_modules_cannot_be_unloaded(tmp_path: Path, mon
     with pytest.raises(KernelError, match=r"^kernel module ip_vs_rr: cannot be unloaded: busy"):
         kernel_modules._changed(task)
     assert calls == ["ip_vs_rr"] and path.exists()
+
+
+def test_parameters_of_built_in_modules_are_promised_for_this_boot_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is warned of once: with the difference if it cannot be changed now, else for the next boot."""
+    directory = tmp_path / "sys/module/zswap/parameters"
+    directory.mkdir(parents=True)
+    for name, mode in (("enabled", 0o644), ("bits", 0o444)):
+        (directory / name).write_text("0\n")
+        (directory / name).chmod(mode)
+    given = parse_parameters({"zswap": {"enabled": 1, "bits": 9}})
+    warnings: list[str] = []
+    task = SimpleNamespace(params={"unchangeable": "warn"}, warn=warnings.append)
+    for built_in, persistent, expected in (
+        ((), True, ["parameter zswap.bits: is 0, wanted 9: can only be set when the module is loaded"]),
+        (
+            ("zswap",),
+            True,
+            [
+                f"parameter zswap.bits: is 0, wanted 9: can only be set at boot, as zswap.bits=9 {BUILT_IN}",
+                f"parameter zswap.enabled: is not set at boot, only as zswap.enabled=1 {BUILT_IN}",
+            ],
+        ),
+        (
+            ("zswap",),
+            False,
+            [f"parameter zswap.bits: is 0, wanted 9: can only be set at boot, as zswap.bits=9 {BUILT_IN}"],
+        ),
+    ):
+        resource = ModuleParametersResource(given, ["zswap"], str(tmp_path), built_in=built_in)
+        kernel_modules._check_parameters(task, plan([Stage(resource, resource.wanted)]), persistent)
+        assert warnings == expected
+        warnings.clear()
+    task.params["unchangeable"] = "fail"
+    with pytest.raises(KernelError, match=r"since the module is built into the kernel; with unchangeable: warn, this"):
+        kernel_modules._check_parameters(task, plan([Stage(resource, resource.wanted)]), True)

@@ -86,6 +86,37 @@ def test_only_writable_parameters_of_present_modules_are_changed(tmp_path: Path)
     assert resource.describe(BITS, "20") == ["ip_vs.conn_tab_bits=20"]
 
 
+def test_only_the_command_line_sets_parameters_of_built_in_modules_at_boot(tmp_path: Path) -> None:
+    directory = tmp_path / "sys/module/zswap/parameters"
+    directory.mkdir(parents=True)
+    for name, value, mode in (("enabled", "N", 0o644), ("compressor", "lzo", 0o644), ("bits", "8", 0o444)):
+        (directory / name).write_text(f"{value}\n")
+        (directory / name).chmod(mode)
+    given = {"enabled": True, "compressor": "lz4", "bits": 9, "hidden": 1, "unknown": 2}
+    wanted = parse_parameters({"zswap": given, "ip_vs": {"a": 1}})
+    command_line = tmp_path / "proc/cmdline"
+    command_line.parent.mkdir()
+    command_line.write_text("quiet zswap.compressor=lz4 zswap.hidden=1 zswap.enabled=0 -- zswap.enabled=1\n")
+    resource = ModuleParametersResource(wanted, ["zswap"], str(tmp_path), built_in=["zswap"])
+    change = difference(resource.observe(), resource.wanted)
+    assert [key.name for key in (*change.replaced, *change.added)] == ["enabled", "compressor", "bits", "unknown"]
+    why = "on the kernel's command line, since the module is built into the kernel"
+    assert resource.unchangeable(change) == {
+        ParameterKey("zswap", "bits"): f"is 8, wanted 9: can only be set at boot, as zswap.bits=9 {why}",
+        ParameterKey("zswap", "unknown"): (
+            "the module in the kernel does not show a parameter unknown; it may be set at boot, as zswap.unknown=2 "
+            + why
+        ),
+    }
+    lost = resource.lost_at_boot()
+    assert [key.name for key in lost] == ["enabled", "bits", "unknown"]
+    assert lost[ParameterKey("zswap", "enabled")] == f"is not set at boot, only as zswap.enabled=1 {why}"
+    command_line.write_text("zswap.enabled=Y zswap.compressor=lz4 zswap.bits=9 zswap.hidden=1 zswap.unknown=2\n")
+    assert resource.lost_at_boot() == {}
+    loadable = ModuleParametersResource(wanted, ["zswap"], str(tmp_path))
+    assert loadable.lost_at_boot() == {}
+
+
 def test_a_value_that_the_kernel_refuses_is_named(tmp_path: Path) -> None:
     directory = tmp_path / "sys/module/ip_vs/parameters"
     directory.mkdir(parents=True)
