@@ -76,7 +76,8 @@ options:
           - Whether real servers that are not listed are removed.
           - With V(false) and without O(services[].scheduler), O(services[].flags), O(services[].persistence),
             O(services[].persistence_prefix) and O(services[].one_packet), an existing virtual server keeps its settings
-            as well, so that the task of a real server need not repeat them.
+            as well, so that the task of a real server need not repeat them. If all listed real servers are
+            V(absent), such a virtual server is not created if it does not exist.
         type: bool
         default: true
       real_servers:

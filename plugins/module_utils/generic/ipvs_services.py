@@ -101,13 +101,15 @@ class ListedTables(NamedTuple):
     """The desired entries.
 
     ``managed``: virtual servers whose real servers are to be exactly those listed. ``lenient``: those that keep their
-    settings if they exist. ``absent``: real servers that are to be removed.
+    settings if they exist. ``existing``: lenient ones that are not created, since the task only removes real servers of
+    them. ``absent``: real servers that are to be removed.
     """
 
     servers: Dict[VirtualServerKey, VirtualServer]
     real_servers: Dict[RealServerKey, RealServer]
     managed: FrozenSet[VirtualServerKey]
     lenient: FrozenSet[VirtualServerKey] = frozenset()
+    existing: FrozenSet[VirtualServerKey] = frozenset()
     absent: FrozenSet[RealServerKey] = frozenset()
 
 
@@ -185,6 +187,7 @@ def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
     tables = ListedTables({}, {}, frozenset())
     managed: Set[VirtualServerKey] = set()
     lenient: Set[VirtualServerKey] = set()
+    existing: Set[VirtualServerKey] = set()
     absent: Set[RealServerKey] = set()
     for number, server in enumerate(listed):
         where = f"services[{number}]"
@@ -194,6 +197,8 @@ def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
         tables.servers[key] = _settings(where, server, key)
         if not server.exclusive and not server.has_settings:
             lenient.add(key)
+            if server.real_servers and not any(real.present for real in server.real_servers):
+                existing.add(key)
         if server.real_servers is None:
             continue
         if server.exclusive:
@@ -208,7 +213,12 @@ def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
                 continue
             weight = _number(f"{place}.weight", real.weight, 0, _LARGEST_WEIGHT)
             tables.real_servers[real_key] = RealServer(weight, FORWARDING[real.forwarding])
-    return tables._replace(managed=frozenset(managed), lenient=frozenset(lenient), absent=frozenset(absent))
+    return tables._replace(
+        managed=frozenset(managed),
+        lenient=frozenset(lenient),
+        existing=frozenset(existing),
+        absent=frozenset(absent),
+    )
 
 
 def listed_timeouts(timeouts: Mapping[str, Optional[int]]) -> Dict[str, int]:
@@ -240,7 +250,8 @@ def desired_servers(
     if not present:
         return kept
     unchanged = {key: observed[key] for key in tables.lenient if key in observed}
-    return {**kept, **tables.servers, **unchanged}
+    listed = {key: value for key, value in tables.servers.items() if key not in tables.existing}
+    return {**kept, **listed, **unchanged}
 
 
 def desired_real_servers(
@@ -265,7 +276,8 @@ def unavailable_schedulers(tables: ListedTables, root: str = "") -> str:
     release = kernel_release()
     if not available_modules(release, root):
         return ""
-    names = {scheduler_module(value.scheduler): value.scheduler for value in tables.servers.values()}
+    created = [value for key, value in tables.servers.items() if key not in tables.existing]
+    names = {scheduler_module(value.scheduler): value.scheduler for value in created}
     unavailable = ModulesResource(sorted(names), release=release, root=root).unavailable(sorted(names))
     return "; ".join(f"IPVS scheduler {names[name]}: module {name} {reason}" for name, reason in unavailable.items())
 

@@ -95,9 +95,32 @@ def test_real_servers_in_separate_tasks() -> None:
         found = listed.listed_tables([task._replace(real_servers=(real,))])
         assert listed.desired_real_servers(real_servers, found, (), True) == wanted
         assert listed.desired_servers(servers, found, (), True) == servers
-        assert listed.desired_servers({}, found, (), True) == {WEB: VirtualServer("wlc", 0, 0, 32)}
+        created = {WEB: VirtualServer("wlc", 0, 0, 32)} if real.present else {}
+        assert listed.desired_servers({}, found, (), True) == created
     given = listed.listed_tables([task._replace(scheduler="rr")])
     assert listed.desired_servers(servers, given, (), True) == {WEB: PLAIN}
+
+
+def test_a_task_that_only_removes_real_servers_creates_no_virtual_server(tmp_path: Path) -> None:
+    """Only one that declares nothing else: neither settings, nor all real servers, nor a present one."""
+    gone, kept = listed.ListedReal("10.0.0.1", present=False), listed.ListedReal("10.0.0.2")
+    task = listed.ListedServer("192.0.2.1", 80, exclusive=False, real_servers=(gone,))
+    for server, created in (
+        (task, False),
+        (task._replace(real_servers=(gone, kept)), True),
+        (task._replace(real_servers=()), True),
+        (task._replace(real_servers=None), True),
+        (task._replace(scheduler="rr"), True),
+        (task._replace(exclusive=True), True),
+    ):
+        found = listed.listed_tables([server])
+        assert (WEB in listed.desired_servers({FAR: PLAIN}, found, (), True)) is created, server
+        assert WEB in listed.desired_servers({WEB: PLAIN}, found, (), True)
+    release = tmp_path / f"lib/modules/{kernel_release()}"
+    release.mkdir(parents=True)
+    for name, text in (("modules.dep", "kernel/ip_vs_rr.ko:\n"), ("modules.builtin", "")):
+        (release / name).write_text(text)
+    assert listed.unavailable_schedulers(listed.listed_tables([task]), str(tmp_path)) == ""
 
 
 def test_firewall_marks() -> None:
