@@ -137,8 +137,13 @@ options:
       - Whether to write all virtual servers, real servers and timeouts of the kernel, those of other programs included,
         to O(save_file), as C(ipvsadm-save -n) prints them. Thresholds, persistence engines and types of tunnels, which
         other programs may have set, are not saved.
+      - Tasks that save do so one after the other, each with what the kernel has after its change. So tasks of several
+        hosts may be delegated to one load balancer at the same time.
       - The service C(ipvsadm) of the distribution loads the file at boot. It must be enabled; on Debian, where it is a
         part of the package C(ipvsadm), C(/etc/default/ipvsadm) must also contain C(AUTO=true).
+      - On RHEL and its relatives, O(timeouts) are lost at the first reboot. The unit of their service C(ipvsadm) writes
+        the file again when it stops, with C(ipvsadm-save -n), which saves no timeouts. Set them there by a task that
+        runs after each boot.
     type: bool
     default: false
   save_file:
@@ -304,6 +309,7 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_saving import change, predict
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import (
     ListedReal,
     ListedServer,
@@ -312,14 +318,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_servic
     listed_tables,
     listed_timeouts,
     purged_addresses,
-    saved_text,
     stages,
     unavailable_schedulers,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange
 
 _SAVE_DIRECTORY = "/etc/sysconfig"
 
@@ -363,18 +367,10 @@ def _planned(parameters: Mapping[str, Any], wanted: ListedTables, path: str, che
     problem = unavailable_schedulers(wanted) if present else ""
     if problem:
         raise KernelError(problem)
+    families = FAMILIES if path else ()
     with connect() as connection:
-        planned = plan(
-            stages(
-                connection, wanted, purge=purge, present=present, timeouts=timeouts, families=FAMILIES if path else ()
-            )
-        )
-        if path:
-            text = saved_text(planned, {**connection.timeouts(), **timeouts})
-            planned += plan([Stage(FilesResource([path], 0o600), {path: text})])
-        if not check:
-            apply_plan(planned)
-    return planned
+        declared = stages(connection, wanted, purge=purge, present=present, timeouts=timeouts, families=families)
+        return predict(connection, declared, path, timeouts) if check else change(connection, declared, path)
 
 
 def _argument_spec() -> Dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTu
 from ..addresses import IPV4, IPV6, UNSPECIFIED, address_bits, canonical_address, family_of
 from ..errors import ConfigurationError, KernelError
 from ..kernel.facts import kernel_release
-from ..kernel.ipvs.messages import TIMEOUTS
 from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.module_profile import scheduler_module
 from ..kernel.modules import ModulesResource, available_modules
@@ -33,8 +32,7 @@ from ..rendering.ipvs.model import (
     VirtualServerKey,
     host_prefix,
 )
-from ..rendering.ipvs.text import ipvsadm_text
-from ..resources import PlannedChange, Stage
+from ..resources import Stage
 
 FORWARDING: Mapping[str, str] = {"nat": MASQUERADE, "dr": "route", "tunnel": "tunnel"}
 SCHEDULER_FLAGS: Mapping[str, Tuple[str, int]] = {
@@ -318,27 +316,3 @@ def stages(
         result.append(Stage(servers, partial(desired_servers, tables=wanted, purge=purge, present=present)))
         result.append(Stage(real_servers, partial(desired_real_servers, tables=wanted, purge=purge, present=present)))
     return result
-
-
-def saved_text(planned: Iterable[PlannedChange], timeouts: Mapping[str, int]) -> str:
-    """Return the tables after the planned changes, as input of ``ipvsadm -R``.
-
-    ``planned`` covers both families. ``timeouts``: all three of the kernel, which the text sets first.
-    """
-    servers: Dict[VirtualServerKey, VirtualServer] = {}
-    real_servers: Dict[RealServerKey, RealServer] = {}
-    for item in planned:
-        after = {
-            **item.observed,
-            **item.change.added,
-            **{key: new for key, (_old, new) in item.change.replaced.items()},
-        }
-        for key in item.change.removed:
-            del after[key]
-        if isinstance(item.resource, VirtualServersResource):
-            servers.update(after)
-        elif isinstance(item.resource, RealServersResource):
-            real_servers.update(after)
-    # In the order in which ipvsadm's option --set takes them.
-    first = f"--set {' '.join(str(timeouts[name]) for name in TIMEOUTS)}\n" if timeouts else ""
-    return first + ipvsadm_text(servers, real_servers)
