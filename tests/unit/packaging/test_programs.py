@@ -34,8 +34,8 @@ ALWAYS = """
 OTHERS = """
     address agent airgap ansible-builder ansible-test antsibull-docs chains cleanup confirm converge debian13 diff drain
     explain firewalld first kubenode-proxy kubenode.proxy.explain lab-iptables lab-ipvs link
-    net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack oneshot outside pyenv python python3-yaml rollback schedule
-    second static status systemctl top verify
+    net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack oneshot outside pyenv python python3-yaml reload rollback
+    schedule second static status systemctl top verify
 """
 #: Programs that tests execute on nodes with systemd, and the packages that have them.
 ON_NODES = {
