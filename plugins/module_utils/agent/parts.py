@@ -60,7 +60,7 @@ Delivered = Union[Batch, FirstObjects, VerdictChange, ControlRequest]
 
 
 class Parts:
-    """The parts of one agent. ``progress`` is called repeatedly during long work on the kernel."""
+    """The parts of one agent. ``progress`` is called repeatedly during long work."""
 
     def __init__(self, options: AgentOptions, log: Log, progress: Callable[[], None]) -> None:
         self.options = options
@@ -115,6 +115,7 @@ class Parts:
             log=log,
             node_required=lambda: self.configuration.detect_local_mode == NODE_CIDR,
             room=self.memory,
+            progress=progress,
         )
         self.surface = Surface(
             loaded,
@@ -158,7 +159,7 @@ class Parts:
         )
         self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
-        self.views = Views(self.source, static, self.sync)
+        self.views = Views(self.source, static, self.sync, progress)
         self.health.preliminary = lambda: self.views.preliminary
         self.traffic = Traffic(
             self.sync, lambda: self.views.current, self.handles, timers=self.timers, limited=self.limited

@@ -9,6 +9,7 @@ from typing import FrozenSet, Optional
 
 from ..cluster.api_addresses import NO_CLAIMS
 from ..cluster.claims import Claim
+from ..progress import Progress
 from .source.cluster_source import ClusterSource
 from .source.first_services import FirstObjects
 from .source.static_source import StaticSource
@@ -21,13 +22,14 @@ class Views:
 
     The preliminary view has static Services, which may lead to the API servers, and the essential Services of the
     cluster. It is incomplete, so it is separate: code that needs the whole cluster uses the source's view, which is not
-    known yet.
+    known yet. ``progress`` is called while it is filled.
     """
 
-    def __init__(self, source: ClusterSource, static: StaticSource, sync: NodeSync) -> None:
+    def __init__(self, source: ClusterSource, static: StaticSource, sync: NodeSync, progress: Progress) -> None:
         self._source = source
         self._static = static
         self._sync = sync
+        self._progress = progress
         self._preliminary: Optional[ClusterView] = None
         self._servers = NO_CLAIMS
         static.apply(source.view)
@@ -49,7 +51,7 @@ class Views:
 
     def begin_preliminary(self) -> None:
         """Switch to the preliminary view, which has the static Services."""
-        self._preliminary = ClusterView()
+        self._preliminary = ClusterView(progress=self._progress)
         self._static.apply(self._preliminary)
         self._preliminary.set_api_servers(self._servers)
         self._sync.follow(self._preliminary)

@@ -16,8 +16,9 @@ Services of the cluster, except load balancer addresses of a Service whose endpo
 
 from __future__ import annotations
 
-from bisect import insort
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
+from bisect import bisect_left, insort
+from itertools import islice
+from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from ..addresses import FAMILIES, address_and_port, family_of
 from .model import NamespacedName, Service
@@ -62,6 +63,11 @@ class _Claimant(NamedTuple):
     def __str__(self) -> str:
         return f"{'Service' if self.of_cluster else 'static Service'} {self.name} ({_KINDS[self.kind]})"
 
+    @property
+    def shown(self) -> Tuple[bool, int, NamespacedName]:
+        """What the text depends on."""
+        return self.of_cluster, self.kind, self.name
+
 
 #: Claims the addresses of the API servers. It is no Service, so it never is a loser.
 _API_SERVERS = _Claimant(True, _API_SERVER, "", NamespacedName("", "API servers"))
@@ -79,9 +85,92 @@ class Conflict(NamedTuple):
         return self.reason
 
 
+_Contest = Tuple[_Claimant, ...]
+"""The Service that wins a claim, or the API servers, and then the Services that lose it, in any order."""
+_NO_CONTEST: _Contest = ()
+
+
+class Conflicts:
+    """The claims that Services lose at one moment, by claim, winner and loser.
+
+    A Service may lose each of its claims to each of many others, so a conflict is only made when it is asked for.
+    """
+
+    def __init__(self, contests: Mapping[Claim, _Contest]) -> None:
+        self._contests = contests
+        self._count = sum(map(len, contests.values())) - len(contests)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Conflict]:
+        for claim, (winner, *losers) in self._contests.items():
+            for loser in sorted(losers, key=lambda claimant: claimant.name):
+                yield _conflict(claim, winner, loser)
+
+    def first(self, count: int) -> List[Conflict]:
+        """Return the first conflicts, at most as many as given."""
+        return list(islice(self, count))
+
+    def updated(self, changed: Mapping[Claim, _Contest]) -> Conflicts:
+        """Return the conflicts after a change of these claims; the contest of one that is no longer lost is empty."""
+        contests = sorted({**self._contests, **changed}.items())
+        return Conflicts({claim: contest for claim, contest in contests if contest})
+
+    def since(self, earlier: Conflicts) -> Conflicts:
+        """Return the conflicts that were not among the earlier ones in the same words."""
+        found = {
+            claim: _new_part(contest, earlier._contests.get(claim, _NO_CONTEST))
+            for claim, contest in self._contests.items()
+        }
+        return Conflicts({claim: contest for claim, contest in found.items() if contest})
+
+
+NO_CONFLICTS = Conflicts({})
+
+
+def _conflict(claim: Claim, winner: _Claimant, loser: _Claimant) -> Conflict:
+    reason = f"{claim} is claimed by {winner} and {loser}; {winner.name} gets it"
+    if winner is _API_SERVERS:
+        reason = f"{claim} is claimed by {loser}, but is the address of an API server and remains that"
+    return Conflict(claim, winner.name, loser.name, reason)
+
+
+def _new_part(contest: _Contest, earlier: _Contest) -> _Contest:
+    """Return the winner of a claim and those who lose it to that winner only now; empty if there are none."""
+    if contest == earlier:
+        return _NO_CONTEST
+    winner, *losers = contest
+    if not earlier or earlier[0].shown != winner.shown:
+        return contest
+    # Nearly all claimants are in both.
+    gone = {claimant.shown for claimant in set(earlier).difference(contest)}
+    new = [loser for loser in set(losers).difference(earlier) if loser.shown not in gone]
+    return (winner, *new) if new else _NO_CONTEST
+
+
 _Claimants = Union[_Claimant, List[_Claimant]]
-_NOTHING: Mapping[Claim, Conflict] = {}
 _NONE: FrozenSet[Claim] = frozenset()
+
+
+class LostClaims:
+    """Which of its own claims a Service loses to another one; false if it gets all of them."""
+
+    def __init__(self, name: NamespacedName, count: int, claimants: Mapping[Claim, _Claimants]) -> None:
+        self._name = name
+        self._count = count
+        self._claimants = claimants
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, claim: Claim) -> bool:
+        """Return whether the Service loses a claim that it makes."""
+        found = self._claimants.get(claim)
+        return isinstance(found, list) and found[0].name != self._name
+
+
+_LOSES_NOTHING = LostClaims(NamespacedName("", ""), 0, {})
 
 
 def _claims_of(name: NamespacedName, service: Optional[Service], leading: FrozenSet[Claim]) -> Dict[Claim, _Claimant]:
@@ -122,29 +211,42 @@ def _claims_of(name: NamespacedName, service: Optional[Service], leading: Frozen
 
 
 class Claims:
-    """The claims of all Services, kept up to date one Service at a time at a cost of O(its claims)."""
+    """The claims of all Services, kept up to date one Service at a time.
+
+    The cost is O(its claims), however many others make the same ones: tenants choose how many do.
+    """
 
     def __init__(self) -> None:
-        # Nearly all claims are made by one Service; these are stored without a list.
+        # Nearly all claims are made by one Service; these are stored without a list. A list is sorted.
         self._claimants: Dict[Claim, _Claimants] = {}
-        self._lost: Dict[NamespacedName, Dict[Claim, Conflict]] = {}
+        #: How many claims each Service loses, if any.
+        self._lost: Dict[NamespacedName, int] = {}
         self._servers = _NONE
         self._leading: Dict[NamespacedName, FrozenSet[Claim]] = {}
-        self._conflicts: Optional[Tuple[Conflict, ...]] = ()
+        self._conflicts = NO_CONFLICTS
+        #: The claims with several claimants that have changed since the conflicts were determined.
+        self._changed: Set[Claim] = set()
 
-    def lost_by(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
+    def lost_by(self, service: NamespacedName) -> LostClaims:
         """Return the claims that a Service loses to another one; empty for nearly all Services."""
-        return self._lost.get(service, _NOTHING)
+        count = self._lost.get(service)
+        return LostClaims(service, count, self._claimants) if count else _LOSES_NOTHING
 
     @property
-    def conflicts(self) -> Tuple[Conflict, ...]:
-        """All claims that one Service loses to another one, sorted by claim and winner.
-
-        The same object until one of them changes.
-        """
-        if self._conflicts is None:
-            self._conflicts = tuple(sorted(conflict for lost in self._lost.values() for conflict in lost.values()))
+    def conflicts(self) -> Conflicts:
+        """All claims that one Service loses to another one. The same object until one of them changes."""
+        if self._changed:
+            self._conflicts = self._conflicts.updated({claim: self._contest(claim) for claim in self._changed})
+            self._changed = set()
         return self._conflicts
+
+    def _contest(self, claim: Claim) -> _Contest:
+        """Return who wins and who loses a claim; empty if no Service loses it."""
+        found = self._claimants.get(claim)
+        if not isinstance(found, list):
+            return _NO_CONTEST
+        contest = (found[0], *[claimant for claimant in found[1:] if claimant is not _API_SERVERS])
+        return contest if len(contest) > 1 else _NO_CONTEST
 
     @property
     def servers(self) -> FrozenSet[Claim]:
@@ -194,6 +296,7 @@ class Claims:
         return affected
 
     def _change(self, claim: Claim, removed: Optional[_Claimant], added: Optional[_Claimant]) -> Set[NamespacedName]:
+        """Replace a claimant; return the Services that lose the claim only before or only after that."""
         found = self._claimants.get(claim)
         if removed is None and added is not None and found is None:
             self._claimants[claim] = added
@@ -202,29 +305,31 @@ class Claims:
             del self._claimants[claim]
             return set()
         claimants = found if isinstance(found, list) else [found] if found is not None else []
-        before = {claimant.name for claimant in claimants}
-        losers_before = {claimant.name for claimant in claimants[1:] if claimant is not _API_SERVERS}
+        before = claimants[0]
         if removed is not None:
-            claimants.remove(removed)
+            del claimants[claimants.index(removed, bisect_left(claimants, removed))]
         if added is not None:
             insort(claimants, added)
-        self._claimants[claim] = claimants if len(claimants) > 1 else claimants[0]
-        losers = {claimant.name for claimant in claimants[1:] if claimant is not _API_SERVERS}
-        self._record(claim, before, claimants)
-        return losers ^ losers_before
+        after = claimants[0]
+        self._claimants[claim] = claimants if len(claimants) > 1 else after
+        if len(claimants) > 1 or isinstance(found, list):
+            self._changed.add(claim)
+        # All others lose the claim both before and after the change.
+        lost = _losers(before, removed, after if after != added else None)
+        return self._count_lost(lost, _losers(after, added, before if before != removed else None))
 
-    def _record(self, claim: Claim, before: Set[NamespacedName], claimants: List[_Claimant]) -> None:
-        """Record the conflicts of a claim; ``before`` are the names of its claimants before the change."""
-        self._conflicts = None
-        for name in before:
-            lost = self._lost.get(name)
-            if lost is not None and lost.pop(claim, None) is not None and not lost:
-                del self._lost[name]
-        winner = claimants[0]
-        for loser in claimants[1:]:
-            if loser is _API_SERVERS:
-                continue
-            reason = f"{claim} is claimed by {winner} and {loser}; {winner.name} gets it"
-            if winner is _API_SERVERS:
-                reason = f"{claim} is claimed by {loser}, but is the address of an API server and remains that"
-            self._lost.setdefault(loser.name, {})[claim] = Conflict(claim, winner.name, loser.name, reason)
+    def _count_lost(self, before: Set[NamespacedName], after: Set[NamespacedName]) -> Set[NamespacedName]:
+        """Count a claim for the Services that begin or cease to lose it; return these Services."""
+        for name in after - before:
+            self._lost[name] = self._lost.get(name, 0) + 1
+        for name in before - after:
+            left = self._lost.pop(name) - 1
+            if left:
+                self._lost[name] = left
+        return before ^ after
+
+
+def _losers(winner: _Claimant, *claimants: Optional[_Claimant]) -> Set[NamespacedName]:
+    """Return the Services among these claimants that do not win."""
+    services = (claimant for claimant in claimants if claimant is not None and claimant is not _API_SERVERS)
+    return {claimant.name for claimant in services if claimant.name != winner.name}

@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 from ..addresses import FAMILIES, IPV4, IPV6
 from ..errors import Refusal
 from .api_addresses import KUBERNETES, NO_CLAIMS, leading_there, named_claims
-from .claims import Claim, Claims, Conflict
+from .claims import Claim, Claims, Conflicts, LostClaims
 from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
 from .owned_slices import OwnedSlices, Slices
 from .parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
@@ -139,12 +139,12 @@ class ClusterState:
             return _FAMILIES[IPV6]
         return _EVERY_FAMILY if service.cluster_ip_v6 else _FAMILIES[IPV4]
 
-    def lost_claims(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
+    def lost_claims(self, service: NamespacedName) -> LostClaims:
         """Return the claims of a Service that were assigned to another Service; empty for nearly all Services."""
         return self._claims.lost_by(service)
 
     @property
-    def conflicts(self) -> Tuple[Conflict, ...]:
+    def conflicts(self) -> Conflicts:
         """The claims that several Services make; the same object until one of them changes."""
         return self._claims.conflicts
 

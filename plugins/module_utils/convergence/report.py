@@ -10,7 +10,7 @@ import time
 from itertools import islice
 from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
-from ..cluster.claims import Conflict
+from ..cluster.claims import Conflicts
 from ..cluster.model import NO_POLICY
 from ..rendering.rendering import Rendering, ServicePorts
 from ..rendering.settings import DataplaneSettings
@@ -47,9 +47,9 @@ def _lines(resource: Resource[Any, Any], entries: Iterable[Tuple[Any, Any]]) -> 
 _NAMED_CONFLICTS = 5
 
 
-def conflict_warnings(conflicts: Sequence[Conflict]) -> List[str]:
+def conflict_warnings(conflicts: Conflicts) -> List[str]:
     """Return a line for each of the first few addresses that several Services claim, and one for the others."""
-    lines = [str(conflict) for conflict in conflicts[:_NAMED_CONFLICTS]]
+    lines = [str(conflict) for conflict in conflicts.first(_NAMED_CONFLICTS)]
     left = len(conflicts) - len(lines)
     return [*lines, f"{left} more addresses or node ports are claimed by several Services"] if left else lines
 

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from ..cluster.claims import Claim, Conflict
+from ..cluster.claims import Claim, LostClaims
 from ..cluster.model import EndpointSlice, NamespacedName, Service, ServicePort
 from ..cluster.state import ClusterState
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
@@ -172,7 +172,7 @@ def _cluster_ip_only(service: Service) -> Service:
 
 
 def _without_lost(
-    attributes: ServiceAttributes, port: ServicePort, family: str, lost: Mapping[Claim, Conflict]
+    attributes: ServiceAttributes, port: ServicePort, family: str, lost: LostClaims
 ) -> Optional[Tuple[ServiceAttributes, ServicePort]]:
     """Return the attributes and the port without the addresses and the node port that other Services have claimed.
 

@@ -16,6 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlRequest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.lab import manifests
 
@@ -58,6 +59,21 @@ def test_a_change_queues_the_families_that_it_concerns(tmp_path, monkeypatch):
     monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: True)
     agent._apply(Batch("Node", [manifests.node("n1", "192.0.2.2", "10.0.0.0/24")], []))
     assert queued == [{"IPv4"}, {"IPv4", "IPv6"}]
+
+
+@pytest.mark.parametrize("preliminary", [False, True])
+def test_the_watchdog_is_fed_while_objects_are_applied(tmp_path, monkeypatch, preliminary):
+    path = tmp_path / "config.conf"
+    path.write_text(HEAD)
+    systemd, calls = Systemd({}), []
+    monkeypatch.setattr(systemd, "progress", lambda: calls.append(1))
+    agent = Agent(AgentOptions(configuration=str(path)), Log(io.StringIO()), systemd)
+    if preliminary:
+        agent.views.begin_preliminary()
+    calls.clear()
+    services = [manifests.service(f"s{number}", f"10.96.0.{number}", []) for number in range(1, 11)]
+    agent.views.current.apply(Batch("Service", services, []))
+    assert len(calls) == len(services)
 
 
 def test_a_configuration_that_cannot_be_read_leaves_the_previous_one_in_effect(tmp_path):

@@ -73,7 +73,7 @@ def test_servers_become_known_and_unknown() -> None:
     assert state.set_api_servers(claims_at([(VIP, 6443)])) == set()
     assert state.set_api_servers(frozenset()) == {NAME}
     assert NAME in state.delete(SERVERS)
-    assert served(state, SERVER) == served(state, VIP) == ["web:6443"] and state.conflicts == ()
+    assert served(state, SERVER) == served(state, VIP) == ["web:6443"] and not state.conflicts
     assert state.upsert(SERVERS) and not state.upsert(service("other", 2)) - {NamespacedName("tenant", "other")}
 
 
@@ -83,7 +83,7 @@ def test_a_load_balancer_of_the_api_servers_keeps_their_address() -> None:
     state.set_api_servers(claims_at([(VIP, 6443)]))
     assert served(state, VIP) == [], "without endpoints it would refuse connections"
     assert state.upsert(endpoints([SERVER, OTHER])) == {NAME}
-    assert served(state, VIP) == ["web:6443"] and state.conflicts == ()
+    assert served(state, VIP) == ["web:6443"] and not state.conflicts
     older = service(
         "older", 2, type="LoadBalancer", ingress=[VIP], metadata={"creationTimestamp": "2020-01-01T00:00:00Z"}
     )
@@ -101,13 +101,13 @@ def test_a_load_balancer_may_have_addresses_of_a_family_that_its_service_does_no
     state.set_api_servers(claims_at([(SERVER6, 6443), (SERVER, 6443)]))
     for raw in (service(type="LoadBalancer", ingress=[SERVER6, VIP]), endpoints([SERVER])):
         state.upsert(raw)
-    assert served(state, VIP) == ["web:6443"] and served(state, SERVER6) == [] and state.conflicts == ()
+    assert served(state, VIP) == ["web:6443"] and served(state, SERVER6) == [] and not state.conflicts
 
 
 def test_cluster_ips_and_static_services_keep_the_address() -> None:
     state = ClusterState.from_objects([service(), endpoints(["10.244.1.1"]), SERVERS])
     state.set_api_servers(claims_at([("10.96.0.1", 6443), (VIP, 6443)]))
-    assert served(state, "10.96.0.1") == ["web:6443"] and state.conflicts == ()
+    assert served(state, "10.96.0.1") == ["web:6443"] and not state.conflicts
     port = [{"name": "https", "port": 6443}]
     static = {
         "apiVersion": "v1",
@@ -116,7 +116,7 @@ def test_cluster_ips_and_static_services_keep_the_address() -> None:
         "spec": {"clusterIP": VIP, "ports": port, "externalIPs": [SERVER]},
     }
     state.set_static(parse_static({"a.yaml": [static]}))
-    assert served(state, VIP) == served(state, SERVER) == ["apiserver:6443"] and state.conflicts == ()
+    assert served(state, VIP) == served(state, SERVER) == ["apiserver:6443"] and not state.conflicts
     state.upsert(service("thief", 3, externalIPs=[VIP]))
     (conflict,) = state.conflicts
     assert conflict.winner == NamespacedName("static", "apiserver")
@@ -164,5 +164,5 @@ def test_changes_equal_a_state_made_at_once(steps: Any) -> None:
             routes[name] = service_ports_of(state, name, CONTEXT)
         whole = ClusterState.from_objects(kept.values())
         whole.set_api_servers(servers)
-        assert whole.conflicts == state.conflicts
+        assert list(whole.conflicts) == list(state.conflicts)
         assert {route.key: route for item in routes.values() for route in item} == all_service_ports(whole, CONTEXT)

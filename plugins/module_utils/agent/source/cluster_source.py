@@ -21,6 +21,7 @@ from ...cluster.resource_types import (
     ResourceType,
 )
 from ...errors import Refusal
+from ...progress import Progress, unheeded
 from ..supervision import Supervisor, Task
 from ..surface.log import Log
 from ..timers import monotonic
@@ -69,7 +70,7 @@ class ClusterSource:
     Only the main thread calls its methods, except :meth:`leave`. The threads call ``deliver`` with each :class:`Batch`,
     which the main thread applies to the view; on a node that serves nothing, :class:`FirstObjects` come before. The
     main thread calls :meth:`follow_all` when they are served. ``node_required``: whether nothing can be served without
-    the Node. ``room``: how much of the cluster may be held.
+    the Node. ``room``: how much of the cluster may be held. ``progress`` is called while the view is updated.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class ClusterSource:
         log: Log,
         node_required: Callable[[], bool],
         room: Room = UNLIMITED,
+        progress: Progress = unheeded,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.view = ClusterView(room)
+        self.view = ClusterView(room, progress)
         self.reflectors: List[Reflector] = []
         self.from_cache = False
         self.keeper = keeper

@@ -14,6 +14,7 @@ from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_ke
 from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
+from ...progress import Progress, unheeded
 from ..failures import MOST_FAILURES, NOT_OF_ONE_OBJECT, Failures
 from .known import Batch
 from .packed import Item, parsed_items, text_in
@@ -41,10 +42,10 @@ class ClusterView:
     ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the changes of
     endpoints that are not programmed yet were triggered. ``held_back``: objects whose latest version has no room; their
     previous version remains in effect. ``failures``: objects whose latest version a defect of the agent keeps out of
-    the state; their previous version remains in effect, too.
+    the state; their previous version remains in effect, too. ``progress`` is called for each object.
     """
 
-    def __init__(self, room: Room = UNLIMITED) -> None:
+    def __init__(self, room: Room = UNLIMITED, progress: Progress = unheeded) -> None:
         self.state = ClusterState()
         self.listed: Set[str] = set()
         self.from_disk: Set[str] = set()
@@ -57,6 +58,7 @@ class ClusterView:
         self.failures = Failures()
         self._set_aside: Dict[ObjectKey, Tuple[ParsedObject, Item]] = {}
         self._room = room
+        self._progress = progress
         self._objects: Dict[ObjectKey, bytes] = {}
         self._bytes = 0
 
@@ -82,6 +84,7 @@ class ClusterView:
         families: Set[str] = set()
         replaced = self._replaced_by(batch)
         for parsed, item in parsed_items(batch.changed):
+            self._progress()
             if batch.listed or whole or self._has_room(parsed.key, item.size):
                 replaced.discard(parsed.key)
                 before = self.state.families_of(parsed.key)
@@ -92,6 +95,7 @@ class ClusterView:
                     if isinstance(parsed.value, EndpointSlice):
                         self.triggers.note(parsed.value)
         for key in (*map(object_key, batch.gone), *replaced):
+            self._progress()
             before = self.state.families_of(key)
             affected = self._remove(key)
             if affected:
@@ -179,6 +183,7 @@ class ClusterView:
         """Build the state again without these objects; return the first one that raised an exception, and this."""
         self.state = self.state.successor()
         for key, packed in self._objects.items():
+            self._progress()
             try:
                 if key not in omitted:
                     self.state.put(_parsed(key, packed))

@@ -82,7 +82,7 @@ def status_document(state: AgentState) -> AgentStatus:
         "failed": [f"{item.name}: {item.error}" for item in failed[:_MOST_NAMED]],
         "failedCount": len(failed),
         "ignored": _ignored(proxiers),
-        "conflicts": [str(conflict) for conflict in view.state.conflicts[:_MOST_NAMED]],
+        "conflicts": [str(conflict) for conflict in view.state.conflicts.first(_MOST_NAMED)],
         "conflictCount": len(view.state.conflicts),
         "families": families,
         "forwarding": state.forwarding.status(),

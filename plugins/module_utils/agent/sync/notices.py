@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, Iterable, Sequence, Set, Tuple
 
-from ...cluster.claims import Conflict
+from ...cluster.claims import NO_CONFLICTS, Conflicts
 from ...convergence.report import conflict_warnings
 from ..failures import Failure
 from ..source.view import ClusterView
@@ -31,7 +31,7 @@ class Notices:
         self._metrics = metrics
         self._log = log
         self._limited = limited
-        self._conflicts: Tuple[Conflict, ...] = ()
+        self._conflicts = NO_CONFLICTS
         self._failures: FrozenSet[Failure] = frozenset()
         self._unserved: Set[str] = set()
         self._kept_chains: Set[Tuple[str, str]] = set()
@@ -54,12 +54,11 @@ class Notices:
         self._failures = found
         self._metrics.objects_failed.set(len({failure.key for failure in found}))
 
-    def _report_conflicts(self, conflicts: Tuple[Conflict, ...]) -> None:
+    def _report_conflicts(self, conflicts: Conflicts) -> None:
         """Log each address and node port that a Service claims and does not get."""
         if conflicts is self._conflicts:
             return
-        known = set(self._conflicts)
-        for line in conflict_warnings([conflict for conflict in conflicts if conflict not in known]):
+        for line in conflict_warnings(conflicts.since(self._conflicts)):
             # A Service that is created and deleted again and again repeats its conflicts.
             self._limited.warning(("conflict", line), "an address is claimed twice", conflict=line)
         self._conflicts = conflicts
