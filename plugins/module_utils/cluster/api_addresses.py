@@ -44,21 +44,23 @@ def leading_there(service: Service, slices: Slices, servers: FrozenSet[Claim]) -
     """
     if not servers or not service.load_balancer_ips:
         return NO_CLAIMS
+    claimed = [claim for claim in servers if claim.address in service.load_balancer_ips]
     return frozenset(
         claim
         for port in service.ports
-        for claim in [Claim(address, port.port, port.protocol) for address in service.load_balancer_ips]
-        if claim in servers and _leads_there(port, slices, servers)
+        for claim in claimed
+        if (claim.port, claim.protocol) == (port.port, port.protocol) and _leads_there(port, slices, servers)
     )
 
 
 def _leads_there(port: ServicePort, slices: Slices, servers: FrozenSet[Claim]) -> bool:
     """Return whether a port has endpoints, and all of them are API servers."""
-    endpoints = [
-        Claim(endpoint.address, target.port or 0, target.protocol)
+    are_servers = (
+        Claim(endpoint.address, target.port or 0, target.protocol) in servers
         for item in slices.values()
         for target in item.ports
         if (target.name, target.protocol) == (port.name, port.protocol)
         for endpoint in item.endpoints
-    ]
-    return bool(endpoints) and servers.issuperset(endpoints)
+    )
+    # The first one that is none ends the search, which is repeated for each change of thousands of EndpointSlices.
+    return next(are_servers, False) and all(are_servers)

@@ -11,10 +11,11 @@ mode serves the same.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import FAMILIES, IPV4, IPV6, family_of
-from .model import EndpointSlice, Service, ServicePort
+from .model import Service, ServicePort
+from .owned_slices import EndpointCounts
 
 #: The weight that is served of a Service: 20,000 pairs of a port and an address.
 MOST_WEIGHT = 200_000
@@ -48,24 +49,20 @@ def is_small(service: Service) -> bool:
     return products <= LIGHT_OF_ENDPOINT and not service.source_ranges and not service.policy.allowed_sources
 
 
-def limited(service: Service, slices: Mapping[str, EndpointSlice]) -> Optional[Limited]:
-    """Return a Service within its limit, given its EndpointSlices; None if it is light, as nearly all are.
+def limited(service: Service, counts: EndpointCounts) -> Optional[Limited]:
+    """Return a Service within its limit, given its endpoints; None if it is light, as nearly all are.
 
     Served are, up to the first part that does not fit, the cluster IPs of all ports, node ports, load balancer
     addresses, and external IPs, each in the order of the object. The first port is always served at the cluster IPs.
     """
-    endpoints = listed = 0
-    for item in slices.values():
-        endpoints += len(item.endpoints)
-        listed += len(item.endpoints) * len(item.ports)
     addresses = len(service.external_ips) + len(service.load_balancer_ips)
     sources = _sources(service)
-    suggested = max(LIGHT, LIGHT_OF_ENDPOINT * endpoints)
+    suggested = max(LIGHT, LIGHT_OF_ENDPOINT * counts.endpoints)
     # An upper bound: cluster IPs of two families with node ports, and each address with all endpoints.
     most = len(service.ports) * (4 + addresses) * (_PAIR + _SOURCE * (sources + addresses if sources else 0))
-    if most + listed * ((2 + addresses) * _LISTED + _CHAIN) <= suggested:
+    if most + counts.listed * ((2 + addresses) * _LISTED + _CHAIN) <= suggested:
         return None
-    return _Fitting(service, slices.values(), max(MOST_WEIGHT, WEIGHT_OF_ENDPOINT * endpoints)).fit(suggested)
+    return _Fitting(service, counts, max(MOST_WEIGHT, WEIGHT_OF_ENDPOINT * counts.endpoints)).fit(suggested)
 
 
 def _sources(service: Service) -> int:
@@ -76,7 +73,7 @@ def _sources(service: Service) -> int:
 class _Fitting:
     """Adds the weights of a Service's parts in the order in which they are served, until ``most`` is exceeded."""
 
-    def __init__(self, service: Service, slices: Iterable[EndpointSlice], most: int) -> None:
+    def __init__(self, service: Service, counts: EndpointCounts, most: int) -> None:
         self._service = service
         self._most = most
         self._total = self._served = 0
@@ -84,20 +81,10 @@ class _Fitting:
         self._families = [
             family for family, ip in zip((IPV4, IPV6), (service.cluster_ip_v4, service.cluster_ip_v6)) if ip
         ]
-        self._endpoints = self._count(slices)
-
-    def _count(self, slices: Iterable[EndpointSlice]) -> Dict[Tuple[str, str, str], int]:
-        """Return how many endpoints each port has, by family, name and protocol."""
-        counts = {(family, port.name, port.protocol): 0 for family in self._families for port in self._service.ports}
-        for item in slices:
-            for port in item.ports:
-                key = item.family, port.name, port.protocol
-                if key in counts:
-                    counts[key] += len(item.endpoints)
-        return counts
+        self._counts = counts
 
     def _of(self, port: ServicePort) -> int:
-        return sum(self._endpoints[family, port.name, port.protocol] for family in self._families)
+        return sum(self._counts.of_port(family, port.name, port.protocol) for family in self._families)
 
     def _fitting(self, weights: Iterable[int], at_least: int = 0) -> int:
         """Return how many of these parts fit, in their order."""
@@ -115,7 +102,7 @@ class _Fitting:
         pair = _PAIR + _SOURCE * (sources + len(addresses) if sources else 0)
         weights = dict.fromkeys(FAMILIES, 0)
         for family in self._families:
-            listed = sum(self._endpoints[family, port.name, port.protocol] for port in ports)
+            listed = sum(self._counts.of_port(family, port.name, port.protocol) for port in ports)
             weights[family] = len(ports) * pair + listed * _LISTED
         return [weights[family_of(address)] for address in addresses]
 

@@ -321,7 +321,7 @@ class ClusterState:
             self.excess -= before.excess if before is not None else 0
         if service is None or is_small(service):
             return service
-        now = limited(service, self._slices.of(key))
+        now = limited(service, self._slices.counts_of(key))
         if now is None:
             return service
         self._limited[key] = now
