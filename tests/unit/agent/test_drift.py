@@ -13,7 +13,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.polls i
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.outline import ServersContent
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.request_tap import changes_filter
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import legacy_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import LegacyTables, LockWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import LegacyTables
 
 GENERIC, NETFILTER, ROUTE = 16, 12, 0
 IPVS, REQUEST, OURS = 28, 1, (4711, 4712)
@@ -93,21 +93,6 @@ def test_connection_counts_do_not_change_the_content_of_ipvs():
     content = ServersContent(lambda: next(texts))
     first, second, third = content(), content(), content()
     assert first == second != third
-
-
-def test_use_of_the_lock_file_is_noticed(tmp_path):
-    path = tmp_path / "xtables.lock"
-    watch = LockWatch(str(path))
-    try:
-        assert watch.used() is False
-        path.touch()
-        watch.used()
-        with open(path):
-            assert watch.used() is False
-        assert watch.used() is True
-        assert watch.used() is False
-    finally:
-        watch.close()
 
 
 class Tables:

@@ -20,7 +20,7 @@ import socket
 import struct
 import time
 from array import array
-from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ...addresses import IPV6
 from ...errors import KernelError
@@ -34,7 +34,9 @@ _ENTRIES_HEAD = 40
 _NUMBER_AND_SIZE = struct.Struct("=II")
 _SIZE = struct.Struct("=I")
 _OFFSETS = struct.Struct("=HH")
-_IN_CLOSE = 0x8 | 0x10
+_IN_CLOSE, _IN_OVERFLOW = 0x8 | 0x10, 0x4000
+# The start of struct inotify_event: watch, mask, cookie, bytes of the name that follows.
+_EVENT = struct.Struct("=iIII")
 # Comparing contents without a reason takes at most a thousandth of a processor.
 _COST_FACTOR, _LONGEST_PAUSE = 1000.0, 120.0
 # The pause between two comparisons because of the lock, in multiples of the time that reading takes.
@@ -137,19 +139,18 @@ class TableReader:
 
 
 class LockWatch:
-    """Reports by inotify when a program has released the xtables lock file."""
+    """Reports by inotify when a program has released the xtables lock file.
+
+    The file may be created only later, or replaced: what matters is the one that the path names. One that it no longer
+    names remains watched until it is deleted and its last user has closed it.
+    """
 
     def __init__(self, path: Optional[str] = None) -> None:
         self._path = path or lock_file()
         self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._watching = False
-        self.watch()
-
-    def watch(self) -> None:
-        """Start watching if the file exists by now."""
-        if self._descriptor >= 0 and not self._watching:
-            path = os.fsencode(self._path)
-            self._watching = _libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(_IN_CLOSE)) >= 0
+        #: The number of the watch on the file, -1 if there is none. The kernel does not soon use a number again.
+        self._watch = -1
+        self._follow()
 
     def fileno(self) -> int:
         """Return the descriptor to wait for; -1 without inotify."""
@@ -157,20 +158,43 @@ class LockWatch:
 
     def used(self) -> bool:
         """Return whether the lock was used since the last call, without waiting."""
-        self.watch()
+        if self._descriptor < 0:
+            return False
+        # A file may have been used before it was watched, most likely by the program that created it.
+        is_new = self._follow()
+        return self._read_uses() or is_new
+
+    def _follow(self) -> bool:
+        """Watch the file that the path names now; return whether that is another one than before."""
+        before, path = self._watch, os.fsencode(self._path)
+        # The answer for a file that is watched already is the number of its watch.
+        self._watch = int(_libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(_IN_CLOSE)))
+        return self._watch not in (-1, before)
+
+    def _read_uses(self) -> bool:
+        """Read all events; return whether one is a use of the lock, or may have been lost."""
         found = False
-        while self._descriptor >= 0:
+        while True:
             try:
-                found = bool(os.read(self._descriptor, 65536)) or found
-            except OSError:
+                events = os.read(self._descriptor, 65536)
+            except BlockingIOError:
                 return found
-        return found
+            found = any(mask & (_IN_CLOSE | _IN_OVERFLOW) for mask in _masks(events)) or found
 
     def close(self) -> None:
         """Stop watching."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _masks(events: bytes) -> Iterator[int]:
+    """Yield the mask of each inotify event."""
+    start = 0
+    while start < len(events):
+        _watch, mask, _cookie, name = _EVENT.unpack_from(events, start)
+        yield mask
+        start += _EVENT.size + name
 
 
 def number_of_entries(info: bytes) -> int:
