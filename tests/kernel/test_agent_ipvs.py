@@ -9,6 +9,7 @@ import contextlib
 import signal
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +119,56 @@ def test_manual_changes_are_repaired_and_counted(node):
     assert_repaired(node, before, "after the loss of the device", [("ipvsadm", "-C")])
     assert node.stop() == 0
     assert output("ip", "-o", "link", "show", "type", "nlmon") == ""
+
+
+def unload(*names):
+    """Unload modules and those whose names begin alike; network namespaces use some for a moment after their end."""
+    modules = [line.split()[0] for line in Path("/proc/modules").read_text().splitlines()]
+    users = [module for module in modules if module.startswith(tuple(f"{name}_" for name in names))]
+
+    def unloaded():
+        return subprocess.run(["rmmod", *users, *names], check=False).returncode == 0
+
+    wait_for(unloaded, 10.0, 0.2)
+
+
+@pytest.mark.parametrize("loaded_again", [True, False])
+def test_ipvs_is_programmed_again_after_its_module_was_unloaded(node, loaded_again):
+    node.start()
+    before = content()
+    node.process.send_signal(signal.SIGSTOP)
+    output("ipvsadm", "-C")
+    unload("ip_vs")
+    if loaded_again:
+        output("modprobe", "ip_vs")
+    node.process.send_signal(signal.SIGCONT)
+
+    def restored():
+        return Path("/proc/net/ip_vs").exists() and content() == before
+
+    wait_for(restored, 15.0, 0.1)
+    wait_for(lambda: not node.status()["lastError"], 15.0, 0.1)
+    # The requests of other programs are detected by the new number of the family.
+    assert_repaired(node, before, "flushed IPVS", [("ipvsadm", "-C")])
+    assert node.log.count('noticed_by="request of another program to IPVS or ipset"') >= 1
+    node.store.put(endpoint_slice(3, count=3))
+    wait_for(lambda: f"{endpoint_ip(3, 2)}:8080" in servers(), 15.0)
+
+
+def test_other_modules_may_be_unloaded_as_well(node):
+    node.start()
+    before = content()
+    node.process.send_signal(signal.SIGSTOP)
+    for device in ("kube-ipvs0", "kube-nlmon0"):
+        output("ip", "link", "del", device)
+    for table in ("nat", "filter", "mangle"):
+        output("iptables-legacy", "-t", table, "-F")
+        output("ip6tables-legacy", "-t", table, "-F")
+    output("ipset", "destroy")
+    unload("dummy", "nlmon", "xt_set", "ip_set")
+    node.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: content() == before, 30.0, 0.2)
+    wait_for(lambda: "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon"), 15.0, 0.2)
 
 
 @pytest.mark.full

@@ -105,7 +105,25 @@ class KernelHandles:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
+        self._close_ipvs()
         self._open.close()
+
+    def _close_ipvs(self) -> None:
+        """Close the socket to IPVS, which may be opened several times."""
+        ipvs, self._ipvs = self._ipvs, None
+        if ipvs is not None:
+            ipvs.close()
+
+    def forget_lost(self) -> bool:
+        """Close sockets to a subsystem that was unloaded; return whether there was one. The next use opens another one.
+
+        Only IPVS can be lost: its number in generic netlink is no longer valid. For ipset and nf_tables the kernel
+        loads the module again when it is sent a request, and routing netlink cannot be unloaded.
+        """
+        if self._ipvs is None or not self._ipvs.lost:
+            return False
+        self._close_ipvs()
+        return True
 
     @staticmethod
     def has_ipvs() -> bool:
@@ -144,7 +162,7 @@ class KernelHandles:
         if self._ipvs is None:
             from ..kernel.ipvs.servers import IpvsSocket
 
-            self._ipvs = self._open.enter_context(IpvsSocket())
+            self._ipvs = IpvsSocket()
             self._ipvs.netlink.progress = self.progress
         return self._ipvs
 

@@ -93,7 +93,8 @@ class NodeSync:
         # Whether the Event about the change to the mode in effect was posted.
         self._mode_posted = False
         self._leftovers_due = False
-        # Whether the last sync ended by an unexpected exception, and what the node was set up for.
+        # Whether the node must be set up again, because a sync ended by an unexpected exception or IPVS was unloaded,
+        # and what it was set up for.
         self._broken = False
         self._request: Optional[Request] = None
         self._slow_start = SlowStart(timers.clock)
@@ -117,7 +118,9 @@ class NodeSync:
 
         Raises PreflightError if the mode cannot work here, before anything is changed; ConfigurationError; KernelError.
         """
+        self._note_lost()
         proxiers = set_up(request, self._handles)
+        self._broken = False
         self._request = request._replace(cluster=ClusterState())
         known = self.proxiers.warnings if self.proxiers is not None else ()
         for warning in proxiers.warnings:
@@ -191,7 +194,6 @@ class NodeSync:
         try:
             if self._broken and self._request is not None:
                 proxiers = self.set_up(self._request._replace(cluster=self._view.state))
-                self._broken = False
             self._slow_start.update(self._view, self.configuration.node_proxy.service_policy)
             first = first or not self.syncer.started
             outcome = self.syncer.start(proxiers) if first else self.syncer.sync(proxiers)
@@ -202,6 +204,7 @@ class NodeSync:
             return
         now = self._clock()
         self.schedule.ended(now, outcome.succeeded)
+        self._note_lost()
         self.last_sync_end = time.time()
         if outcome.observed:
             # Before the drift watch, which may read whole tables, needs memory as well.
@@ -244,6 +247,14 @@ class NodeSync:
             self._health.queued(family.family)
         self.schedule.ended(self._clock(), succeeded=False)
         self._limited.error("sync", "a sync has failed; the node is set up again for the next one", error=text)
+
+    def _note_lost(self) -> None:
+        """Request a sync that sets the node up again if IPVS was unloaded: proxiers and watch have its old number."""
+        if self._handles.forget_lost():
+            self._broken = True
+            self.syncer.broken("IPVS was unloaded")
+            self._limited.warning("lost", "IPVS was unloaded; the node is set up again for the next sync")
+            self.schedule.request()
 
     def _watch_again(self) -> None:
         if self.proxiers is not None and self.drift is None:
@@ -298,6 +309,7 @@ class NodeSync:
 
     def request_if_needed(self) -> None:
         """Request a sync if the view or the kernel has changed."""
+        self._note_lost()
         if self._view.dirty or self.syncer.suspects:
             self.schedule.request()
 

@@ -19,23 +19,29 @@ from ...rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, Vi
 from ...rendering.ipvs.text import real_server_line, virtual_server_line
 from ...resources import Change, Kind, Resource
 from ..facts import PROC_IPVS
-from ..netlink.generic import generic_family
-from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_missing
-from ..netlink.protocol import NETLINK_GENERIC
+from ..netlink.generic import generic_family, has_number
+from ..netlink.outcomes import MessageError, NetlinkRefusal, Reply, is_existing, is_missing
+from ..netlink.protocol import NETLINK_GENERIC, Slice
 from ..netlink.socket import NetlinkSocket
 from . import messages
+
+_FAMILY = "IPVS"
 
 
 class IpvsSocket:
     """A connection to IPVS in the network namespace of the calling thread; a context manager.
 
     Raises KernelError if the kernel has no IPVS (module ip_vs not loaded) or no socket can be opened.
+
+    ``lost``: a request has shown that ip_vs was unloaded, which an open socket does not prevent. No request succeeds
+    any more, even if the module was loaded again: another socket is needed.
     """
 
     def __init__(self) -> None:
+        self.lost = False
         self.netlink = NetlinkSocket(NETLINK_GENERIC)
         try:
-            self.family_id = generic_family(self.netlink, "IPVS")
+            self.family_id = generic_family(self.netlink, _FAMILY)
         except KernelError:
             self.netlink.close()
             raise
@@ -50,6 +56,29 @@ class IpvsSocket:
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
         self.close()
 
+    def _check_family(self, errors: Iterable[MessageError]) -> None:
+        """Raise KernelError if ip_vs was unloaded: the kernel then answers as for a server that does not exist."""
+        missing = any(error.errno == errno.ENOENT for error in errors)
+        if missing and not has_number(self.netlink, _FAMILY, self.family_id):
+            self.lost = True
+            raise KernelError("IPVS: the module ip_vs was unloaded")
+
+    def _dump(self, payload: bytes) -> List[Slice]:
+        """Return a dump of IPVS. Raises NetlinkRefusal; KernelError, also if ip_vs was unloaded."""
+        try:
+            return self.netlink.dump(self.family_id, payload)
+        except NetlinkRefusal as refusal:
+            self._check_family([refusal.error])
+            raise
+
+    def _request(self, payload: bytes) -> List[Reply]:
+        """Send one request and return its answers. Raises as :meth:`_dump` does."""
+        try:
+            return self.netlink.request(self.family_id, payload)
+        except NetlinkRefusal as refusal:
+            self._check_family([refusal.error])
+            raise
+
     def services(
         self, family: str, marks: bool = False
     ) -> Iterator[Tuple[VirtualServerKey, VirtualServer, Dict[int, memoryview]]]:
@@ -58,7 +87,7 @@ class IpvsSocket:
         ``marks``: also those that are named by a firewall mark. Raises KernelError.
         """
         try:
-            dump = self.netlink.dump(self.family_id, messages.header(messages.GET_SERVICE))
+            dump = self._dump(messages.header(messages.GET_SERVICE))
         except NetlinkRefusal as refusal:
             raise KernelError(f"virtual servers cannot be listed: {refusal.error}") from refusal
         for buffer, _kind, start, end in dump:
@@ -74,7 +103,7 @@ class IpvsSocket:
         """
         request = messages.header(messages.GET_DEST) + messages.service_identity(server)
         try:
-            dump = self.netlink.dump(self.family_id, request)
+            dump = self._dump(request)
         except NetlinkRefusal as refusal:
             if is_missing(refusal.error):
                 return
@@ -126,7 +155,7 @@ class IpvsSocket:
     def timeouts(self) -> Dict[str, int]:
         """Return the timeouts of connections in seconds, by name: tcp, tcp_fin, udp. Raises KernelError."""
         try:
-            replies = self.netlink.request(self.family_id, messages.header(messages.GET_CONFIG))
+            replies = self._request(messages.header(messages.GET_CONFIG))
         except NetlinkRefusal as refusal:
             raise KernelError(f"IPVS timeouts cannot be read: {refusal.error}") from refusal
         return messages.decode_timeouts(replies[0].payload) if replies else {}
@@ -134,7 +163,7 @@ class IpvsSocket:
     def set_timeouts(self, seconds: Dict[str, int]) -> None:
         """Set timeouts by name (tcp, tcp_fin, udp); those absent or 0 are not changed. Raises KernelError."""
         try:
-            self.netlink.request(self.family_id, messages.encode_timeouts(seconds))
+            self._request(messages.encode_timeouts(seconds))
         except NetlinkRefusal as refusal:
             raise KernelError(f"IPVS timeouts cannot be set to {seconds}: {refusal.error}") from refusal
 
@@ -151,7 +180,9 @@ class IpvsSocket:
         ``name_of`` returns the name of the object of the message at a position, ``verb`` is the failed operation,
         ``hints`` are texts to append to errors by their number.
         """
-        refused = [error for error in self.netlink.transact_ready(batch).errors if not fine(error)]
+        errors = self.netlink.transact_ready(batch).errors
+        self._check_family(errors)
+        refused = [error for error in errors if not fine(error)]
         if refused:
             raise KernelError(_refusal_text(refused, name_of, verb, hints))
 
