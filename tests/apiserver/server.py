@@ -15,6 +15,7 @@ import urllib.parse
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from .accounts import Accounts
+from .discovery import discovery
 from .failures import Failure
 from .listeners import PlainServer, TlsServer
 from .listing import page, predicate
@@ -39,7 +40,8 @@ class ApiServer:
     collection path to an HTTP status returned instead of an answer. ``requests`` records paths, ``posted`` the bodies
     of events, ``patched`` paths and bodies of patches. ``controllers`` are called with the store after each patch.
     ``accounts``: ServiceAccounts and their tokens, which are accepted in addition to ``token``; Roles determine what
-    they may do to these objects. ``unknown_fields``: fields by which this server cannot select, like an older version.
+    they may do to these objects. ``absent``: paths of collections that this server does not have, and
+    ``unknown_fields``: fields by which it cannot select, like an older version.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ApiServer:
         self.bookmark_seconds = bookmark_seconds
         self.down = False
         self.failing: Dict[str, int] = {}
+        self.absent: Set[str] = set()
         self.unknown_fields: Set[str] = set()
         self.wrong: Optional[Callable[[str], Optional[Answer]]] = None
         self.requests: List[str] = []
@@ -173,7 +176,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._fail_if_injected()
         if self._answer_accounts(None):
             return
-        place = place_of(path)
+        document = discovery(path, self.api.absent)
+        if document is not None:
+            self._send(200, document)
+            return
+        if path in self.api.absent and discovery(path.rpartition("/")[0], self.api.absent) is None:
+            # What the server does not even have the group of is not answered by the API.
+            self._send_text(404, b"404 page not found\n", "text/plain; charset=utf-8")
+            return
+        place = None if path in self.api.absent else place_of(path)
         if place is None or place.name:
             self._send(200, get(self.api.store, place))
             return

@@ -131,6 +131,12 @@ def status_text(status: Dict[str, Any]) -> str:
     return "no reason given"
 
 
+def status_reason(status: Dict[str, Any]) -> str:
+    """Return the reason in a Status object, empty if it has none or the object is not a Status."""
+    reason = status.get("reason")
+    return reason if status.get("kind") == "Status" and isinstance(reason, str) else ""
+
+
 def status_of(content: bytes) -> Dict[str, Any]:
     """Return the Status object of a failed request; other content becomes the message of one."""
     try:

@@ -27,13 +27,15 @@ from .answers import (
     lines,
     status_code,
     status_of,
+    status_reason,
     status_text,
     version_of,
     whole,
 )
 from .api_errors import ApiStatusError, Expired, WatchFailed, concerns_server
 from .connection import ApiConnection, resolve
-from .resource_types import CLUSTER_NETWORK_POLICIES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ResourceType
+from .discovery import is_absent
+from .resource_types import ENDPOINT_SLICES, NODES, OPTIONAL, SERVICE_CIDRS, SERVICES, ResourceType
 from .snapshot import with_kind
 
 PAGE_SIZE = 500
@@ -320,7 +322,7 @@ class ApiClient:
         if code == _FORBIDDEN:
             return ApiStatusError(f"{where}: not allowed (403): {message}", code)
         kind = Expired if code == _GONE else ApiStatusError
-        return kind(f"{where}: the server answered {code}: {message}", code)
+        return kind(f"{where}: the server answered {code}: {message}", code, status_reason(status))
 
     def _request(
         self,
@@ -371,7 +373,7 @@ def list_objects(
             try:
                 items.extend(client.list(resource).items)
             except ApiStatusError as error:
-                if error.code != 404 or resource not in (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES):
+                if resource not in OPTIONAL or not is_absent(client, resource, error):
                     raise
         return items
     finally:

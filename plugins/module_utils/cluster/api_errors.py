@@ -9,17 +9,27 @@ from typing import Callable, Optional, TypeVar
 
 from ..errors import ApiError, ProxyError
 
-_NOT_FOUND, _INTERNAL_ERROR = 404, 500
+FORBIDDEN, NOT_FOUND = 403, 404
+_INTERNAL_ERROR = 500
 
 Item = TypeVar("Item")
 
 
 class ApiStatusError(ApiError):
-    """The API server answered with a failure; ``code`` is the HTTP status."""
+    """The API server answered with a failure; ``code`` is the HTTP status.
 
-    def __init__(self, message: str, code: int) -> None:
+    ``reason``: that of the answer's Status object; empty if the answer has none, as those of load balancers.
+    """
+
+    def __init__(self, message: str, code: int, reason: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.reason = reason
+
+    @property
+    def says_not_found(self) -> bool:
+        """Whether an API server, and nothing in front of it, says that it does not have what was requested."""
+        return self.code == NOT_FOUND and self.reason == "NotFound"
 
 
 class Expired(ApiStatusError):
@@ -40,10 +50,13 @@ def concerns_server(error: ProxyError) -> bool:
 
 
 def unless_absent(read: Callable[[], Item]) -> Optional[Item]:
-    """Return the result of ``read``, or None if the API server has no such object. Raises ApiError."""
+    """Return the result of ``read``, or None if the API server has no such object. Raises ApiError.
+
+    An answer of 404 that is not an API server's is an error: the object may exist.
+    """
     try:
         return read()
     except ApiStatusError as error:
-        if error.code == _NOT_FOUND:
+        if error.says_not_found:
             return None
         raise

@@ -45,3 +45,5 @@ NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1/networkpolicies", "n
 CLUSTER_NETWORK_POLICIES = ResourceType(
     "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies", "clusternetworkpolicies", "ClusterNetworkPolicy"
 )
+#: Collections that an API server need not have.
+OPTIONAL = (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES)

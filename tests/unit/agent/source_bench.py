@@ -46,11 +46,12 @@ class Bench:
     def __init__(self, path="", node_required=False):
         self.now = 1000.0
         self.started = []
+        self.delivered = []
         self.text = io.StringIO()
         log = Log(self.text)
         self.source = ClusterSource(
             connect=self.connect,
-            deliver=lambda batch: None,
+            deliver=self.delivered.append,
             supervisor=SimpleNamespace(start=lambda name, *_body: self.started.append(name)),
             keeper=CacheKeeper(str(path), log),
             log=log,

@@ -11,7 +11,12 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import open_cache, read_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import CLUSTER_NETWORK_POLICIES
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
 from tests.unit.agent.source_bench import (
     KINDS,
     NAMESPACE,
@@ -214,3 +219,31 @@ def test_a_policy_that_was_deleted_while_the_agent_was_stopped_is_not_restored(t
     known = bench.reflector("NetworkPolicy").known
     bench.source.apply(known.replace([known.listed(other)]))
     assert not bench.source.view.state.policy.policies
+
+
+class ServedBench(Bench):
+    """A source that reads from an API server."""
+
+    def connect(self, expect, timeout=5.0):
+        return ApiClient(ApiConnection(host=self.server.url), timeout, expect=expect)
+
+
+@pytest.mark.parametrize("proof", [True, False])
+def test_policies_on_disk_go_with_their_collection_only_if_the_api_server_does_not_have_it(tmp_path, proof):
+    bench = ServedBench(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, CLUSTER_POLICY))
+    bench.server = server = ApiServer(Store(), None)
+    if proof:
+        server.absent.add(CLUSTER_NETWORK_POLICIES.path)
+    else:
+        server.failing[CLUSTER_NETWORK_POLICIES.path] = 404
+    bench.source.start("n1", serving=True, others=POLICIES)
+    bench.list(*KINDS, *POLICY_KINDS[:3])
+    reflector = bench.reflector("ClusterNetworkPolicy")
+    reflector._first_pause, reflector._wait = 0.0, lambda _seconds: reflector._ending.set()
+    reflector.run(SimpleNamespace(busy=lambda _seconds: None))
+    server.close()
+    for batch in bench.delivered:
+        bench.source.apply(batch)
+    assert bool(reflector.error) != proof
+    assert bench.source.use_policies_if_late(frozenset(POLICY_KINDS))
+    assert len(bench.source.view.state.policy.cluster_policies) == (0 if proof else 1)

@@ -194,7 +194,7 @@ def test_an_error_is_logged_once_and_the_request_retried(setup, code):
 
 
 def test_a_collection_that_the_server_does_not_know_is_empty_where_it_is_optional(setup):
-    setup.api.failing[SERVICE_CIDRS.path] = 404
+    setup.api.absent.add(SERVICE_CIDRS.path)
     setup.follow(SERVICE_CIDRS, optional=True)
     batch = setup.next()
     assert (names(batch.changed), batch.gone, batch.listed) == ([], [], True)

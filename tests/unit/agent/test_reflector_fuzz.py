@@ -39,8 +39,6 @@ from tests.lab.clock import Clock
 #: 40 campaigns of 2,600 wrong answers each are 104,000.
 SHORT, LONG = (4, 700), (40, 2600)
 BACK_WITHIN_SECONDS = 120.0
-#: A wrong 404 means that the collection does not exist; the next request follows after five minutes.
-ABSENT_SECONDS = 300.0
 
 
 def make_object(kind, number, rng):
@@ -86,7 +84,6 @@ class Campaign:
         self.sane_since = None
         self.lost = ""
         self.left = 5
-        self.back_within = BACK_WITHIN_SECONDS + (ABSENT_SECONDS if resource is SERVICE_CIDRS else 0.0)
         self.clock = Clock()
         self.view = ClusterView()
         self.log = io.StringIO()
@@ -165,7 +162,7 @@ class Campaign:
             self.left = self.rng.randint(1, 12)
             if self.wrong >= self.most:
                 self.reflector._ending.set()
-        elif self.clock.now - self.sane_since > self.back_within:
+        elif self.clock.now - self.sane_since > BACK_WITHIN_SECONDS:
             self.lost = f"round {self.rounds} after {self.wrong} wrong answers: {self.reflector.error}"
             self.reflector._ending.set()
         return self.watch(query) if watch else self.list(query)

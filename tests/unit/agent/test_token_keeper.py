@@ -53,7 +53,7 @@ class Server:
     def send(self, method, path, body, purpose):
         code, answer = self.accounts.answer(method, path, body)
         if code >= 300:
-            raise ApiStatusError(f"{purpose}: {answer['message']}", code)
+            raise ApiStatusError(f"{purpose}: {answer['message']}", code, answer.get("reason", ""))
         return answer
 
     def close(self):

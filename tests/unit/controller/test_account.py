@@ -42,7 +42,7 @@ class MemoryClient:
     def send(self, method, path, body, purpose):
         code, answer = self.accounts.answer(method, path, copy.deepcopy(body))
         if code >= 300:
-            raise ApiStatusError(f"{purpose}: {answer['message']}", code)
+            raise ApiStatusError(f"{purpose}: {answer['message']}", code, answer["reason"])
         return copy.deepcopy(answer)
 
     def post(self, path, body, purpose):
@@ -50,7 +50,7 @@ class MemoryClient:
 
     def get(self, resource, name, namespace=""):
         if name not in self.nodes:
-            raise ApiStatusError(f"{resource.name} {name}: not found", 404)
+            raise ApiStatusError(f"{resource.name} {name}: not found", 404, "NotFound")
         return {"kind": "Node", "metadata": {"name": name, "uid": self.nodes[name]}}
 
 

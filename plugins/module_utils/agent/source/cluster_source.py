@@ -13,9 +13,9 @@ from ...cluster.api import ApiClient
 from ...cluster.parsing.prune import prune
 from ...cluster.policy_objects import KEPT_KINDS
 from ...cluster.resource_types import (
-    CLUSTER_NETWORK_POLICIES,
     ENDPOINT_SLICES,
     NODES,
+    OPTIONAL,
     SERVICE_CIDRS,
     SERVICES,
     ResourceType,
@@ -53,8 +53,6 @@ LOOP_REQUEST_SECONDS = 5.0
 _KINDS = frozenset(resource.kind for resource in (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS))
 _VITAL_KINDS = frozenset((SERVICES.kind, ENDPOINT_SLICES.kind))
 _OPTIONAL_KINDS = frozenset((NODES.kind, SERVICE_CIDRS.kind))
-#: Collections that an API server need not have.
-_OPTIONAL = (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES)
 
 
 class Connect(Protocol):
@@ -176,7 +174,7 @@ class ClusterSource:
             field_selector=field_selector,
             room=self._room,
             held=self.view.size_of,
-            optional=resource in _OPTIONAL,
+            optional=resource in OPTIONAL,
             reduce=prune,
             first_pause=pause,
             prelude=self._first.read if resource is SERVICES else None,

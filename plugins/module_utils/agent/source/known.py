@@ -65,6 +65,11 @@ class Known:
         self._kind = kind
         self._digests: Dict[ObjectKey, Optional[int]] = {}
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether any object is known."""
+        return bool(self._digests)
+
     def assume(self, keys: Iterable[ObjectKey]) -> None:
         """Record objects that are known from the state kept on disk."""
         for key in keys:

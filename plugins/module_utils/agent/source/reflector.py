@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterable, Optional, Set
 from ...cluster.answers import InvalidAnswer, WatchEvent
 from ...cluster.api import ApiClient
 from ...cluster.api_errors import ApiStatusError, Expired, WatchFailed
+from ...cluster.discovery import is_absent
 from ...cluster.fields import Invalid, shown
 from ...cluster.parsing.objects import ObjectKey, object_key
 from ...cluster.resource_types import ResourceType
@@ -32,7 +33,7 @@ from .room import UNLIMITED, NoRoom, Room
 STEADY_SECONDS = 10.0
 _SHORTEST_WATCH_SECONDS = 1.0
 _WATCH_SECONDS = (300, 600)
-_NOT_FOUND, _GATEWAY_TIMEOUT, _UNAUTHORIZED = 404, 504, 401
+_GATEWAY_TIMEOUT, _UNAUTHORIZED = 504, 401
 #: After these answers a watch can resume from its last version: the server is overloaded, restarting, or throttling the
 #: client.
 _RESUMABLE = frozenset((_UNAUTHORIZED, 403, 429, 500, 502, 503))
@@ -56,9 +57,9 @@ class Reflector:
     ``connect`` creates a client, which announces its requests to its argument; ``hand_on`` receives each Batch; both
     are called from this thread. ``reduce`` makes each object small as soon as it is received. ``field_selector``
     replaces the resource's own. ``room``: how much may be held. ``held``: as for :meth:`Known.listed`. ``optional``:
-    treat a collection that the server does not have (404) as empty. ``first_pause``: seconds before the first request.
-    ``prelude`` makes requests of its own before the first list, and is tried again when one of them fails. ``clock``
-    and ``wait`` replace the time in tests.
+    treat a collection that the server, by its own documents, does not have as empty. ``first_pause``: seconds before
+    the first request. ``prelude`` makes requests of its own before the first list, and is tried again when one of them
+    fails. ``clock`` and ``wait`` replace the time in tests.
 
     ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent
     or could not be sent, by ``clock``; None before.
@@ -236,7 +237,7 @@ class Reflector:
             self._room.admit(self.resource.kind, self._growth)
         except ApiStatusError as error:
             self._room.release(self.resource.kind)
-            if error.code == _NOT_FOUND and self._optional:
+            if self._optional and is_absent(client, self.resource, error, self.known.has_objects):
                 self._give(self.known.replace([]))
                 self._succeeded()
                 return False
