@@ -44,20 +44,36 @@ def is_absent(client: Client, resource: ResourceType, failure: ApiStatusError, h
 
 
 def _is_listed(client: Client, resource: ResourceType) -> bool:
-    """Return whether the API server lists a collection among its resources. Raises ApiError."""
+    """Return whether the API server lists a collection among its resources, in the version that is read here.
+
+    Raises ApiError, also if it has the collection in other versions only: its objects exist and cannot be read.
+    """
     path, _slash, plural = resource.path.rpartition("/")
     version = path.partition("/apis/")[2]
-    purpose = f"list the resources of {version}"
     try:
-        answer = client.send("GET", path, None, purpose)
+        return plural in _resources(client, version)
     except ApiStatusError as error:
         if error.code != NOT_FOUND:
             raise
-        return version in _versions(client)
+    versions = _versions(client)
+    if version in versions:
+        return True
+    group = f"{version.partition('/')[0]}/"
+    for other in sorted(text for text in versions if isinstance(text, str) and text.startswith(group)):
+        if plural in _resources(client, other):
+            where = f"API server {client.host}: list {plural}"
+            raise ApiStatusError(f"{where}: it has them in version {other}, not in {version}", NOT_FOUND)
+    return False
+
+
+def _resources(client: Client, version: str) -> Set[object]:
+    """Return the names of the resources in one version of a group, ``group/version``. Raises ApiError."""
+    purpose = f"list the resources of {version}"
+    answer = client.send("GET", f"/apis/{version}", None, purpose)
     where = f"API server {client.host}: {purpose}"
     if answer.get("kind") != "APIResourceList" or answer.get("groupVersion") != version:
         raise InvalidAnswer(f"{where}: the answer is not the APIResourceList of {version}")
-    return any(item.get("name") == plural for item in _objects(answer, "resources", where))
+    return {item.get("name") for item in _objects(answer, "resources", where)}
 
 
 def _versions(client: Client) -> Set[object]:

@@ -25,6 +25,7 @@ from tests.unit.agent.scripted_reflector import Quiet
 
 PATH = CLUSTER_NETWORK_POLICIES.path
 VERSION = PATH.rpartition("/")[0]
+GROUP = VERSION.split("/")[2]
 KIND = CLUSTER_NETWORK_POLICIES.kind
 POLICY = {"metadata": {"name": "deny-all", "resourceVersion": "5"}, "spec": {}}
 #: The answer of kube-apiserver to a path of a group that it does not have, and of load balancers without a backend.
@@ -47,9 +48,15 @@ def groups(absent=(PATH,)):
     return document(discovery("/apis", set(absent)))
 
 
-def resources(*names):
+def with_version(version):
+    """Return the document of groups with another version of the group."""
+    found = discovery("/apis", {PATH})
+    group = {"name": GROUP, "versions": [{"groupVersion": f"{GROUP}/{version}"}]}
+    return document({**found, "groups": [*found["groups"], group]})
+
+
+def resources(*names, version=VERSION[6:]):
     items = [{"name": name} for name in names]
-    version = VERSION.partition("/apis/")[2]
     return document({"kind": "APIResourceList", "groupVersion": version, "resources": items})
 
 
@@ -71,11 +78,20 @@ NO_PROOF = {
     "an overloaded server": {VERSION: failure(503, "ServiceUnavailable")},
     "documents that may not be read": {VERSION: FORBIDDEN, "/apis": FORBIDDEN},
     "groups that may not be read": {"/apis": FORBIDDEN},
+    "another version has it": {
+        "/apis": with_version("v1beta1"),
+        f"/apis/{GROUP}/v1beta1": resources("clusternetworkpolicies", version=f"{GROUP}/v1beta1"),
+    },
+    "another version that cannot be read": {"/apis": with_version("v1beta1")},
 }
 PROOF = {
     "the version is not listed": {"/apis": groups()},
     "the resource is not listed": {VERSION: resources("clusternetworkpolicies/status", "others")},
     "the version has no resources": {VERSION: resources()},
+    "another version does not have it": {
+        "/apis": with_version("v1alpha1"),
+        f"/apis/{GROUP}/v1alpha1": resources("adminnetworkpolicies", version=f"{GROUP}/v1alpha1"),
+    },
 }
 
 
