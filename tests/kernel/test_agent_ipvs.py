@@ -159,8 +159,8 @@ def test_other_modules_may_be_unloaded_as_well(node):
     node.start()
     before = content()
     node.process.send_signal(signal.SIGSTOP)
-    for device in ("kube-ipvs0", "kube-nlmon0"):
-        output("ip", "link", "del", device)
+    for name in ("kube-ipvs0", "kube-nlmon0"):
+        output("ip", "link", "del", name)
     for table in ("nat", "filter", "mangle"):
         output("iptables-legacy", "-t", table, "-F")
         output("ip6tables-legacy", "-t", table, "-F")

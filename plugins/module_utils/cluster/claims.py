@@ -93,7 +93,7 @@ _NO_CONTEST: _Contest = ()
 class Conflicts:
     """The claims that Services lose at one moment, by claim, winner and loser.
 
-    A Service may lose each of its claims to each of many others, so a conflict is only made when it is asked for.
+    A Service may lose each of its claims to each of many others, so a conflict is only made when it is requested.
     """
 
     def __init__(self, contests: Mapping[Claim, _Contest]) -> None:

@@ -55,8 +55,8 @@ class OwnedSlices:
     Nearly every Service has one EndpointSlice of up to a hundred endpoints. It is stored without a dict, which would
     need more memory than the EndpointSlice itself.
 
-    Endpoints are counted when that is first asked for, as it is of Services that may exceed their limit. From then on
-    a change costs what it changes: the EndpointSlices of one Service may be thousands.
+    Endpoints are counted at the first request, which is made for Services that may exceed their limit. From then on a
+    change costs what it changes: the EndpointSlices of one Service may be thousands.
     """
 
     def __init__(self) -> None:
