@@ -157,13 +157,71 @@ def test_rules_that_refer_to_ipsets():
     ]
 
 
-def test_canonical_rules_converge_without_a_scratch_namespace(monkeypatch):
+@pytest.fixture
+def without_namespace(monkeypatch):
+    """Let no network namespace be created, as without CAP_SYS_ADMIN."""
+
     def refuse():
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(canonical_chains, "_unshare", refuse)
+
+
+@pytest.mark.usefixtures("without_namespace")
+def test_canonical_rules_converge_without_a_scratch_namespace():
     rules = ("-d 192.0.2.1 -p tcp --dport 80 -j ACCEPT", "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN")
     assert converge("nft", [ListedChain("filter", "PLAIN", rules, (Jump("INPUT", "-i lo"),))]) == 2
+
+
+#: Rules, and what iptables prints of them.
+NARROW = (
+    ("-p tcp --syn -m set --match-set trusted src -j ACCEPT", "-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN {}ACCEPT"),
+    ("-p icmp --icmp-type 8 -m set --match-set trusted src -j ACCEPT", "-p icmp -m icmp --icmp-type 8 {}ACCEPT"),
+    ("-f -m set --match-set trusted src -j DROP", "-f {}DROP"),
+    ("-m set --match-set trusted src ! -f -p udp -j DROP", "-p udp ! -f {}DROP"),
+    ("-s 10.0.0.1 -f -m set --match-set trusted src -j DROP", "-s 10.0.0.1/32 -f {}DROP"),
+)
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+@pytest.mark.parametrize("namespace", [True, False])
+def test_no_condition_of_a_rule_is_lost(variant, namespace, request):
+    if not namespace:
+        request.getfixturevalue("without_namespace")
+    run(["ipset", "create", "trusted", "hash:ip"])
+    assert converge(variant, [ListedChain("filter", "NARROW", tuple(rule for rule, _printed in NARROW))]) == 1
+    match = "-m set --match-set trusted src -j "
+    assert rules_of(variant, "NARROW") == [f"-A NARROW {printed.format(match)}" for _rule, printed in NARROW]
+
+
+@pytest.mark.usefixtures("without_namespace")
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+@pytest.mark.parametrize(
+    "rule",
+    ["-p tcp --no-such-option -j DROP", "! -s 10.0.0.1,10.0.0.2 -j DROP", "-j LOG -j DROP", "-i lo -j DROP now"],
+)
+def test_a_rule_that_iptables_refuses_is_not_made_broader(variant, rule):
+    resource = ListedChainsResource(detect_variant("IPv4", variant), [ListedChain("filter", "BAD", (rule,))])
+    change = difference(*resource.stage())
+    with pytest.raises(KernelError):
+        resource.apply(change)
+    assert "BAD" not in run([f"iptables-{variant}-save"])
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_a_drift_to_fragments_only_is_found_and_undone(variant):
+    """The rule of another program has one condition more than the declared one."""
+    run(["ipset", "create", "trusted", "hash:ip"])
+    chain = ListedChain("filter", "DRIFT", ("-m set --match-set trusted src -j DROP",))
+    converge(variant, [chain])
+    run([f"iptables-{variant}", "-R", "DRIFT", "1", "-f", "-m", "set", "--match-set", "trusted", "src", "-j", "DROP"])
+    before = rules_of(variant, "DRIFT")
+    resource = ListedChainsResource(detect_variant("IPv4", variant), [chain])
+    change = difference(*resource.stage())
+    assert len(change) == 1
+    resource.apply(change)
+    restore(resource.variant, resource.undo_text(change))
+    assert rules_of(variant, "DRIFT") == before
 
 
 def test_a_bad_rule_changes_nothing():

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import subprocess
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Pattern, Sequence, Set, Tuple
 
 from ..addresses import IPV6, unpacked
 from ..errors import KernelError
@@ -24,7 +24,7 @@ from ..kernel.xtables.chains import SavedTables, parse_save
 from ..kernel.xtables.restore import DEFAULT_WAIT, failure_line
 from ..kernel.xtables.variant import XtablesVariant
 from ..rendering.iptables.canonical import canonical_rule
-from ..rendering.iptables.rule_parsing import parse_rule, tokens_of
+from ..rendering.iptables.rule_parsing import tokens_of
 from ..rendering.iptables.tables import ChainKey
 from .listed_chains import ListedChain, jump_text, section
 
@@ -32,6 +32,9 @@ Rules = Tuple[str, ...]
 
 # These options refer to objects that the empty namespace does not have.
 _ELSEWHERE = re.compile(r"--match-set |--nfacct-name |(?:-j|--jump) SET |--object-pinned ")
+# Several addresses in a canonical rule, which starts with its addresses.
+_SOURCES = re.compile(r"(-s )([^\s\"]*,[^\s\"]*)(?= |$)")
+_DESTINATIONS = re.compile(r"((?:(?:! )?-s \S+ )?-d )([^\s\"]*,[^\s\"]*)(?= |$)")
 _CLONE_NEWNET = 0x40000000
 
 
@@ -163,17 +166,24 @@ def _printed(
     return {item: rules for key, items in held.items() for item, rules in _assigned(items, found.get(key, ()), marker)}
 
 
+def _of_each_address(text: str, addresses: Pattern[str], family: str) -> Iterator[str]:
+    """Yield the rule with each of several addresses, or the rule as it is; the pattern's second group matches them."""
+    found = addresses.match(text)
+    if found is None:
+        yield text
+        return
+    for address in found.group(2).split(","):
+        yield canonical_rule(f"{text[: found.start(2)]}{address}{text[found.end(2) :]}", family)
+
+
 def _derived(rule: str, family: str) -> Rules:
-    """Return the canonical texts that this module can derive without a namespace to test the rule in."""
+    """Return the canonical texts that this module can derive without a namespace to test the rule in.
+
+    A negated list of addresses stays one rule, which iptables refuses: rules of each would together match any address.
+    """
     texts = [canonical_rule(rule, family)]
-    base = parse_rule(texts[0]).base
-    for name in ("-s", "-d"):
-        value = base[name][1] if name in base else ""
-        several = f"{name} {value} "
-        if "," in value and several in f"{texts[0]} ":
-            single = [f"{name} {one} " for one in value.split(",")]
-            texts = [f"{text} ".replace(several, one, 1).strip() for text in texts for one in single]
-            texts = [canonical_rule(text, family) for text in texts]
+    for addresses in (_SOURCES, _DESTINATIONS):
+        texts = [single for text in texts for single in _of_each_address(text, addresses, family)]
     return tuple(texts)
 
 

@@ -37,7 +37,7 @@ _SAFE = re.compile(r"[^\s\"'\\]+").fullmatch
 _PROTOCOL_NUMBERS = {"tcp": "6", "udp": "17", "sctp": "132"}
 _STATES = ("INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT")
 
-_BASE_ORDER = ("-s", "-d", "-i", "-o", "-p")
+_BASE_ORDER = ("-s", "-d", "-i", "-o", "-p", "-f")
 
 
 def _address(value: str) -> str:
@@ -118,6 +118,12 @@ def _ordered(options: List[Option], order: Tuple[str, ...]) -> List[Option]:
     return sorted(options, key=lambda option: order.index(option.name) if option.name in order else len(order))
 
 
+def _tcp(options: List[Option], family: str) -> List[Option]:
+    flags = Option(False, "--tcp-flags", ("FIN,SYN,RST,ACK", "SYN"))
+    expanded = [flags._replace(negated=option.negated) if option.name == "--syn" else option for option in options]
+    return _ordered(expanded, ("--sport", "--dport", "--tcp-option", "--tcp-flags"))
+
+
 _RECENT_ORDER = (
     "--set",
     "--rcheck",
@@ -186,6 +192,7 @@ _MATCHES: Dict[str, Normaliser] = {
     "recent": _recent,
     "conntrack": _conntrack,
     "ipvs": _ipvs,
+    "tcp": _tcp,
 }
 _TARGETS: Dict[str, Normaliser] = {"MARK": _mark_target, "REJECT": _reject}
 
@@ -207,10 +214,13 @@ def _section_words(name: str, options: List[Option]) -> List[str]:
 
 
 def _understood(rule: str, parsed: ParsedRule) -> bool:
-    """Return whether a rule consists of options with plausible names, in matches and a target that have names."""
-    if not is_well_quoted(rule) or (parsed.target[1] and not parsed.target[0]):
+    """Return whether a rule consists of options with plausible names, in matches and a target that have names.
+
+    A rule that iptables would refuse must not become one that it accepts: that would be a broader rule.
+    """
+    if not parsed.complete or not is_well_quoted(rule):
         return False
-    if any(not value or value[0] in "!-" for _name, value in parsed.base.values()):
+    if any(not value or value[0] in "!-" for name, (_negated, value) in parsed.base.items() if name != "-f"):
         return False
     sections = [*parsed.matches, *([parsed.target] if parsed.target[0] else [])]
     options = [option for _name, section in sections for option in section]
@@ -225,7 +235,7 @@ def _understood(rule: str, parsed: ParsedRule) -> bool:
 def canonical_rule(rule: str, family: str) -> str:
     """Return the canonical text of a rule (without ``-A CHAIN``) of the family, IPv4 or IPv6.
 
-    Equal results mean the same rule; texts that cannot be parsed are returned unchanged.
+    Equal results mean the same rule; texts that cannot be parsed as a whole are returned unchanged.
     """
     if _CANONICAL(rule):
         return rule
@@ -239,7 +249,7 @@ def canonical_rule(rule: str, family: str) -> str:
         negated, value = parsed.base[name]
         if name in ("-s", "-d"):
             value = _address(value)
-            if value.endswith("/0") and not negated:
+            if value == ("::/0" if family == IPV6 else "0.0.0.0/0") and not negated:
                 continue
         elif name == "-p":
             value = protocol_name(value)
@@ -248,7 +258,7 @@ def canonical_rule(rule: str, family: str) -> str:
         elif value == "+" and not negated:
             continue
         words += ["!"] if negated else []
-        words += [name, _quoted(value, _SAFE)]
+        words += [name, _quoted(value, _SAFE)] if value else [name]
     for name, options in parsed.matches:
         normalise = _MATCHES.get(name)
         words += ["-m", name, *_section_words(name, normalise(options, family) if normalise else options)]

@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'|((?:[^\s"\'\\]|\\.)+)')
 _ESCAPED = re.compile(r"\\(.)")
 _PROTOCOLS = {"6": "tcp", "17": "udp", "132": "sctp", "1": "icmp", "58": "ipv6-icmp", "icmpv6": "ipv6-icmp"}
 _PORT_MATCHES = ("tcp", "udp", "sctp", "dccp", "udplite")
+#: The match that iptables adds by itself for options that follow ``-p``, by protocol.
+_IMPLIED = {
+    **{name: name for name in (*_PORT_MATCHES, "icmp", "ah", "esp", "ipcomp")},
+    "ipv6-icmp": "icmp6",
+    "ipv6-mh": "mh",
+}
 
 _BASE = {
     "-s": "-s",
@@ -27,6 +33,9 @@ _BASE = {
     "-p": "-p",
     "--protocol": "-p",
     "--proto": "-p",
+    "-f": "-f",
+    "--fragment": "-f",
+    "--fragments": "-f",
 }
 _PORT_OPTIONS = {
     "--destination-port": "--dport",
@@ -34,6 +43,14 @@ _PORT_OPTIONS = {
     "--dport": "--dport",
     "--sport": "--sport",
 }
+#: Other options of a protocol's match, which can stand behind another match, by the matches that have them.
+_PROTOCOL_OPTIONS = {
+    **dict.fromkeys(("--syn", "--tcp-flags", "--tcp-option"), ("tcp",)),
+    "--icmp-type": ("icmp",),
+    "--icmpv6-type": ("icmp6",),
+}
+#: Options with exactly one value, which is free text and can look like an option.
+_TEXT_OPTIONS = ("--comment", "--log-prefix", "--nflog-prefix", "--string", "--hex-string")
 
 
 class Option(NamedTuple):
@@ -45,15 +62,17 @@ class Option(NamedTuple):
 
 
 class ParsedRule(NamedTuple):
-    """A parsed rule. ``base`` maps -s, -d, -i, -o and -p to (negated, value).
+    """A parsed rule. ``base`` maps -s, -d, -i, -o, -p and -f to (negated, value); -f has no value.
 
     ``matches`` and ``target`` are (name, options), the target's name empty where there is none. ``goto``: -g, not -j.
+    ``complete``: whether the other fields hold every word of the rule. If not, they are another rule.
     """
 
     base: Dict[str, Tuple[bool, str]]
     matches: List[Tuple[str, List[Option]]]
     target: Tuple[str, List[Option]]
     goto: bool = False
+    complete: bool = True
 
 
 def tokens_of(rule: str) -> List[str]:
@@ -97,7 +116,9 @@ class _Parser:
         self.matches: List[Tuple[str, List[Option]]] = []
         self.target: Tuple[str, List[Option]] = ("", [])
         self.goto = False
-        self.section: List[Option] = self.target[1]
+        self.complete = True
+        #: Where options belong that no other rule assigns; None before the first match or target.
+        self.section: Optional[List[Option]] = None
 
     def parse(self) -> ParsedRule:
         position, negated = 0, False
@@ -105,17 +126,25 @@ class _Parser:
             word = self.words[position]
             position += 1
             if word == "!":
+                self.complete = self.complete and not negated
                 negated = True
                 continue
-            values: List[str] = []
-            while position < len(self.words) and not self._is_option(position):
-                values.append(self.words[position])
-                position += 1
-            if values[:1] == ["!"]:
-                negated, values = not negated, values[1:]
+            end = self._end_of_values(word, position)
+            values = self.words[position:end]
+            position = end
+            if values[:1] == ["!"] and len(values) > 1:
+                self.complete = self.complete and not negated
+                negated, values = True, values[1:]
             self._option(negated, word, values)
             negated = False
-        return ParsedRule(self.base, self.matches, self.target, self.goto)
+        return ParsedRule(self.base, self.matches, self.target, self.goto, self.complete and not negated)
+
+    def _end_of_values(self, name: str, position: int) -> int:
+        """Return the position behind the values of an option whose first value would be at ``position``."""
+        end = min(position + 1, len(self.words)) if name in _TEXT_OPTIONS else position
+        while end < len(self.words) and not self._is_option(end):
+            end += 1
+        return end
 
     def _is_option(self, position: int) -> bool:
         word = self.words[position]
@@ -125,31 +154,56 @@ class _Parser:
         return word.startswith("-") and len(word) > 1 and not word[1].isdigit()
 
     def _option(self, negated: bool, name: str, values: List[str]) -> None:
-        value = values[0] if values else ""
         if name in ("-m", "--match"):
             self.section = []
-            self.matches.append((value, self.section))
+            self.matches.append((self._only(negated, values), self.section))
         elif name in ("-j", "--jump", "-g", "--goto"):
+            self.complete = self.complete and not self.target[0]
             self.goto = name in ("-g", "--goto")
             self.section = []
-            self.target = (value, self.section)
-        elif name in _BASE and not (name == "-p" and "-p" in self.base):
-            self.base[_BASE[name]] = (negated, value)
-        elif name in _PORT_OPTIONS:
-            self._port_section().append(Option(negated, _PORT_OPTIONS[name], tuple(values)))
+            self.target = (self._only(negated, values), self.section)
+        elif name in _BASE and not (name == "--proto" and self._match_of(("policy",)) is not None):
+            self._base(negated, _BASE[name], values)
         else:
-            self.section.append(Option(negated, name, tuple(values)))
+            self._of_extension(Option(negated, _PORT_OPTIONS.get(name, name), tuple(values)))
 
-    def _port_section(self) -> List[Option]:
-        """Return the match to which --dport belongs: the one named before, or the one implied by the protocol."""
-        for name, options in reversed(self.matches):
-            if name in _PORT_MATCHES:
-                return options
-        protocol = protocol_name(self.base["-p"][1]) if "-p" in self.base else ""
-        if protocol not in _PORT_MATCHES:
-            return self.section
-        implied: List[Option] = []
-        self.matches.append((protocol, implied))
+    def _only(self, negated: bool, values: List[str]) -> str:
+        """Return the name of a match or target, which has no further values and no ``!``."""
+        self.complete = self.complete and not negated and len(values) == 1
+        return values[0] if values else ""
+
+    def _base(self, negated: bool, name: str, values: List[str]) -> None:
+        """Keep a base option, which iptables takes once, with one value; -f with none."""
+        self.complete = self.complete and name not in self.base and len(values) == (0 if name == "-f" else 1)
+        self.base[name] = (negated, values[0] if values else "")
+
+    def _of_extension(self, option: Option) -> None:
+        """Keep an option of a match or target: in the one that must have it, or else in the last one that was named."""
+        owners = _PORT_MATCHES if option.name in _PORT_OPTIONS else _PROTOCOL_OPTIONS.get(option.name, ())
+        section = self._match_of(owners)
+        if section is None and (owners or self.section is None):
+            section = self._implied_match(owners)
+        if section is None:
+            section = self.section
+        if section is None:
+            self.complete = False
+        else:
+            section.append(option)
+
+    def _match_of(self, names: Tuple[str, ...]) -> Optional[List[Option]]:
+        """Return the options of the last match that has one of the names."""
+        return next((options for name, options in reversed(self.matches) if name in names), None)
+
+    def _implied_match(self, owners: Tuple[str, ...]) -> Optional[List[Option]]:
+        """Return the options of the match that the protocol implies: one of ``owners``, if there are any."""
+        negated, protocol = self.base.get("-p", (False, ""))
+        name = "" if negated else _IMPLIED.get(protocol_name(protocol), "")
+        if not name or (owners and name not in owners):
+            return None
+        implied = self._match_of((name,))
+        if implied is None:
+            implied = []
+            self.matches.append((name, implied))
         return implied
 
 
