@@ -15,15 +15,17 @@ description:
   - All chains of a table are changed in one transaction of C(iptables-restore), so packets see either the old rules or
     the new ones, never a mix. Chains that do not change keep their packet counters.
   - Chains that are not listed are not changed, except for the requested jumps.
-  - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, so that
-    an error in any rule is found before anything is changed, in check mode too.
+  - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, with
+    empty copies of the ipsets that they refer to, so that an error in any rule, or a chain or an ipset that does not
+    exist, is found before anything is changed, in check mode too.
   - If a change of several tables or families fails halfway, its applied part is rolled back at once.
   - With O(confirm_timeout) a change is provisional. The node rolls it back automatically, unless a task over a new
     connection confirms it in time, which shows that the change has not cut the node off.
 notes:
   - Trying the rules may make the kernel load modules for matches and targets, in check mode too, as listing rules does.
-  - Without permission to create a network namespace (CAP_SYS_ADMIN), rules are compared as text and must be written as
-    C(iptables-save) prints them. The same applies to rules that refer to ipsets or nfacct counters.
+  - Without permission to create a network namespace (CAP_SYS_ADMIN), no rule is tried. Rules are then compared as text
+    and must be written as C(iptables-save) prints them; others are loaded again by every run. The same applies to rules
+    that refer to nfacct counters or pinned BPF programs.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
 options:
@@ -114,7 +116,7 @@ options:
     default: auto
   lock_timeout:
     description:
-      - Seconds to wait for the xtables lock.
+      - Seconds to wait for the xtables lock, for the change and for a rollback of one that failed.
     type: int
     default: 5
 seealso:

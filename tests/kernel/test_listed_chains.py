@@ -10,7 +10,7 @@ import random
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic import canonical_chains
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import canonical_chains, rule_trial
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import (
     ANY,
@@ -106,9 +106,9 @@ def test_a_rule_with_several_addresses_becomes_several_rules(variant, family, pr
 )
 def test_a_printed_rule_that_belongs_to_no_declared_one_is_an_error(monkeypatch, dropped, where):
     """The program prints less than was added, as iptables-nft-save does of a table that it cannot show."""
-    printed = canonical_chains._printed_elsewhere
+    printed = canonical_chains.printed_elsewhere
     monkeypatch.setattr(
-        canonical_chains, "_printed_elsewhere", lambda *given: printed(*given).replace(f"{dropped}\n", "")
+        canonical_chains, "printed_elsewhere", lambda *given: printed(*given).replace(f"{dropped}\n", "")
     )
     chain = ListedChain("filter", "SPLIT", ("-s 10.0.0.1,10.0.0.2 -j ACCEPT", "-j DROP"), (Jump("INPUT", "-i lo"),))
     before = run(["iptables-nft-save"])
@@ -164,7 +164,7 @@ def without_namespace(monkeypatch):
     def refuse():
         raise OSError(1, "Operation not permitted")
 
-    monkeypatch.setattr(canonical_chains, "_unshare", refuse)
+    monkeypatch.setattr(rule_trial, "_unshare", refuse)
 
 
 @pytest.mark.usefixtures("without_namespace")

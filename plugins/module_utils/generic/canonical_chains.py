@@ -10,67 +10,30 @@ changed, and the current rules can be compared with the declared ones text by te
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
 import secrets
-import subprocess
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Pattern, Sequence, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Pattern, Sequence, Set, Tuple
 
 from ..addresses import IPV6, unpacked
 from ..errors import KernelError
-from ..kernel.programs import Completed
 from ..kernel.xtables.chains import SavedTables, parse_save
-from ..kernel.xtables.restore import DEFAULT_WAIT, failure_line
+from ..kernel.xtables.restore import DEFAULT_WAIT
 from ..kernel.xtables.variant import XtablesVariant
 from ..rendering.iptables.canonical import canonical_rule
 from ..rendering.iptables.rule_parsing import tokens_of
 from ..rendering.iptables.tables import ChainKey
 from .listed_chains import ListedChain, jump_text, section
+from .rule_trial import printed_elsewhere
 
 Rules = Tuple[str, ...]
 
 # These options refer to objects that the empty namespace does not have.
-_ELSEWHERE = re.compile(r"--match-set |--nfacct-name |(?:-j|--jump) SET |--object-pinned ")
+_UNTRIED = re.compile(r"--nfacct-name |--object-pinned ")
+# Rules with these options are compared by their canonical texts, since not every node can try them.
+_OF_SETS = re.compile(r"--match-set |(?:-j|--jump) SET ")
 # Several addresses in a canonical rule, which starts with its addresses.
 _SOURCES = re.compile(r"(-s )([^\s\"]*,[^\s\"]*)(?= |$)")
 _DESTINATIONS = re.compile(r"((?:(?:! )?-s \S+ )?-d )([^\s\"]*,[^\s\"]*)(?= |$)")
-_CLONE_NEWNET = 0x40000000
-
-
-def _unshare() -> None:
-    """Enter an empty network namespace; runs in the child before the program starts."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.unshare(_CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "unshare")
-
-
-def _printed_elsewhere(variant: XtablesVariant, text: str) -> Optional[str]:
-    """Return what iptables-save prints after ``text`` was restored in an empty namespace.
-
-    None without the right to create a namespace. Raises KernelError naming the line that iptables refuses.
-    """
-    wait = "-w 5" if variant.restore_waits else ""
-    script = f'"$1" {wait} --noflush && exec "$2"'
-    try:
-        done = subprocess.run(
-            ["/bin/sh", "-c", script, "sh", variant.restore, variant.save],
-            input=text.encode(),
-            capture_output=True,
-            env={**os.environ, "LC_ALL": "C", "LANG": "C"},
-            preexec_fn=_unshare,
-            check=False,
-        )
-    except subprocess.SubprocessError:
-        return None
-    except OSError as error:
-        raise KernelError(f"/bin/sh: cannot be run: {error.strerror or error}") from error
-    if done.returncode:
-        completed = Completed(
-            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        )
-        raise KernelError(failure_line(variant, text, completed, DEFAULT_WAIT))
-    return done.stdout.decode(errors="replace")
 
 
 class _Declared(NamedTuple):
@@ -118,8 +81,8 @@ def _external_chains(declared: Iterable[_Declared], chains: Sequence[ListedChain
 
 
 def comparable(rule: str, family: str) -> str:
-    """Return a current rule in the form in which canonical_chains returns it."""
-    return canonical_rule(rule, family) if _ELSEWHERE.search(rule) else rule
+    """Return a rule that iptables-save prints in the form in which canonical_chains returns it."""
+    return canonical_rule(rule, family) if _UNTRIED.search(rule) or _OF_SETS.search(rule) else rule
 
 
 def _marker(family: str) -> str:
@@ -141,13 +104,23 @@ def _assigned(items: Sequence[_Declared], rules: Sequence[str], marker: str) -> 
         raise KernelError(f"{items[-1].where}: iptables-save prints another rule behind it: {rules[position]}")
 
 
+def _sets_in(declared: Iterable[_Declared]) -> Set[str]:
+    """Return every word of the rules that can be the name of an ipset; nothing if no rule refers to any."""
+    rules = [item.rule for item in declared if "set" in item.rule.lower()]
+    return {word for rule in rules for name in _names_in(rule) for word in (name, name.partition("=")[2])}
+
+
 def _printed(
-    variant: XtablesVariant, chains: Sequence[ListedChain], declared: Sequence[_Declared], saved: SavedTables
+    variant: XtablesVariant,
+    chains: Sequence[ListedChain],
+    declared: Sequence[_Declared],
+    saved: SavedTables,
+    wait: float,
 ) -> Dict[_Declared, Rules]:
     """Return the printed rules of each declared one; nothing without the right to create a namespace.
 
-    A marker follows each declared rule, because only iptables knows how many rules it makes of ``-s A,B`` or of a host
-    name. Raises KernelError.
+    A marker follows each declared rule, because only iptables knows how many rules it makes of ``-s A,B``. Raises
+    KernelError.
     """
     marker = _marker(variant.family)
     lines: Dict[str, List[str]] = {}
@@ -159,7 +132,7 @@ def _printed(
     for item in declared:
         lines[item.table] += [f"-A {item.holder} {item.rule}", f"-A {item.holder} {marker}"]
         held.setdefault(ChainKey(item.table, item.holder), []).append(item)
-    printed = _printed_elsewhere(variant, section(lines))
+    printed = printed_elsewhere(variant, section(lines), _sets_in(declared), wait)
     if printed is None:
         return {}
     found = parse_save(printed).chains
@@ -187,17 +160,22 @@ def _derived(rule: str, family: str) -> Rules:
     return tuple(texts)
 
 
-def canonical_chains(variant: XtablesVariant, chains: Sequence[ListedChain], saved: SavedTables) -> List[ListedChain]:
+def canonical_chains(
+    variant: XtablesVariant, chains: Sequence[ListedChain], saved: SavedTables, wait: float = DEFAULT_WAIT
+) -> List[ListedChain]:
     """Return the chains with every rule and jump as iptables-save prints it; one declared may become several.
 
-    ``saved``: the node's current tables, for external chains that are referred to. Raises KernelError for a rule that
-    iptables refuses.
+    ``saved``: the node's current tables, for external chains that are referred to. ``wait``: seconds to wait for the
+    xtables lock where even a trial needs it. Raises KernelError for a rule that iptables refuses.
     """
     declared = [item for chain in chains for item in (*_rules_of(chain), *_jumps_of(chain))]
-    printed = _printed(variant, chains, [item for item in declared if not _ELSEWHERE.search(item.rule)], saved)
+    tried = [item for item in declared if not _UNTRIED.search(item.rule)]
+    printed = _printed(variant, chains, tried, saved, wait)
 
     def texts(item: _Declared) -> Rules:
-        return printed[item] if item in printed else _derived(item.rule, variant.family)
+        if item not in printed:
+            return _derived(item.rule, variant.family)
+        return tuple(comparable(rule, variant.family) for rule in printed[item])
 
     result = []
     for chain in chains:

@@ -63,10 +63,11 @@ def _rolled_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> 
     """Roll back the applied parts of a failed change; return an addition to its error."""
     undos: List[Undo] = []
     done: List[str] = []
+    wait = max(item.resource.wait for item in tried)
     try:
         undos = [item.undo(item.resource.made(item.change)) for item in tried]
         while undos:
-            if restore(undos[-1].variant, undos[-1].text):
+            if restore(undos[-1].variant, undos[-1].text, wait):
                 done.append(undos[-1].variant.family)
             undos.pop()
     except KernelError as error:

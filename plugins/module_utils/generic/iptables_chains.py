@@ -37,7 +37,7 @@ class ListedChainsResource(Resource[Key, Value]):
 
     Owns the listed chains and, for chains whose jumps are listed, the rules that lead into them from built-in chains
     and from the chains named as origins. ``removal``: the chains are to be removed, with the jumps into them from
-    built-in chains.
+    built-in chains. ``wait``: seconds to wait for the xtables lock.
     """
 
     kind = Kind.CHAINS
@@ -51,7 +51,7 @@ class ListedChainsResource(Resource[Key, Value]):
         self.family = variant.family
         self.variant = variant
         self.chains = [in_restorable_text(chain) for chain in chains]
-        self._wait = wait
+        self.wait = wait
         self._removal = removal
         self._positions: Dict[JumpKey, str] = {}
         #: The rule numbers that ``stage`` has found.
@@ -69,7 +69,7 @@ class ListedChainsResource(Resource[Key, Value]):
         if self._removal:
             self._refuse_used(saved)
         else:
-            self.chains = canonical_chains(self.variant, self.chains, saved)
+            self.chains = canonical_chains(self.variant, self.chains, saved, self.wait)
             for chain in self.chains:
                 desired[ChainKey(chain.table, chain.name)] = chain.rules
             for chain in self.chains:
@@ -144,7 +144,7 @@ class ListedChainsResource(Resource[Key, Value]):
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError."""
-        restore(self.variant, self.text(change), self._wait)
+        restore(self.variant, self.text(change), self.wait)
 
     def made(self, change: Change[Key, Value]) -> Change[Key, Value]:
         """Return the part of a failed change that was made: the kernel changes a table as a whole or not at all.
