@@ -15,9 +15,9 @@ description:
   - All chains of a table are changed in one transaction of C(iptables-restore), so packets see either the old rules or
     the new ones, never a mix. Chains that do not change keep their packet counters.
   - Chains that are not listed are not changed, except for the requested jumps.
-  - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, with
-    empty copies of the ipsets that they refer to, so that an error in any rule, or a chain or an ipset that does not
-    exist, is found before anything is changed, in check mode too.
+  - Rules may be written in any form that iptables accepts, with addresses instead of host names. They are first tried
+    in an empty network namespace, with empty copies of the ipsets that they refer to, so that an error in any rule, or
+    a chain or an ipset that does not exist, is found before anything is changed, in check mode too.
   - If a change of several tables or families fails halfway, its applied part is rolled back at once.
   - With O(confirm_timeout) a change is provisional. The node rolls it back automatically, unless a task over a new
     connection confirms it in time, which shows that the change has not cut the node off.
@@ -54,7 +54,8 @@ options:
       rules:
         description:
           - Rules in the syntax of iptables, without command and chain, such as C(-p tcp --dport 22 -j ACCEPT).
-          - A rule with several addresses in C(-s) or C(-d) becomes one rule for each, as with iptables itself.
+          - A rule with several addresses in C(-s) or C(-d) becomes one rule for each, as with iptables itself. Host
+            names are refused there, since iptables would resolve them only once.
         type: list
         elements: str
         default: []

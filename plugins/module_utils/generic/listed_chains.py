@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import ConfigurationError
 from ..rendering.iptables.canonical import target_of
 from ..rendering.iptables.restore_input import one_line, transaction
+from ..rendering.iptables.rule_parsing import parse_rule
 
 TABLES = ("raw", "mangle", "nat", "filter", "security")
 _BUILTIN: Mapping[str, Tuple[str, ...]] = {
@@ -47,6 +48,8 @@ _COMMANDS = frozenset(
     )
 )
 _BARE = re.compile(r"[^\s\"'\\]+\Z")
+#: What iptables takes for an IPv4 address, in short forms and with hexadecimal parts.
+_NUMBERS = re.compile(r"(?:0x[0-9a-f]+|[0-9]+)(?:\.(?:0x[0-9a-f]+|[0-9]+))*\Z", re.IGNORECASE)
 
 ANY = "any"
 FIRST = "first"
@@ -110,6 +113,22 @@ def _validate_rule(where: str, rule: str) -> None:
     command = next((word for word in _words(where, rule) if word in _COMMANDS), None)
     if command is not None:
         raise ConfigurationError(f"{where}: {command}: give the rule only, without a command of iptables")
+    for name in _host_names(rule):
+        raise ConfigurationError(f"{where}: {name}: give an address; a host name would be resolved only once")
+
+
+def _host_names(rule: str) -> Iterator[str]:
+    """Yield the names among the addresses of a rule.
+
+    The rule would hold the addresses of the day on which it was loaded, and its trial cannot ask a name server.
+    """
+    base = parse_rule(rule).base
+    for option in ("-s", "-d"):
+        _negated, value = base.get(option, (False, ""))
+        for address in value.split(","):
+            host = address.partition("/")[0].strip()
+            if host and ":" not in host and not _NUMBERS.match(host):
+                yield host
 
 
 def _words(where: str, rule: str) -> List[str]:
