@@ -22,6 +22,7 @@ description:
   - With O(confirm_timeout) a change is provisional. The node rolls it back automatically, unless a task over a new
     connection confirms it in time, which shows that the change has not cut the node off.
 notes:
+  - A table with rules that only nft understands cannot be compared, so that tasks with chains in it fail.
   - Trying the rules may make the kernel load modules for matches and targets, in check mode too, as listing rules does.
   - Without permission to create a network namespace (CAP_SYS_ADMIN), no rule is tried. Rules are then compared as text
     and must be written as C(iptables-save) prints them; others are loaded again by every run. The same applies to rules

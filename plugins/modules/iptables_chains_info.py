@@ -11,6 +11,7 @@ author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Lists iptables chains with their rules as C(iptables-save) prints them. No table is created by listing.
+  - A table with rules that only nft understands cannot be listed. It is named in a warning and in RV(unreadable).
 extends_documentation_fragment:
   - kubenode.proxy.attributes.info
   - kubenode.proxy.attributes
@@ -83,6 +84,23 @@ chains:
       elements: str
       returned: always
       sample: ["-p tcp -m tcp --dport 22 -j ACCEPT"]
+unreadable:
+  description: The tables that C(iptables-nft-save) does not show, because they hold rules that only nft understands.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    table:
+      description: Name of the table.
+      type: str
+      returned: always
+      sample: filter
+    family:
+      description: Family of the table, V(ipv4) or V(ipv6).
+      type: str
+      returned: always
+      sample: ipv4
+  sample: []
 variants:
   description: The iptables that was used for each family, and why.
   returned: success
@@ -104,21 +122,21 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import parse_save
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import save
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import (
-    XtablesVariant,
-    detect_variant,
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import (
+    SavedTables,
+    parse_save,
+    unreadable_text,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import save
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 _FAMILIES = {"ipv4": IPV4, "ipv6": IPV6}
 
 
-def _chains(variant: XtablesVariant, family: str, parameters: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """Return the chains of one family that the options select. Raises KernelError."""
-    saved = parse_save(save(variant))
+def _chains(saved: SavedTables, family: str, parameters: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Return the chains of one family that the options select."""
     return [
         {"name": name, "table": table, "family": family, "builtin": (table, name) in saved.builtin, "rules": rules}
         for (table, name), rules in saved.chains.items()
@@ -127,17 +145,23 @@ def _chains(variant: XtablesVariant, family: str, parameters: Dict[str, Any]) ->
 
 
 def _found(module: AnsibleModule) -> Dict[str, Any]:
-    """Return the result. Raises ProxyError."""
+    """Return the result; warn of tables that cannot be shown. Raises ProxyError."""
     parameters = module.params
     found: List[Dict[str, Any]] = []
+    unreadable: List[Dict[str, str]] = []
     variants: Dict[str, str] = {}
     wanted = "" if parameters["variant"] == "auto" else parameters["variant"]
     for name, family in _FAMILIES.items():
         if parameters["family"] in (name, "both"):
             variant = detect_variant(family, wanted)
             variants[family] = str(variant)
-            found += _chains(variant, name, parameters)
-    return {"changed": False, "chains": found, "variants": variants}
+            saved = parse_save(save(variant))
+            found += _chains(saved, name, parameters)
+            for table in saved.unreadable:
+                if parameters["table"] in (None, table):
+                    unreadable.append({"table": table, "family": name})
+                    module.warn(unreadable_text(variant, table))
+    return {"changed": False, "chains": found, "unreadable": unreadable, "variants": variants}
 
 
 def main() -> None:

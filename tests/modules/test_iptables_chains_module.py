@@ -191,6 +191,35 @@ def test_chains_are_listed(node, variant):
     assert none["chains"] == [] and "needs root" in bad["msg"]
 
 
+def test_tables_that_iptables_cannot_show_are_named(node):
+    jumps = [{"from": "INPUT"}]
+    made = one(jumps=jumps)
+    node.play(made)
+    node.run("nft", "add", "chain", "ip", "filter", "EXT")
+    node.run("nft", "add", "rule", "ip", "filter", "EXT", "meta", "length", "100-200", "counter", "accept")
+    node.run("iptables-nft", "-t", "mangle", "-N", "OTHER")
+    before = node.run("nft", "list", "ruleset").stdout
+    info = f"{MODULE}_info"
+    again, check, gone, shown, of_mangle, of_ipv6 = node.play(
+        made,
+        {**made, "check_mode": True},
+        {MODULE: {**one(jumps=jumps)[MODULE], "state": "absent"}},
+        {info: {}},
+        {info: {"table": "mangle"}},
+        {info: {"family": "ipv6"}},
+    )
+    reason = "-save cannot show it, since it holds rules that only nft understands"
+    for refused in (again, check, gone):
+        assert refused["failed"] and refused["msg"].startswith("table filter of IPv4: "), refused
+        assert reason in refused["msg"] and "\n" not in refused["msg"]
+    assert node.run("nft", "list", "ruleset").stdout == before
+    assert {item["table"] for item in shown["chains"]} == {"mangle"}
+    assert shown["unreadable"] == [{"table": "filter", "family": "ipv4"}]
+    assert len(shown["warnings"]) == 1 and reason in shown["warnings"][0]
+    for complete in (of_mangle, of_ipv6):
+        assert complete["unreadable"] == [] and not complete.get("warnings")
+
+
 def test_a_held_lock_is_named(node):
     node.run("touch", "/run/xtables.lock")
     with open(f"/proc/{node.holder.pid}/root/run/xtables.lock", "rb") as lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from ..errors import KernelError
-from ..kernel.xtables.chains import SavedTables, parse_save
+from ..kernel.xtables.chains import SavedTables, parse_save, refuse_unreadable
 from ..kernel.xtables.restore import DEFAULT_WAIT, restore, save
 from ..kernel.xtables.variant import XtablesVariant
 from ..rendering.iptables.canonical import target_of
@@ -57,14 +57,20 @@ class ListedChainsResource(Resource[Key, Value]):
         #: The rule numbers that ``stage`` has found.
         self._observed: Dict[JumpKey, List[int]] = {}
 
+    def _saved(self) -> SavedTables:
+        """Return the node's tables. Raises KernelError if one of the listed chains' tables cannot be shown."""
+        saved = parse_save(save(self.variant))
+        refuse_unreadable(self.variant, saved, {chain.table for chain in self.chains})
+        return saved
+
     def observe(self) -> Table:
         """Return the listed chains that exist, and the owned jumps. Raises KernelError."""
-        saved = parse_save(save(self.variant))
+        saved = self._saved()
         return self._owned(saved, self._numbers(saved))
 
     def stage(self) -> Tuple[Table, Table]:
         """Return observed and desired table in comparable texts. Raises KernelError if iptables refuses a rule."""
-        saved = parse_save(save(self.variant))
+        saved = self._saved()
         desired: Table = {}
         if self._removal:
             self._refuse_used(saved)

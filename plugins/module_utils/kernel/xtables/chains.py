@@ -119,6 +119,21 @@ def parse_save(text: str) -> SavedTables:
     return SavedTables(chains, builtin, tuple(_UNREADABLE.findall(text)))
 
 
+def unreadable_text(variant: XtablesVariant, table: str) -> str:
+    """Return in words that the variant's save program does not show a table, and why."""
+    return (
+        f"table {table} of {variant.family}: {variant.save} cannot show it, since it holds rules "
+        "that only nft understands; move these to a table of their own"
+    )
+
+
+def refuse_unreadable(variant: XtablesVariant, saved: SavedTables, tables: Collection[str]) -> None:
+    """Raise KernelError for the first of the tables that the variant's save program does not show."""
+    for table in saved.unreadable:
+        if table in tables:
+            raise KernelError(unreadable_text(variant, table))
+
+
 def check_readable(
     variant: XtablesVariant, saved: SavedTables, ownership: Ownership, wanted: Collection[str] = ()
 ) -> None:
@@ -130,12 +145,7 @@ def check_readable(
         return
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         ours = {chain.table for chain in nft_chains(sock, variant.family) if ownership.owns(chain.table, chain.name)}
-    for table in saved.unreadable:
-        if table in ours or table in wanted:
-            raise KernelError(
-                f"table {table} of {variant.family}: {variant.save} cannot show it, since it holds rules "
-                "that only nft understands; move these to a table of their own"
-            )
+    refuse_unreadable(variant, saved, ours.union(wanted))
 
 
 def observed_table(saved: SavedTables, family: str, ownership: Ownership) -> ChainTable:
