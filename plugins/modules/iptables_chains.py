@@ -100,8 +100,8 @@ options:
       - On nodes with systemd a timer does this, on others a background process. Only the rules of this task are
         rolled back. If another program has changed the same chains meanwhile, iptables may refuse that; the journal of
         the timer's service and a later task with O(state=confirmed) then have the reason.
-      - While a change waits, tasks that would change chains in the same tables fail, in check mode too, as do all other
-        provisional changes.
+      - While a change waits or is being rolled back, tasks that would change chains in the same tables fail, in check
+        mode too, as do all other provisional changes.
     type: int
     default: 0
   change:

@@ -23,7 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_chang
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import FIRST, Jump, ListedChain
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import confirm
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import arm, confirm
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.lab.system import run
@@ -205,6 +205,60 @@ def test_a_revert_waits_for_the_xtables_lock(tmp_path: Path, lock: Path, monkeyp
             assert revert.wait(PATIENCE) == 0
     assert rules("legacy") == before
     assert (place / "reverted").exists()
+
+
+def test_a_revert_in_progress_is_left_to_end(tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provisional, "_LOCK_SECONDS", 1)
+    monkeypatch.setattr(provisional, "_ATTEMPTS", 8)
+    directory = str(tmp_path / "changes")
+    before = rules("legacy")
+    changes = [staged("legacy", family, chains_of("filter")) for family in ("IPv4", "IPv6")]
+    later = [staged("legacy", "IPv4", chains_of("filter", "-j DROP"))]
+    name = apply_changes(changes, 300, directory)
+    place = tmp_path / "changes" / name
+    with lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen(["sh", str(place / "revert")], stderr=subprocess.DEVNULL) as revert:
+            wait(lambda: (place / "output").exists() and "xtables lock" in (place / "output").read_text())
+            for seconds in (0, 300):
+                with pytest.raises(HistoryError, match=f"^change {name} is being rolled back: try again when that has"):
+                    refuse_unconfirmed(later, seconds, directory)
+            with pytest.raises(HistoryError, match=f"^change {name} is being rolled back"):
+                arm([], 300, directory)
+            with pytest.raises(HistoryError, match=f"^change {name} was not confirmed in time: it is being rolled"):
+                confirm(name, directory=directory)
+            assert not confirm("", directory=directory)
+            # Changes of other tables need not wait, unless they are provisional themselves.
+            refuse_unconfirmed([staged("legacy", "IPv4", chains_of("mangle"))], 0, directory)
+            fcntl.flock(held, fcntl.LOCK_UN)
+            assert revert.wait(PATIENCE) == 0
+    assert rules("legacy") == before
+    with pytest.raises(HistoryError, match="the node has rolled it back"):
+        confirm(name, directory=directory)
+    assert apply_changes(later, 0, directory) == ""
+
+
+def test_an_interrupted_revert_does_not_refuse_later_changes(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provisional, "_LOCK_SECONDS", 1)
+    monkeypatch.setattr(provisional, "_ATTEMPTS", 8)
+    directory = str(tmp_path / "changes")
+    name = apply_changes([staged("legacy", "IPv4", chains_of("filter"))], 300, directory)
+    place = tmp_path / "changes" / name
+    with lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen(["sh", str(place / "revert")], stderr=subprocess.DEVNULL) as revert:
+            wait((place / "output").exists)
+            revert.kill()
+    assert (place / "reverting").exists()
+    # A second process, which has waited for the timeout, finds nothing to do, and is not taken for the first.
+    run(["sh", str(place / "revert")])
+    with pytest.raises(HistoryError, match=f"^change {name} was not confirmed in time, and its rollback was interrupt"):
+        confirm(name, directory=directory)
+    again = apply_changes([staged("legacy", "IPv4", chains_of("filter", "-j DROP"))], 300, directory)
+    assert confirm(again, directory=directory)
+    assert not place.exists()
 
 
 def test_a_revert_that_the_kernel_refuses_is_reported(tmp_path: Path) -> None:

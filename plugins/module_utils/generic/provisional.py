@@ -26,7 +26,8 @@ from ..kernel.xtables.variant import XtablesVariant
 
 DIRECTORY = "/run/kubenode-iptables-chains"
 PENDING, CONFIRMED, REVERTED, FAILED, WITHDRAWN = "pending", "confirmed", "reverted", "failed", "withdrawn"
-_UNDO = "undo."
+_REVERTING = "reverting"
+_UNDO, _SCRIPT, _PROCESS = "undo.", "revert", "process"
 #: How long iptables-restore waits for the xtables lock, and how often it is run while another program holds the lock.
 _LOCK_SECONDS, _ATTEMPTS = 5, 60
 
@@ -68,28 +69,61 @@ def _tables_of(place: str) -> Set[Tuple[str, str]]:
     return tables
 
 
+def _process_of(place: str) -> str:
+    """Return the number of the process that reverts a change; empty if it has just begun. Raises OSError."""
+    try:
+        with open(os.path.join(place, _PROCESS), encoding="ascii") as stream:
+            return stream.read().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _is_reverting(place: str) -> bool:
+    """Return whether the script that reverts a change runs. Raises OSError.
+
+    If something has ended it, its directory still looks as if it ran. That must not refuse every later change.
+    """
+    if not os.path.exists(os.path.join(place, _REVERTING)):
+        return False
+    process = _process_of(place)
+    if not process:
+        return True
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as stream:
+            return os.path.join(place, _SCRIPT).encode() in stream.read().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _unfinished(place: str) -> str:
+    """Return in words why a change is not to be touched yet; empty if it is over. Raises OSError."""
+    # In this order: the script may turn the first state into the second at any time.
+    if os.path.exists(os.path.join(place, PENDING)):
+        return "still waits to be confirmed (state: confirmed)"
+    return "is being rolled back: try again when that has ended" if _is_reverting(place) else ""
+
+
 def refuse_while_pending(tables: Optional[Collection[Tuple[str, str]]], directory: str = DIRECTORY) -> None:
-    """Raise HistoryError if a change waits to be confirmed in one of the tables (family and name); None: in any.
+    """Raise HistoryError if a change waits, or is being reverted, in one of the tables (family and name); None: in any.
 
     To revert it replaces whole chains, and relies on rule numbers and on chains that no other rule leads to. A later
     change in the same table would be lost, or would make the kernel refuse the revert.
     """
     for name in _changes(directory):
         place = os.path.join(directory, name)
-        if not os.path.exists(os.path.join(place, PENDING)):
-            continue
         try:
-            concerned = tables is None or not _tables_of(place).isdisjoint(tables)
+            unfinished = _unfinished(place)
+            concerned = unfinished and (tables is None or not _tables_of(place).isdisjoint(tables))
         except OSError as error:
             raise HistoryError(f"{place}: cannot be read: {error.strerror}") from error
         if concerned:
-            raise HistoryError(f"change {name} still waits to be confirmed (state: confirmed)")
+            raise HistoryError(f"change {name} {unfinished}")
 
 
 def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
     """Return the script that reverts a change; it writes errors of iptables-restore to the file ``errors``."""
-    lines = ["#!/bin/sh", f"cd {shlex.quote(place)} || exit 0", f"mv {PENDING} reverting 2>/dev/null || exit 0"]
-    lines += [f"end={REVERTED}", ": >errors"]
+    lines = ["#!/bin/sh", f"cd {shlex.quote(place)} || exit 0", f"mv {PENDING} {_REVERTING} 2>/dev/null || exit 0"]
+    lines += [f"echo $$ >{_PROCESS}", f"end={REVERTED}", ": >errors"]
     for name, undo in undos:
         wait = f" -w {_LOCK_SECONDS}" if undo.variant.restore_waits else ""
         lines += [
@@ -102,13 +136,14 @@ def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
             f"  cat output >>errors; end={FAILED}; break",
             "done",
         ]
-    return "\n".join([*lines, "cat errors >&2", "mv reverting $end", ""])
+    return "\n".join([*lines, "cat errors >&2", f"mv {_REVERTING} $end", ""])
 
 
 def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
     """Have a change rolled back after ``seconds`` unless it is confirmed; return its name. Raises HistoryError.
 
-    Only one change can wait at a time: rolling back an earlier one would rely on rule numbers that a later one changed.
+    Only one change can wait at a time, and none while one is rolled back: that would rely on rule numbers that the
+    other has changed.
     """
     _own_directory(directory)
     refuse_while_pending(None, directory)
@@ -116,14 +151,14 @@ def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
         shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
     change = secrets.token_hex(8)
     place = os.path.join(directory, change)
-    script = os.path.join(place, "revert")
+    script = os.path.join(place, _SCRIPT)
     texts = [(f"{_UNDO}{undo.variant.family}", undo) for undo in undos if undo.text]
     with contextlib.ExitStack() as failed:
         # A change that nothing would revert must not be found pending.
         failed.callback(shutil.rmtree, place, ignore_errors=True)
         try:
             os.mkdir(place, 0o700)
-            contents = {**{name: undo.text for name, undo in texts}, "revert": _script(place, texts), PENDING: ""}
+            contents = {**{name: undo.text for name, undo in texts}, _SCRIPT: _script(place, texts), PENDING: ""}
             for name, content in contents.items():
                 with open(os.path.join(place, name), "w", encoding="utf-8") as stream:
                     stream.write(content)
@@ -195,7 +230,8 @@ def withdraw(change: str, directory: str = DIRECTORY) -> bool:
 def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> bool:
     """Keep a change; with an empty name, the pending one, if any. Return whether it was pending.
 
-    Raises HistoryError if the named change failed or was rolled back, or is not known because the node was rebooted.
+    Raises HistoryError if the named change failed, was or is being rolled back, or is not known because the node was
+    rebooted.
     """
     for name in _changes(directory) if not change else [change]:
         place = os.path.join(directory, name)
@@ -212,11 +248,24 @@ def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> boo
             return True
     if not change or os.path.exists(os.path.join(directory, change, CONFIRMED)):
         return False
-    if os.path.exists(os.path.join(directory, change, WITHDRAWN)):
-        raise HistoryError(f"change {change} has failed: there is nothing to confirm")
-    if os.path.exists(os.path.join(directory, change, FAILED)):
-        errors = _errors(os.path.join(directory, change, "errors"))
-        raise HistoryError(f"change {change} was not confirmed in time, and could not be rolled back: {errors}")
-    if os.path.isdir(os.path.join(directory, change)):
-        raise HistoryError(f"change {change} was not confirmed in time: the node has rolled it back")
-    raise HistoryError(f"change {change} is not known: the node was rebooted, or a later change has replaced it")
+    raise HistoryError(f"change {change} {_why_not_kept(os.path.join(directory, change))}")
+
+
+def _why_not_kept(place: str) -> str:
+    """Return in words why a change that is not pending cannot be confirmed. Raises HistoryError."""
+    late = "was not confirmed in time"
+    try:
+        # First: the script may end at any time, and the others are final.
+        if _is_reverting(place):
+            return f"{late}: it is being rolled back"
+    except OSError as error:
+        raise HistoryError(f"{place}: cannot be read: {error.strerror}") from error
+    if os.path.exists(os.path.join(place, WITHDRAWN)):
+        return "has failed: there is nothing to confirm"
+    if os.path.exists(os.path.join(place, FAILED)):
+        return f"{late}, and could not be rolled back: {_errors(os.path.join(place, 'errors'))}"
+    if os.path.exists(os.path.join(place, _REVERTING)):
+        return f"{late}, and its rollback was interrupted"
+    if os.path.isdir(place):
+        return f"{late}: the node has rolled it back"
+    return "is not known: the node was rebooted, or a later change has replaced it"
