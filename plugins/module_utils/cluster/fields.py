@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Collection, Dict, List, Optional, Tuple, Type, TypeVar
 
 from ..addresses import canonical_address, family_of
 
@@ -67,6 +67,19 @@ def mapping(value: object, field: str) -> Dict[str, Any]:
     if value is None:
         return {}
     raise Invalid(field, f"{shown(value)} is not an object")
+
+
+def fields_of(value: object, known: Collection[str], field: str) -> Dict[str, Any]:
+    """Return an object, empty if ``value`` is null, that has only known fields. Raises Invalid.
+
+    Use it where an object says what is allowed: without a condition that a later version of its API put into a new
+    field, it would allow more.
+    """
+    raw = mapping(value, field)
+    unknown = sorted(str(name) for name, item in raw.items() if item is not None and name not in known)
+    if unknown:
+        raise Invalid(field, f"has the field {shown(unknown[0])}, which is not known")
+    return raw
 
 
 def sequence(value: object, field: str) -> List[Any]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
 
-from .fields import Invalid, mapping, sequence, shown
+from .fields import Invalid, fields_of, mapping, sequence, shown
 
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 #: The most values of a condition that is used as an anchor: an index has an entry for each.
 MOST_ANCHORS = 16
 _WITH_VALUES = (IN, NOT_IN)
 _OPERATORS = (IN, NOT_IN, EXISTS, DOES_NOT_EXIST)
-_FIELDS = frozenset(("matchLabels", "matchExpressions"))
+_FIELDS = ("matchLabels", "matchExpressions")
+_REQUIREMENT_FIELDS = ("key", "operator", "values")
 
 
 class Requirement(NamedTuple):
@@ -80,10 +81,7 @@ def parse_selector(value: object, field: str) -> LabelSelector:
     Parsing is strict, because an omitted part would make the selector match more: a field, operator or value that is
     not understood is an error. Raises Invalid.
     """
-    raw = mapping(value, field)
-    unknown = sorted(set(map(str, raw)) - _FIELDS)
-    if unknown:
-        raise Invalid(f"{field}.{unknown[0]}", "is not a field of a label selector")
+    raw = fields_of(value, _FIELDS, field)
     found: Dict[Requirement, None] = {}
     for key, item in mapping(raw.get("matchLabels"), f"{field}.matchLabels").items():
         if not isinstance(item, str):
@@ -101,7 +99,7 @@ def _key(value: object, field: str) -> str:
 
 
 def _requirement(value: object, field: str) -> Requirement:
-    raw = mapping(value, field)
+    raw = fields_of(value, _REQUIREMENT_FIELDS, field)
     key = _key(raw.get("key"), f"{field}.key")
     operator = raw.get("operator")
     if operator not in _OPERATORS:

@@ -5,14 +5,14 @@
 
 A part of a rule that is not understood makes an Accept rule match nothing, and turns a Deny or Pass rule into one that
 denies everything, as does a list of rules that is not a list. The fields ``nodes`` and ``domainNames`` are not
-supported and treated in the same way.
+supported and treated in the same way, as is any field that is not known: in the spec it concerns all rules.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Tuple
 
-from ..fields import Invalid, dns_subdomain, integer, mapping, sequence, shown, text
+from ..fields import Invalid, dns_subdomain, fields_of, integer, mapping, sequence, shown, text
 from ..policy_model import (
     ACCEPT,
     ADMIN,
@@ -34,6 +34,7 @@ _ACTIONS = (ACCEPT, DENY, PASS)
 _TIERS = (ADMIN, BASELINE)
 #: Peers of egress rules in the API's experimental channel.
 _UNSUPPORTED = ("nodes", "domainNames")
+_SPEC_FIELDS = ("tier", "priority", "subject", "ingress", "egress")
 _MOST = 25
 _MOST_PRIORITY = 1000
 _PROTOCOLS = {"tcp": "TCP", "udp": "UDP", "sctp": "SCTP"}
@@ -52,14 +53,26 @@ def parse_cluster_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) ->
     tier = spec.get("tier")
     if tier not in _TIERS:
         raise Invalid("spec.tier", f"{shown(tier)} is not one of {', '.join(_TIERS)}")
+    ingress = _rules(spec.get("ingress"), "spec.ingress", "from", skipped)
+    egress = _rules(spec.get("egress"), "spec.egress", "to", skipped)
+    try:
+        fields_of(spec, _SPEC_FIELDS, "spec")
+    except Invalid as error:
+        skipped.append(error)
+        ingress, egress = (tuple(_closed(rule.action) for rule in rules) for rules in (ingress, egress))
     return ClusterNetworkPolicy(
         name=name,
         tier=str(tier),
         priority=integer(spec.get("priority"), "spec.priority", 0, _MOST_PRIORITY),
         subject=_pods_or_namespaces(spec.get("subject"), "spec.subject"),
-        ingress=_rules(spec.get("ingress"), "spec.ingress", "from", skipped),
-        egress=_rules(spec.get("egress"), "spec.egress", "to", skipped),
+        ingress=ingress,
+        egress=egress,
     )
+
+
+def _closed(action: object) -> PolicyRule:
+    """Return what a rule with this action is replaced by if it is not understood, so that nothing is opened."""
+    return _NOTHING if action == ACCEPT else _DENY_ALL
 
 
 def _only_field(raw: Dict[str, Any], known: Tuple[str, ...], field: str) -> str:
@@ -74,10 +87,7 @@ def _pods_or_namespaces(value: object, field: str) -> PodPeer:
     raw = mapping(value, field)
     if _only_field(raw, ("namespaces", "pods"), field) == "namespaces":
         return PodPeer("", parse_selector(raw["namespaces"], f"{field}.namespaces"))
-    pods = mapping(raw["pods"], f"{field}.pods")
-    for name in pods:
-        if name not in ("namespaceSelector", "podSelector"):
-            raise Invalid(f"{field}.pods.{name}", "is not a field of this object")
+    pods = fields_of(raw["pods"], ("namespaceSelector", "podSelector"), f"{field}.pods")
     return PodPeer(
         "",
         parse_selector(pods.get("namespaceSelector"), f"{field}.pods.namespaceSelector"),
@@ -105,6 +115,7 @@ def _rule(value: object, field: str, peers_field: str, skipped: List[Invalid]) -
         action = raw.get("action")
         if action not in _ACTIONS:
             raise Invalid(f"{field}.action", f"{shown(action)} is not one of {', '.join(_ACTIONS)}")
+        fields_of(raw, ("name", "action", peers_field, "protocols"), field)
         peers = _each(raw.get(peers_field), f"{field}.{peers_field}", _peers(peers_field == "to"))
         if not peers:
             raise Invalid(f"{field}.{peers_field}", "is missing")
@@ -116,7 +127,7 @@ def _rule(value: object, field: str, peers_field: str, skipped: List[Invalid]) -
         return PolicyRule(tuple(peers), tuple(ports), str(action), text(raw.get("name"), f"{field}.name"))
     except Invalid as error:
         skipped.append(error)
-        return _NOTHING if action == ACCEPT else _DENY_ALL
+        return _closed(action)
 
 
 def _each(value: object, field: str, read: Callable[[object, str], List[Any]]) -> List[Any]:
@@ -150,11 +161,8 @@ def _port(value: object, field: str) -> PolicyPort:
         if not is_port_name(raw[kind]):
             raise Invalid(f"{field}.{kind}", f"{shown(raw[kind])} is not the name of a port")
         return PolicyPort("", name=raw[kind])
-    inner = mapping(raw[kind], f"{field}.{kind}")
-    port = inner.get("destinationPort")
+    port = fields_of(raw[kind], ("destinationPort",), f"{field}.{kind}").get("destinationPort")
     if port is None:
-        if any(item is not None for item in inner.values()):
-            raise Invalid(f"{field}.{kind}", "has a field that is not known")
         return PolicyPort(_PROTOCOLS[kind])
     return _numbers(port, f"{field}.{kind}.destinationPort", _PROTOCOLS[kind])
 
@@ -164,6 +172,6 @@ def _numbers(value: object, field: str, kind: str) -> PolicyPort:
     if _only_field(raw, ("number", "range"), field) == "number":
         number = integer(raw["number"], f"{field}.number", 1, LAST_PORT)
         return PolicyPort(kind, number, number)
-    ends = mapping(raw["range"], f"{field}.range")
+    ends = fields_of(raw["range"], ("start", "end"), f"{field}.range")
     first = integer(ends.get("start"), f"{field}.range.start", 1, LAST_PORT)
     return PolicyPort(kind, first, integer(ends.get("end"), f"{field}.range.end", first + 1, LAST_PORT))

@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parsing of a raw NetworkPolicy (networking.k8s.io/v1): parts that are not understood never allow anything.
 
-A peer or port that is not understood matches nothing; the others of its rule apply. The policy as a whole is refused
-only if it is unclear which pods it selects, or for which direction.
+A peer or port that is not understood matches nothing; the others of its rule apply. So does a rule, or the whole spec,
+that has a field which is not known: the field may restrict what the others allow. The policy as a whole is refused only
+if it is unclear which pods it selects, or for which direction.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from ...addresses import Network, parse_network
-from ..fields import Invalid, dns_label, dns_subdomain, integer, mapping, protocol, sequence, shown, text
+from ..fields import Invalid, dns_label, dns_subdomain, fields_of, integer, mapping, protocol, sequence, shown, text
 from ..policy_model import (
     DIRECTIONS,
     EGRESS,
@@ -29,7 +30,10 @@ from ..policy_model import (
 from ..selectors import EVERYTHING, parse_selector
 
 _PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
+_SPEC_FIELDS = ("podSelector", "policyTypes", "ingress", "egress")
 _PEER_FIELDS = ("podSelector", "namespaceSelector", "ipBlock")
+_BLOCK_FIELDS = ("cidr", "except")
+_PORT_FIELDS = ("protocol", "port", "endPort")
 Part = TypeVar("Part")
 
 
@@ -46,6 +50,11 @@ def parse_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> Network
     ingress = _rules(spec.get("ingress"), "spec.ingress", "from", namespace, skipped)
     egress = _rules(spec.get("egress"), "spec.egress", "to", namespace, skipped)
     directions = _directions(spec.get("policyTypes"), bool(egress), skipped)
+    try:
+        fields_of(spec, _SPEC_FIELDS, "spec")
+    except Invalid as error:
+        skipped.append(error)
+        ingress, egress = (None,) * len(ingress), (None,) * len(egress)
     return NetworkPolicy(
         namespace=namespace, name=name, pods=pods, directions=directions, ingress=ingress, egress=egress
     )
@@ -93,7 +102,7 @@ def _rules(
         return _peer(item, where, namespace)
 
     def read_rule(item: object, where: str) -> PolicyRule:
-        raw = mapping(item, where)
+        raw = fields_of(item, (peers_field, "ports"), where)
         return PolicyRule(
             _parts(raw.get(peers_field), f"{where}.{peers_field}", read_peer, skipped),
             _parts(raw.get("ports"), f"{where}.ports", _port, skipped),
@@ -103,7 +112,7 @@ def _rules(
 
 
 def _peer(value: object, field: str, namespace: str) -> Peer:
-    raw = mapping(value, field)
+    raw = fields_of(value, _PEER_FIELDS, field)
     given = [name for name in _PEER_FIELDS if raw.get(name) is not None]
     if not given:
         raise Invalid(field, f"has none of {', '.join(_PEER_FIELDS)}")
@@ -127,7 +136,7 @@ def read_network(value: object, field: str) -> Network:
 
 def read_block(value: object, field: str) -> BlockPeer:
     """Return an ipBlock. Raises Invalid, including for an exception that is not a proper part of the range."""
-    raw = mapping(value, field)
+    raw = fields_of(value, _BLOCK_FIELDS, field)
     network = read_network(raw.get("cidr"), f"{field}.cidr")
     excepted = []
     for index, item in enumerate(sequence(raw.get("except"), f"{field}.except")):
@@ -151,7 +160,7 @@ def is_port_name(value: object) -> bool:
 
 
 def _port(value: object, field: str) -> PolicyPort:
-    raw = mapping(value, field)
+    raw = fields_of(value, _PORT_FIELDS, field)
     kind = protocol(raw.get("protocol"), f"{field}.protocol")
     port, last = raw.get("port"), raw.get("endPort")
     if port is None:
