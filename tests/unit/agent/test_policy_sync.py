@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import gc
-import io
 import weakref
 from functools import partial
-from typing import Any, Dict, List, Optional
+from typing import Any, List
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy, policy_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.policy_choices import (
     PAUSE_FACTOR,
@@ -32,52 +29,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.co
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import InterfaceAddress
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
-
-KINDS = {"Pod", "Namespace", "NetworkPolicy"}
-
-
-class Kernel:
-    """The table in memory, and notifications of changes by other programs."""
-
-    port = 0
-
-    def __init__(self) -> None:
-        self.entries: Dict[Any, Any] = {}
-        self.applied: List[int] = []
-        self.observed = 0
-        self.notified = False
-
-    def network_policy(self) -> Kernel:
-        return self
-
-    def observe(self) -> Dict[Any, Any]:
-        self.observed += 1
-        return dict(self.entries)
-
-    def apply(self, change: Any) -> None:
-        self.applied.append(len(change))
-        self.entries.update(change.added)
-        self.entries.update({key: new for key, (_old, new) in change.replaced.items()})
-        for key in change.removed:
-            del self.entries[key]
-
-    def changes(self) -> set[str]:
-        notified, self.notified = self.notified, False
-        return {"inet"} if notified else set()
-
-    def fileno(self) -> int:
-        return -1
-
-    def close(self) -> None:
-        pass
+from tests.unit.agent.policy_bench import KINDS, Kernel, follower, table_in_memory
 
 
 @pytest.fixture
 def kernel(monkeypatch) -> Kernel:
-    made = Kernel()
-    monkeypatch.setattr(policy_table, "TableMonitor", lambda _ports, _table: made)
-    monkeypatch.setattr(policy, "policy_findings", lambda *_arguments: [])
-    return made
+    return table_in_memory(monkeypatch)
 
 
 class Cycle:
@@ -85,14 +42,6 @@ class Cycle:
 
     def __init__(self) -> None:
         self.itself = self
-
-
-def follower(kernel: Kernel, view: ClusterView, timers: Optional[Timers] = None, **settings: str) -> policy.PolicySync:
-    log = Log(io.StringIO())
-    parts = {"log": log, "limited": LimitedLog(log), "health": ProxyHealth(60.0), "post": lambda *event: None}
-    sync = policy.PolicySync(view, kernel, timers or Timers(), **parts)
-    sync.configure(NetworkPolicySettings(enabled=True, **settings), "node1")
-    return sync
 
 
 def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeypatch):

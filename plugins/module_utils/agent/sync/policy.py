@@ -51,6 +51,7 @@ from ..timers import Timers
 from .denied_log import DeniedLog
 from .policy_choices import PolicyChoices
 from .policy_table import PolicyTable
+from .unknown_pods import UnknownPods
 
 RETRY_SECONDS = 2.0
 CHECK_SECONDS = 300.0
@@ -93,6 +94,7 @@ class PolicySync:
         self._effective = self._settings
         self._ranges: Tuple[Network, ...] = ()
         self._node_name = ""
+        self._unknown = UnknownPods("", limited)
         # New settings that need objects which are not known yet, and the name of the node.
         self._waiting: Optional[Tuple[NetworkPolicySettings, str]] = None
         # The addresses of the node that the table is for, and those of the last call of :meth:`sync`.
@@ -131,6 +133,7 @@ class PolicySync:
         self._settings, self._node_name = settings, node_name
         self._policy = None
         self._ranges = ()
+        self._unknown = UnknownPods(node_name, self._limited)
         self._failed = False
         # A table of an earlier run, or of the previous settings.
         self._remove = not settings.enabled
@@ -146,7 +149,8 @@ class PolicySync:
     def status(self) -> PolicyStatus:
         """Return the state as plain JSON values; empty if policies are not enforced.
 
-        ``inForce``: the table is that of the policies that are known. ``warnings``: policies and pods with a problem.
+        ``inForce``: the table is that of the policies that are known. ``warnings``: policies and pods with a problem,
+        and what keeps traffic of unknown pods from being denied.
         """
         if not self._settings.enabled and not self._error:
             return {}
@@ -161,7 +165,7 @@ class PolicySync:
             "lastSync": round(self._last_sync, 3),
             "failures": self._failures,
             "repaired": self._table.repaired,
-            "warnings": policy_warnings(policy) if policy is not None else [],
+            "warnings": self._warnings(policy) if policy is not None else [],
         }
 
     def _awaited(self) -> str:
@@ -280,15 +284,11 @@ class PolicySync:
         changed = bool(objects.changes) or addresses != self._addresses
         # A Node may get its ranges some time after it was created.
         ranges = self._current_ranges()
-        fresh = self._policy is None or ranges != self._ranges
+        fresh = self._policy is None or ranges != self._ranges or self._unknown_pods_changed()
         if self._policy is None or fresh:
             objects.pop_changes()
             self._ranges = ranges
-            self._effective = self._settings
-            for finding in policy_findings(self._view.state, self._settings, self._node_name):
-                self._log.warning(str(finding))
-                if finding.name == UNKNOWN_PODS:
-                    self._effective = self._settings._replace(unknown_pods=ALLOW)
+            self._effective = self._feasible(ranges)
             # ALLOW, where the node cannot deny unknown pods, needs no ranges.
             used = ranges if self._effective.unknown_pods == DENY else ()
             self._policy = node_policy(self._view.state, self._effective, self._node_name, addresses, used)
@@ -318,6 +318,26 @@ class PolicySync:
             self._rest.start(0)
         self._report_denied(self._policy)
 
+    def _unknown_pods_changed(self) -> bool:
+        """Follow changes of pods; return whether traffic of unknown pods must no longer be treated as it is."""
+        if self._settings.unknown_pods != DENY:
+            return False
+        objects = self._view.state.policy
+        self._unknown.follow(objects.pods, objects.changes.pods)
+        return self._unknown.denied != (self._effective.unknown_pods == DENY)
+
+    def _feasible(self, ranges: Tuple[Network, ...]) -> NetworkPolicySettings:
+        """Return the settings without what this node cannot do, and log obstacles."""
+        for finding in policy_findings(self._view.state, self._settings, self._node_name):
+            # Whether unknown pods are denied changes with the pods, and has a warning of its own.
+            if finding.name != UNKNOWN_PODS:
+                self._log.warning(str(finding))
+        if self._settings.unknown_pods == DENY:
+            self._unknown.begin(self._view.state.policy.pods, ranges)
+            if not self._unknown.denied:
+                return self._settings._replace(unknown_pods=ALLOW)
+        return self._settings
+
     def _report_denied(self, policy: NodePolicy) -> None:
         """Log packets that were denied; the policies are in force without it."""
         try:
@@ -345,6 +365,9 @@ class PolicySync:
         self._pod_count, self._elements = len(policy.local), len(policy.table.rows)
         self._denied.follow(options.log_group)
         self._warn(policy)
+
+    def _warnings(self, policy: NodePolicy) -> List[str]:
+        return [*filter(None, [self._unknown.warning]), *policy_warnings(policy)]
 
     def _warn(self, policy: NodePolicy) -> None:
         """Log each warning once for as long as it applies."""

@@ -1,0 +1,79 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's network policies with a table in memory."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, Dict, List, Optional
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy, policy_table
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
+    NetworkPolicySettings,
+)
+
+KINDS = {"Pod", "Namespace", "NetworkPolicy"}
+
+
+class Kernel:
+    """The table in memory, and notifications of changes by other programs."""
+
+    port = 0
+
+    def __init__(self) -> None:
+        self.entries: Dict[Any, Any] = {}
+        self.applied: List[int] = []
+        self.observed = 0
+        self.notified = False
+
+    def network_policy(self) -> Kernel:
+        return self
+
+    def observe(self) -> Dict[Any, Any]:
+        self.observed += 1
+        return dict(self.entries)
+
+    def apply(self, change: Any) -> None:
+        self.applied.append(len(change))
+        self.entries.update(change.added)
+        self.entries.update({key: new for key, (_old, new) in change.replaced.items()})
+        for key in change.removed:
+            del self.entries[key]
+
+    def changes(self) -> set[str]:
+        notified, self.notified = self.notified, False
+        return {"inet"} if notified else set()
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        pass
+
+
+def table_in_memory(monkeypatch: Any) -> Kernel:
+    """Return the table that the agent watches, without other programs on the node."""
+    made = Kernel()
+    monkeypatch.setattr(policy_table, "TableMonitor", lambda _ports, _table: made)
+    monkeypatch.setattr(policy, "policy_findings", lambda *_arguments: [])
+    return made
+
+
+def follower(
+    kernel: Kernel,
+    view: ClusterView,
+    timers: Optional[Timers] = None,
+    stream: Optional[io.StringIO] = None,
+    **settings: str,
+) -> policy.PolicySync:
+    """Return what enforces policies on node1, with these settings; it logs to ``stream``."""
+    log = Log(stream or io.StringIO())
+    parts = {"log": log, "limited": LimitedLog(log), "health": ProxyHealth(60.0), "post": lambda *event: None}
+    sync = policy.PolicySync(view, kernel, timers or Timers(), **parts)
+    sync.configure(NetworkPolicySettings(enabled=True, **settings), "node1")
+    return sync
