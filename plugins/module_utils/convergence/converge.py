@@ -184,9 +184,10 @@ class _Convergence:
         settings = configuration.node_proxy.network_policy
         if not settings.enabled:
             return policy_removal_stages(self.handles)
-        from .policy import node_policy, policy_stage, policy_warnings
+        from .policy import find_links, node_policy, policy_stage, policy_warnings
 
         policy = self.policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
+        find_links(policy)
         self.warnings += policy_warnings(policy)
         stage = policy_stage(policy, settings, self.handles, self.request.check)
         self.of_cluster.append(stage.resource)

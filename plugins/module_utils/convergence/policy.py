@@ -15,6 +15,7 @@ from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cut_connections
 from ..kernel.facts import interface_addresses
+from ..kernel.pod_links import PodLinks
 from ..networkpolicy.coverage import unselected_pods, unused_policies
 from ..networkpolicy.matching.owners import Address, counts
 from ..networkpolicy.node_policy import NodePolicy
@@ -22,7 +23,7 @@ from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..preflight.processes import processes
 from ..rendering.networkpolicy.elements import desired_table
-from ..rendering.networkpolicy.sets import NO_LOG, Options
+from ..rendering.networkpolicy.sets import NO_LOG, SIDES, Options
 from ..rendering.networkpolicy.text import restore_text
 from ..resources import NotThereYet, Resource, Stage
 from .handles import KernelHandles
@@ -65,6 +66,22 @@ def node_policy(
         settings.cluster_policies,
         pod_ranges=pod_ranges(cluster, settings, node_name) if ranges is None else ranges,
         unjudged=networks_of(settings.unjudged_destinations),
+    )
+
+
+def find_links(policy: NodePolicy, links: Optional[PodLinks] = None) -> None:
+    """Determine the interfaces on which link-local traffic is denied: those of pods that policies limit.
+
+    Nothing but the node can reach the link-local address of a pod that has an interface of its own, so that ingress
+    policies concern bridges only. ``links``: what finds the interfaces. Raises KernelError.
+    """
+    restricted = {side: {unpacked(address) for address in policy.restricted(side)} for side in SIDES}
+    found = (links or PodLinks()).find(sorted(set().union(*restricted.values())))
+    policy.set_links(
+        (side, link.interface)
+        for side, addresses in restricted.items()
+        for address, link in found.items()
+        if address in addresses and (side == "out" or link.is_bridge)
     )
 
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Tuple
 
 from ..addresses import Network
 from ..cluster.model import NamespacedName
@@ -18,7 +18,8 @@ from .judge import Judge
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS
 from .matching.owners import Address, AddressOwners
 from .policy_state import PORTION, LocalPod, PolicyState
-from .rows import PolicyRows, TooManyRows
+from .rows import ANY, EVERYTHING_ID, LINK, POLICED, PolicyRows, TooManyRows
+from .subjects import NETWORK_POLICY
 
 #: The share of all policies, one in this many, that may be refused although they would fit.
 _FINENESS = 16
@@ -54,6 +55,8 @@ class NodePolicy:
         self._pod_ranges = tuple(pod_ranges)
         self._unjudged = tuple(unjudged)
         self._portion = portion
+        # Pairs of a side and an interface.
+        self._links: FrozenSet[Tuple[str, str]] = frozenset()
         self._refused: FrozenSet[PolicySide] = frozenset()
         #: Whether policies are refused only because they changed last; see :meth:`update`.
         self.is_provisional = False
@@ -128,6 +131,34 @@ class NodePolicy:
         except TooManyRows:
             self._replace(None)
 
+    def restricted(self, side: str) -> FrozenSet[Address]:
+        """Return the addresses of pods of this node whose traffic in a direction some policy limits.
+
+        That is any pod that they are about, unless a rule of a NetworkPolicy allows it everything, and no
+        ClusterNetworkPolicy selects it.
+        """
+        return frozenset(
+            address
+            for local in self.local.values()
+            for address in local.addresses
+            if self._is_restricted(local, side, address)
+        )
+
+    def _is_restricted(self, local: LocalPod, side: str, address: Address) -> bool:
+        rows = self.table.rows
+        if (POLICED, side, address) not in rows:
+            return False
+        tiers = any(subject.side == side and subject.tier != NETWORK_POLICY for subject in local.subjects)
+        return tiers or rows.get((ANY, side, address)) != EVERYTHING_ID
+
+    def set_links(self, links: Iterable[Tuple[str, str]]) -> None:
+        """Apply the interfaces on which link-local traffic is denied, as pairs of a side and a name."""
+        before, self._links = self._links, frozenset(links)
+        for side, interface in before - self._links:
+            self.table.remove((LINK, side, interface))
+        for side, interface in self._links - before:
+            self.table.put((LINK, side, interface))
+
     def reconsider(self) -> None:
         """Choose again which policies are refused, if any are."""
         if self.too_large:
@@ -139,6 +170,8 @@ class NodePolicy:
         earlier = self._state.table
         self.is_provisional = state is not None
         self._state = state or self._search()
+        for side, interface in self._links:
+            self.table.put((LINK, side, interface))
         self._state.table.succeed(earlier)
 
     def _made(self, refused: FrozenSet[PolicySide], spare: int = 0) -> Optional[PolicyState]:

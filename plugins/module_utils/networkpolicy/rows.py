@@ -12,6 +12,7 @@ row                                                 value
 ``(POD_RANGE, first, last)``                        True: a range of addresses of the node's pods
 ``(KNOWN, address)``                                True: a known pod has this address of such a range
 ``(UNJUDGED, first, last)``                         True: a range of destinations that no egress rule is applied to
+``(LINK, side, interface)``                         True: link-local traffic of pods on this interface is denied
 ``(CLASS, address)``                                class number of a pod of the cluster
 ``(BLOCK, first, last)``                            class number of a range of addresses that no pod entry refines
 ``(ANY, side, address)``                            port set that this pod may exchange with every peer
@@ -33,6 +34,7 @@ from .limits import MOST_STEPS
 
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
 POD_RANGE, KNOWN, UNJUDGED = "pod range", "known", "unjudged"
+LINK = "link"
 ANY, GRANT, PORTS = "any", "grant", "ports"
 TIER_GRANT, TIER_PORTS, TIER_OTHERS = "tier grant", "tier ports", "tier others"
 

@@ -8,9 +8,9 @@ No single policy denies a packet: it is denied because no rule of any policy tha
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import List, Optional
 
-from ...addresses import unpacked
+from ...addresses import is_link_local, unpacked
 from ...cluster.policy_model import EGRESS, INGRESS
 from ...cluster.policy_objects import PolicyObjects
 from ...errors import KernelError
@@ -74,7 +74,8 @@ class DeniedLog:
         if direction == INGRESS:
             own, peer = peer, own
         protocol = _PROTOCOLS.get(packet.protocol, str(packet.protocol))
-        about: Dict[str, str] = {"reason": "an address of no known pod"}
+        link_local = is_link_local(unpacked(own))
+        about = {"reason": "a link-local address" if link_local else "an address of no known pod"}
         if own in policy.owners.owners:
             verdict = verdicts.side(direction, own, Flow(peer, protocol, packet.port))
             about = {"reason": verdict.reason, "isolated_by": ",".join(verdict.isolated_by), "rule": verdict.by}

@@ -50,6 +50,7 @@ from ..surface.log import LimitedLog, Log
 from ..timers import Timers
 from .denied_log import DeniedLog
 from .policy_choices import PolicyChoices
+from .policy_links import PolicyLinks
 from .policy_table import PolicyTable
 from .unknown_pods import UnknownPods
 
@@ -95,6 +96,7 @@ class PolicySync:
         self._ranges: Tuple[Network, ...] = ()
         self._node_name = ""
         self._unknown = UnknownPods("", limited)
+        self._links = PolicyLinks(limited)
         # New settings that need objects which are not known yet, and the name of the node.
         self._waiting: Optional[Tuple[NetworkPolicySettings, str]] = None
         # The addresses of the node that the table is for, and those of the last call of :meth:`sync`.
@@ -304,6 +306,7 @@ class PolicySync:
         if addresses != self._addresses:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
+            self._links.due = True
         self._table.notice_changes()
         if changed or self._table.is_unknown or self._table.suspect or self._policy.table.journal:
             self._apply(self._policy)
@@ -359,6 +362,7 @@ class PolicySync:
 
     def _apply(self, policy: NodePolicy) -> None:
         options = policy_options(self._effective)
+        self._links.follow(policy, everything=self._table.is_unknown or self._table.suspect)
         if self._table.apply(policy, options):
             self._check.restart(CHECK_SECONDS)
         self.pods = {address: key for key, local in policy.local.items() for address in local.addresses}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import Dict, Tuple
 
-from ...rendering.nftables.objects import CLASSID, INDEX, SetValue
+from ...rendering.nftables.objects import CLASSID, INDEX, INTERFACE, SetValue
 
 
 def rule_comment(found: Dict[int, memoryview], kind: int) -> str:
@@ -60,7 +60,7 @@ def set_user_data(value: SetValue) -> bytes:
 
     Only lists need expressions, for parts without a type name in the nft syntax.
     """
-    host = value.key in ((INDEX,), (CLASSID,))
+    host = value.key in ((INDEX,), (CLASSID,), (INTERFACE,))
     found = _typeof_u32(0, 1 if host else 0 if len(value.key) > 1 else 2)
     if value.data is not None:
         found += _typeof_u32(1, 1 if value.data == (CLASSID,) else 0)

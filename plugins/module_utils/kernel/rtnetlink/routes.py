@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from ...addresses import IPV6, address_bits, family_of, packed
 from ...errors import KernelError
@@ -19,8 +19,10 @@ from ..netlink.socket import NetlinkSocket
 _RTM_GETROUTE = 26
 # struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags.
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_RTA_DST, _RTA_OIF = 1, 4
-_RTN_LOCAL = 2
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_VIA = 1, 4, 5, 18
+_RTN_UNICAST, _RTN_LOCAL = 1, 2
+# Return the route of the table instead of one to the address alone.
+_RTM_F_FIB_MATCH = 0x2000
 # No route, and routes of type unreachable, prohibit and blackhole.
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
@@ -32,23 +34,48 @@ class Way(NamedTuple):
     interface: str
 
 
+class DirectRoute(NamedTuple):
+    """A route to a link without a gateway: the index of its interface, and the length of its prefix."""
+
+    number: int
+    prefix_length: int
+
+
 def way_to(sock: NetlinkSocket, address: str) -> Way:
     """Return the way to a canonical address. ``sock`` is a NETLINK_ROUTE socket. Raises KernelError."""
+    view = _route_to(sock, address, 0)
+    if view is None:
+        return Way(False, "")
+    oif = parse_attributes(view, _ROUTE.size, len(view)).get(_RTA_OIF)
+    try:
+        name = socket.if_indextoname(struct.unpack("=I", oif)[0]) if oif else ""
+    except OSError:
+        name = ""
+    return Way(_ROUTE.unpack_from(view)[7] == _RTN_LOCAL, name)
+
+
+def direct_route(sock: NetlinkSocket, address: str) -> Optional[DirectRoute]:
+    """Return the route to a canonical address that is on a link of the node, else None. Raises KernelError."""
+    view = _route_to(sock, address, _RTM_F_FIB_MATCH)
+    if view is None:
+        return None
+    attributes = parse_attributes(view, _ROUTE.size, len(view))
+    oif = attributes.get(_RTA_OIF)
+    _family, length, _source, _tos, _table, _protocol, _scope, kind, _flags = _ROUTE.unpack_from(view)
+    if oif is None or kind != _RTN_UNICAST or _RTA_GATEWAY in attributes or _RTA_VIA in attributes:
+        return None
+    return DirectRoute(struct.unpack("=I", oif)[0], length)
+
+
+def _route_to(sock: NetlinkSocket, address: str, flags: int) -> Optional[memoryview]:
+    """Return the kernel's description of the route to an address; None if there is no route."""
     family = family_of(address)
     number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
-    request = _ROUTE.pack(number, address_bits(family), 0, 0, 0, 0, 0, 0, 0)
+    request = _ROUTE.pack(number, address_bits(family), 0, 0, 0, 0, 0, 0, flags)
     try:
         replies = sock.request(_RTM_GETROUTE, request + attribute(_RTA_DST, packed(address) or b""))
     except NetlinkRefusal as refusal:
         if refusal.error.errno in _NO_ROUTE:
-            return Way(False, "")
+            return None
         raise KernelError(f"the route to {address} cannot be read: {refusal.error}") from refusal
-    for reply in replies:
-        view = memoryview(reply.payload)
-        oif = parse_attributes(view, _ROUTE.size, len(view)).get(_RTA_OIF)
-        try:
-            name = socket.if_indextoname(struct.unpack("=I", oif)[0]) if oif else ""
-        except OSError:
-            name = ""
-        return Way(_ROUTE.unpack_from(view)[7] == _RTN_LOCAL, name)
-    return Way(False, "")
+    return next((memoryview(reply.payload) for reply in replies), None)

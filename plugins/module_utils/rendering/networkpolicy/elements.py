@@ -11,6 +11,7 @@ from ...addresses import IPV4, IPV6, family_of_packed
 from ...networkpolicy import rows
 from ...networkpolicy.rows import ABSENT, Row
 from ...resources import Change
+from ..nftables.expressions import INTERFACE_NAME_BYTES
 from ..nftables.objects import ElementKey, Key, ObjectKey, TableValue, Value
 from . import layout, sets
 from .layout import class_bytes
@@ -82,6 +83,8 @@ class Elements:
             yield ElementKey("element", sets.name(sets.KNOWN, family_of_packed(row[1])), row[1]), True
         elif kind == rows.POD_RANGE:
             yield ElementKey("element", sets.name(sets.POD_RANGES, family_of_packed(row[1])), row[1] + row[2]), True
+        elif kind == rows.LINK:
+            yield ElementKey("element", sets.links(row[1]), row[2].encode().ljust(INTERFACE_NAME_BYTES, b"\0")), True
         elif kind == rows.UNJUDGED:
             yield ElementKey("element", sets.name(sets.UNJUDGED, family_of_packed(row[1])), row[1] + row[2]), True
         elif self._options.tiers:

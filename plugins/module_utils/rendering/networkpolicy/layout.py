@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from ...addresses import FAMILIES, IPV6
+from ...addresses import FAMILIES, IPV6, Network
 from ..nftables import expressions as x
 from ..nftables.expressions import Expressions
 from ..nftables.objects import BaseHook, ChainValue, Expression, Rule
@@ -38,6 +38,7 @@ from .sets import (
     TIERS,
     UNJUDGED,
     Options,
+    links,
     name,
     tier_grants,
 )
@@ -48,6 +49,10 @@ ARRIVING_PRIORITY = -90
 
 _ICMPV6 = 58
 _NEIGHBOUR_DISCOVERY = (133, 137)
+#: Multicast listener discovery, versions 1 and 2, by which switches learn where to send neighbour discovery.
+_LISTENER_DISCOVERY = ((130, 132), (143, 143))
+_LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
+_MULTICAST = Network(0xFF << 120, 8, IPV6)
 _TCP = 6
 _PORT_PROTOCOLS = (6, 17, 132)
 _FIN_SYN_RST_ACK, _SYN = 0x17, 0x02
@@ -192,16 +197,15 @@ def _drop_chain(family: str, side: str, options: Options) -> ChainValue:
 
 def _always_accepted() -> List[Rule]:
     known = x.has_state(x.CT_STATE_ESTABLISHED | x.CT_STATE_RELATED)
-    first, last = _NEIGHBOUR_DISCOVERY
-    discovery = [
-        *x.of_family(IPV6),
-        x.meta(x.META_L4PROTO),
-        x.compare(bytes((_ICMPV6,))),
-        x.payload(x.TRANSPORT_HEADER, 0, 1),
-        x.at_least(bytes((first,))),
-        x.at_most(bytes((last,))),
-    ]
-    return [x.rule(known, x.verdict("accept")), x.rule(discovery, x.verdict("accept"))]
+    return [x.rule(known, x.verdict("accept")), _accepted_icmpv6(*_NEIGHBOUR_DISCOVERY)]
+
+
+def _accepted_icmpv6(first: int, last: int) -> Rule:
+    """Return the rule that accepts ICMPv6 messages of these types."""
+    kind = [x.meta(x.META_L4PROTO), x.compare(bytes((_ICMPV6,))), x.payload(x.TRANSPORT_HEADER, 0, 1)]
+    low, high = bytes((first,)), bytes((last,))
+    types = [x.compare(low)] if low == high else [x.at_least(low), x.at_most(high)]
+    return x.rule(x.of_family(IPV6), kind, types, x.verdict("accept"))
 
 
 def _judged(family: str, side: str, options: Options) -> Rule:
@@ -218,6 +222,37 @@ def _unknown(family: str, side: str) -> List[Expression]:
     own = _own(family, side)
     ranges, known = name(POD_RANGES, family), name(KNOWN, family)
     return [*x.of_family(family), own, x.lookup(ranges), own, x.lookup(known, inverted=True)]
+
+
+def _link_chain(side: str) -> ChainValue:
+    """Return the chain that denies link-local traffic of pods, except what IPv6 cannot do without.
+
+    What the node sends to a multicast group returns through the interface, and is not from a pod.
+    """
+    looped = [*x.of_family(IPV6), *x.in_network(_MULTICAST, load_source=False), *x.is_local(x.FIB_SADDR)]
+    return ChainValue(
+        (
+            *_always_accepted(),
+            *(_accepted_icmpv6(*types) for types in _LISTENER_DISCOVERY),
+            x.rule(looped, x.verdict("accept")),
+            x.rule(x.verdict(f"goto {_drop_name(IPV6, side)}")),
+        )
+    )
+
+
+def _linked(side: str, options: Options) -> Rule:
+    """Return the rule that finds link-local traffic from pods (``out``), or between ports of a bridge (``in``).
+
+    Such addresses are in no other set: nobody but the pod knows them. Routers do not forward them, so there is only
+    what the node receives from an interface of pods, for itself or for another port of the bridge.
+    """
+    interface = [x.meta(x.META_IIFNAME), x.lookup(links(side))]
+    found = [*x.of_family(IPV6), *x.in_network(_LINK_LOCAL, load_source=side == "out"), *interface]
+    if side == "in":
+        found += x.is_local(x.FIB_DADDR, equal=False)
+    elif options.unjudged:
+        found += [x.destination_address(IPV6), x.lookup(name(UNJUDGED, IPV6), inverted=True)]
+    return x.rule(found, x.verdict(f"goto {links(side)}"))
 
 
 def _hooks(options: Options) -> Dict[str, ChainValue]:
@@ -245,7 +280,7 @@ def _hooks(options: Options) -> Dict[str, ChainValue]:
     ]
     if options.unknown:
         guarded += [_unknown(family, "in") for family in FAMILIES]
-    forged = [
+    arriving = [
         x.rule(
             begins,
             elsewhere,
@@ -256,10 +291,11 @@ def _hooks(options: Options) -> Dict[str, ChainValue]:
         )
         for destination in guarded
     ]
+    arriving += [_linked(side, options) for side in ("out", "in")]
     return {
         "postrouting": ChainValue(tuple(leaving), BaseHook("filter", "postrouting", POSTROUTING_PRIORITY)),
         "input": ChainValue(tuple(to_node), BaseHook("filter", "input", INPUT_PRIORITY)),
-        "arriving": ChainValue(tuple(forged), BaseHook("filter", "prerouting", ARRIVING_PRIORITY)),
+        "arriving": ChainValue(tuple(arriving), BaseHook("filter", "prerouting", ARRIVING_PRIORITY)),
     }
 
 
@@ -272,5 +308,6 @@ def chains(options: Options, everything: int) -> Dict[str, ChainValue]:
             found[name("policy", family, side)] = _policy_chain(family, side, options, everything)
             if options.tiers:
                 found[name("tiers", family, side)] = _tiers_chain(family, side, options)
+    found.update({links(side): _link_chain(side) for side in SIDES})
     found.update(_hooks(options))
     return found

@@ -8,7 +8,17 @@ from __future__ import annotations
 from typing import Dict, NamedTuple
 
 from ...addresses import FAMILIES, IPV6
-from ..nftables.objects import ADDRESS_TYPES, CLASSID, PORT, PROTOCOL, SET_CONCAT, SET_INTERVAL, SetValue, TableIdentity
+from ..nftables.objects import (
+    ADDRESS_TYPES,
+    CLASSID,
+    INTERFACE,
+    PORT,
+    PROTOCOL,
+    SET_CONCAT,
+    SET_INTERVAL,
+    SetValue,
+    TableIdentity,
+)
 
 TABLE_NAME = "kubenode-network-policy"
 TABLE_COMMENT = "network policies, by kubenode-proxy"
@@ -17,6 +27,7 @@ ISOLATED, DENIED, SELF, POLICED = "isolated", "denied", "self", "policed"
 PODS, BLOCKS, ANY, GRANTS = "pods", "blocks", "any", "grants"
 PORTS, PORT_RANGES = "ports", "port-ranges"
 POD_RANGES, KNOWN, UNJUDGED = "pod-ranges", "known", "unjudged"
+LINKS = "links"
 TIER_PORTS, TIER_OTHERS = "tier-ports", "tier-others"
 
 SIDES = ("in", "out")
@@ -57,6 +68,11 @@ def name(kind: str, family: str, side: str = "") -> str:
     return f"{kind}-{side}{number(family)}" if side else f"{kind}{number(family)}"
 
 
+def links(side: str) -> str:
+    """Return the name of the set of interfaces on which link-local traffic is denied."""
+    return f"{LINKS}-{side}"
+
+
 def tier_grants(tier: str, side: str, family: str) -> str:
     """Return the name of the map with the outcomes of a tier."""
     return name(f"{tier}-grants", family, side)
@@ -86,6 +102,7 @@ def definitions(options: Options) -> Dict[str, SetValue]:
             if options.tiers:
                 found[name(POLICED, family, side)] = SetValue((address,))
                 found.update({tier_grants(tier, side, family): grants for tier in TIERS})
+    found.update({links(side): SetValue((INTERFACE,)) for side in SIDES})
     if options.tiers:
         for outcome in OUTCOMES:
             found[f"{TIER_PORTS}-{outcome}"] = SetValue(port_key, flags=ranges)

@@ -257,10 +257,10 @@ def remember(set_name: str, word: int = 0) -> Expression:
     return Expression("dynset", ((1, set_name), (3, DYNSET_UPDATE), (4, register(word))))
 
 
-def is_local(which: int) -> Expressions:
-    """Match if the source (FIB_SADDR) or destination (FIB_DADDR) is an address of this node."""
+def is_local(which: int, equal: bool = True) -> Expressions:
+    """Match if the source (FIB_SADDR) or destination (FIB_DADDR) is, or is not, an address of this node."""
     fib = Expression("fib", ((1, register(0)), (2, FIB_RESULT_ADDRTYPE), (3, which)))
-    return [fib, compare(struct.pack("=I", RTN_LOCAL))]
+    return [fib, compare(struct.pack("=I", RTN_LOCAL), equal)]
 
 
 def host_word(number: int) -> bytes:

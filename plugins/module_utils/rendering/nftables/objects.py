@@ -39,6 +39,8 @@ INDEX = "integer"
 _LIST_KEY_END = (PROTOCOL, PORT, INDEX)
 #: ``meta priority``, in the order of the machine.
 CLASSID = "classid"
+#: The name of an interface, padded with zeros.
+INTERFACE = "ifname"
 VERDICT = "verdict"
 #: The direction of a packet in its connection: of the first packet (0), or of its answers (1).
 DIRECTION = "ct_dir"
@@ -53,6 +55,7 @@ DATA_TYPES: Dict[str, Tuple[int, int]] = {
     PORT: (13, 4),
     CLASSID: (23, 4),
     DIRECTION: (27, 4),
+    INTERFACE: (41, 16),
 }
 DATA_TYPE_NAMES = {number: name for name, (number, _size) in DATA_TYPES.items()}
 

@@ -16,6 +16,7 @@ from .objects import (
     DATA_TYPES,
     DIRECTION,
     INDEX,
+    INTERFACE,
     ORIGINAL,
     PORT,
     PROTOCOL,
@@ -71,6 +72,9 @@ def _part_text(part: str, raw: bytes) -> str:
         return str(index_of(raw))
     if part == CLASSID:
         return f"{index_of(raw) >> 16:x}:{index_of(raw) & 0xFFFF:x}"
+    if part == INTERFACE:
+        name = raw.rstrip(b"\0").decode(errors="replace")
+        return f'"{name}"'
     if part == DIRECTION:
         return "original" if raw[0] == ORIGINAL else "reply"
     return "0x" + raw.hex()

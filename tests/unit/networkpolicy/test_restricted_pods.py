@@ -1,0 +1,69 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which pods of a node policies limit, on whose interfaces link-local traffic is denied, and the rows for these."""
+
+from __future__ import annotations
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import change_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
+
+ADDRESS = packed("10.244.1.11")
+POD = {
+    "kind": "Pod",
+    "metadata": {"namespace": "shop", "name": "web"},
+    "spec": {"nodeName": "node1"},
+    "status": {"podIPs": [{"ip": "10.244.1.11"}]},
+}
+NAMESPACE = {"kind": "Namespace", "metadata": {"name": "shop"}}
+
+
+def isolating(name, **spec):
+    spec = {"podSelector": {}, **spec}
+    return {"kind": "NetworkPolicy", "metadata": {"namespace": "shop", "name": name}, "spec": spec}
+
+
+def restricted(*policies):
+    """Return the directions in which policies limit the pod."""
+    state = ClusterState.from_objects([NAMESPACE, POD, *policies])
+    policy = NodePolicy("node1", state.policy, cluster_policies=True)
+    return {side for side in ("in", "out") if policy.restricted(side) == {ADDRESS}}
+
+
+def test_a_pod_is_restricted_unless_a_rule_allows_it_everything():
+    assert restricted() == set()
+    assert restricted(isolating("x", policyTypes=["Egress"])) == {"out"}
+    every = [{"to": [{"ipBlock": {"cidr": "::/0"}}]}]
+    assert restricted(isolating("x", policyTypes=["Egress"], egress=every)) == {"out"}
+    both = isolating("x", policyTypes=["Ingress", "Egress"], egress=[{}])
+    assert restricted(both) == {"in"}
+    assert restricted(both, isolating("y", ingress=[{"ports": [{"port": 80}]}])) == {"in"}
+    assert restricted(both, isolating("y", ingress=[{}])) == set()
+
+
+def test_a_cluster_network_policy_restricts_a_pod_that_others_allow_everything():
+    rules = [{"action": "Deny", "to": [{"networks": ["192.0.2.0/24"]}]}]
+    spec = {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": rules}
+    cluster = {"kind": "ClusterNetworkPolicy", "metadata": {"name": "c"}, "spec": spec}
+    assert restricted(isolating("x", policyTypes=["Ingress", "Egress"], ingress=[{}], egress=[{}]), cluster) == {"out"}
+
+
+def test_interfaces_remain_when_policies_are_chosen_again():
+    blocks = [{"ipBlock": {"cidr": f"192.0.{2 * number}.0/24"}} for number in range(8)]
+    ingress = [{"from": blocks, "ports": [{"port": 80}]}]
+    state = ClusterState.from_objects([NAMESPACE, POD, isolating("x", ingress=ingress)])
+    policy = NodePolicy("node1", state.policy, most_rows=4)
+    assert policy.too_large
+    policy.set_links([("out", "veth1"), ("in", "br0")])
+    policy.table.pop_journal()
+    policy.reconsider()
+    assert ("link", "out", "veth1") in policy.table.rows and policy.table.pop_journal() == {}
+    policy.set_links([("out", "veth2")])
+    rows = policy.table.rows
+    change = change_of(policy.table.pop_journal(), rows, Options())
+    names = {"veth1": "links-out", "br0": "links-in", "veth2": "links-out"}
+    keys = {name: ("element", held, name.encode().ljust(16, b"\0")) for name, held in names.items()}
+    assert set(change.removed) == {keys["veth1"], keys["br0"]} and set(change.added) == {keys["veth2"]}
