@@ -12,65 +12,18 @@ similar ones, does not lose anything to one whose policies multiply.
 from __future__ import annotations
 
 from collections import Counter
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from functools import cached_property
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set
 
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
 from ..cluster.policy_objects import PolicyObjects
-from .limits import MOST_CANDIDATES_TOGETHER, excess
+from .limits import MOST_CANDIDATES_TOGETHER, PolicySide, excess
 from .matching.candidates import Candidates
-from .matching.compiled import CompiledRule, compile_rules
+from .matching.compiled import compile_rules
 from .matching.owners import addresses_of, counts
-
-#: A policy and one of its directions.
-PolicySide = Tuple[NamespacedName, str]
-#: More independent rules result in more classes than any table can hold.
-_MOST_RULES = 40
-
-
-class _Need(NamedTuple):
-    """The numbers that determine how many elements rules need: rules with peers, ends of ranges, ranges of ports."""
-
-    rules: int
-    ends: int
-    selects_pods: bool
-    ports: int
-    addresses: int
-
-    def elements(self, pods: int) -> int:
-        """Return the maximum number of elements if no other rules exist. ``pods``: of the cluster."""
-        classes = min(1 << min(self.rules, _MOST_RULES), self.ends + (pods if self.selects_pods else 0))
-        return classes * (self.addresses + self.ports) + self.ends
-
-
-def _need(rules: Iterable[CompiledRule], addresses: int) -> _Need:
-    chosen = [rule for rule in rules if rule.pods or rule.blocks]
-    return _Need(
-        rules=len(chosen),
-        ends=sum(2 * len(block.intervals) for rule in chosen for block in rule.blocks),
-        selects_pods=any(rule.pods for rule in chosen),
-        ports=sum(len(rule.ports.ranges) for rule in chosen),
-        addresses=addresses,
-    )
-
-
-def _together(needs: Iterable[_Need]) -> _Need:
-    found = list(needs)
-    return _Need(
-        rules=sum(need.rules for need in found),
-        ends=sum(need.ends for need in found),
-        selects_pods=any(need.selects_pods for need in found),
-        ports=sum(need.ports for need in found),
-        addresses=max(need.addresses for need in found),
-    )
-
-
-class _Side(NamedTuple):
-    """A NetworkPolicy in one direction. ``addresses``: the number of those that its pods of the node have."""
-
-    key: PolicySide
-    rules: Tuple[CompiledRule, ...]
-    addresses: int
+from .matching.port_names import PortNames
+from .need import Needs, Side
 
 
 class Demand:
@@ -86,8 +39,9 @@ class Demand:
         of_namespace: Dict[str, List[NamespacedName]] = {}
         for key in pods:
             of_namespace.setdefault(key.namespace, []).append(key)
+        self._pods = pods
+        self._of_namespace = of_namespace
         self._candidates = Candidates(pods, of_namespace, objects.namespaces)
-        self._pods = len(objects.pods)
         local: Dict[str, List[Pod]] = {}
         for pod in pods.values():
             if pod.node_name == node_name:
@@ -95,25 +49,43 @@ class Demand:
         chosen = objects.policies.keys() if only is None else only & objects.policies.keys()
         self._sides = [side for key in chosen for side in self._of(objects.policies[key], local.get(key.namespace, []))]
 
-    def _of(self, policy: NetworkPolicy, pods: Iterable[Pod]) -> Iterator[_Side]:
-        addresses = sum(len(addresses_of(pod)) for pod in pods if policy.pods.matches(pod.labels))
-        for direction in DIRECTIONS if addresses else ():
+    def _of(self, policy: NetworkPolicy, pods: Iterable[Pod]) -> Iterator[Side]:
+        selected = tuple(pod for pod in pods if addresses_of(pod) and policy.pods.matches(pod.labels))
+        for direction in DIRECTIONS if selected else ():
             rules = compile_rules(policy.rules(direction)) if direction in policy.directions else ()
-            if rules and not excess(rules, self._candidates):
-                yield _Side((policy.key, direction), rules, addresses)
+            key = (policy.key, direction)
+            if rules and not excess(key, rules, self._candidates):
+                names = frozenset(name.name for rule in rules for name in rule.names)
+                yield Side(key, rules, selected, names)
 
     def order_of_refusal(self) -> List[PolicySide]:
         """Return the policies, by direction; the first is refused first."""
-        needs: Dict[str, Dict[PolicySide, _Need]] = {}
-        for side in self._sides:
-            needs.setdefault(side.key[0].namespace, {})[side.key] = _need(side.rules, side.addresses)
-        pods = self._pods
-        namespaces = sorted(needs, key=lambda name: (-_together(needs[name].values()).elements(pods), name))
+        of_namespace = self._by_namespace()
+        needs = self._needs
+        together = self.needs()
+        alone = {side.key: needs.of([side]) for side in self._sides}
         return [
-            item
-            for name in namespaces
-            for item in sorted(needs[name], key=lambda each: (-needs[name][each].elements(pods), each))
+            side.key
+            for name in sorted(of_namespace, key=lambda each: (-together[each], each))
+            for side in sorted(of_namespace[name], key=lambda each: (-alone[each.key], each.key))
         ]
+
+    def needs(self) -> Dict[str, int]:
+        """Return what the policies of each namespace need at most, in elements, if no others exist."""
+        return {name: self._needs.of(sides) for name, sides in self._by_namespace().items()}
+
+    @cached_property
+    def _needs(self) -> Needs:
+        # Names that no policy uses do not make ports of pods different.
+        used = {name for side in self._sides for name in side.names}
+        names = PortNames(self._pods, self._of_namespace, used)
+        return Needs(self._sides, self._candidates, names, len(self._pods))
+
+    def _by_namespace(self) -> Dict[str, List[Side]]:
+        found: Dict[str, List[Side]] = {}
+        for side in sorted(self._sides, key=lambda each: each.key):
+            found.setdefault(side.key[0].namespace, []).append(side)
+        return found
 
     def crowding(self, most: int) -> FrozenSet[PolicySide]:
         """Return the policies to refuse, by direction, so that those left have at most ``most`` candidates.

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
+from ..cluster.model import NamespacedName
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule
 
+#: A policy and one of its directions.
+PolicySide = Tuple[NamespacedName, str]
 #: Address ranges, counted once for every rule whose ranges contain them; of one policy, and of all together.
 MOST_PIECES = 1_000_000
 #: Rules for some peers, with different ports. Each may make a class of peers, for which every selected pod of the node
 #: has an entry.
 MOST_RULES = 1_000
-#: Port ranges of all rules.
+#: Port ranges of all rules; and the ports that their names resolve to, in all different port layouts of pods.
 MOST_PORTS = 100_000
 #: Pods and namespaces that the selectors of a policy are compared with, counted once for every condition of every
 #: selector (see :class:`.Candidates`): each comparison takes a microsecond or two.
@@ -31,7 +34,7 @@ MOST_STEPS = 2_000_000
 MOST_ROWS = 250_000
 
 
-def excess(rules: Sequence[CompiledRule], candidates: Candidates) -> str:
+def excess(key: PolicySide, rules: Sequence[CompiledRule], candidates: Candidates) -> str:
     """Return the limit that a policy exceeds in one direction, or an empty text."""
     peers = {peer for rule in rules for peer in rule.pods}
     if candidates.exceed(peers, MOST_CANDIDATES):
@@ -39,6 +42,10 @@ def excess(rules: Sequence[CompiledRule], candidates: Candidates) -> str:
     ports = sum(len(rule.ports.ranges) for rule in rules)
     if ports > MOST_PORTS:
         return f"{ports} ranges of ports, more than {MOST_PORTS}"
+    policy, direction = key
+    resolved = candidates.names.of_rules(rules, direction, policy.namespace).ports
+    if resolved > MOST_PORTS:
+        return f"names of ports that are {resolved} ports of pods, more than {MOST_PORTS}"
     if _pieces(rules) > MOST_PIECES:
         return f"overlapping ranges of addresses that make more than {MOST_PIECES} pieces"
     chosen = sum(bool(rule.pods or rule.blocks) for rule in rules)

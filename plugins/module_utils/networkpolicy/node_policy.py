@@ -13,9 +13,9 @@ from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Se
 from ..addresses import Network
 from ..cluster.model import NamespacedName
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
-from .budget import Demand, PolicySide, named
+from .budget import Demand, named
 from .judge import Judge
-from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS, PolicySide
 from .matching.owners import Address, AddressOwners
 from .policy_state import PORTION, LocalPod, PolicyState
 from .rows import ANY, EVERYTHING_ID, LINK, POLICED, PolicyRows, TooManyRows

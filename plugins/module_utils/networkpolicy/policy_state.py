@@ -17,10 +17,9 @@ from ..cluster.model import NamespacedName
 from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, ContainerPort, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from .address_ranges import AddressRanges, PodRanges
-from .budget import PolicySide
 from .family_tables import FamilyTables
 from .judge import Judge
-from .limits import MOST_CANDIDATES_TOGETHER, MOST_PIECES
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_PIECES, PolicySide
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, side
 from .matching.contents import PodContents

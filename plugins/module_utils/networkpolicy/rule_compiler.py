@@ -9,8 +9,7 @@ from typing import AbstractSet, Dict, Iterable, Tuple, Union
 
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy
-from .budget import PolicySide
-from .limits import excess
+from .limits import PolicySide, excess
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, compile_rule, compile_rules
 
@@ -47,13 +46,14 @@ class RuleCompiler:
     def _affordable(
         self, policy: NetworkPolicy, direction: str, rules: Tuple[CompiledRule, ...]
     ) -> Tuple[CompiledRule, ...]:
-        if (policy.key, direction) in self.refused:
+        key = (policy.key, direction)
+        if key in self.refused:
             return ()
-        reason = excess(rules, self.candidates)
+        reason = excess(key, rules, self.candidates)
         if not reason:
-            self.too_large.pop((policy.key, direction), None)
+            self.too_large.pop(key, None)
             return rules
-        self.too_large[policy.key, direction] = reason
+        self.too_large[key] = reason
         return ()
 
     def policy_changed(self, key: NamespacedName) -> None:

@@ -28,7 +28,7 @@ from ..cluster.policy_model import (
     PolicyRule,
 )
 from ..cluster.policy_objects import PolicyObjects
-from .budget import PolicySide
+from .limits import PolicySide
 from .matching.owners import Address, AddressOwners
 
 _FROM, _TO = "from", "to"

@@ -11,6 +11,7 @@ from ...cluster.model import NamespacedName
 from ...cluster.policy_model import Namespace, Pod, PodPeer
 from ...cluster.selectors import LabelSelector
 from .peers import weight
+from .port_names import PortNames
 
 _Label = Tuple[str, str]
 #: Each peer counts for at least this many pods: it may be compared with pods that come.
@@ -22,6 +23,7 @@ class Candidates:
 
     Namespaces are those with a label that the peer requires of them, or all. Each comparison counts once for every
     condition. ``pods``: those that peers may match; ``of_namespace``: their names. What was counted is remembered.
+    ``names``: counts the ports of these pods.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class Candidates:
         self._pods = pods
         self._of_namespace = of_namespace
         self._namespaces = namespaces
+        self.names = PortNames(pods, of_namespace)
         self._known: Dict[PodPeer, int] = {}
+        self._reach: Dict[PodPeer, int] = {}
         # By namespace: the number of pods with a label.
         self._counts: Dict[str, Dict[_Label, int]] = {}
         self._by_label: Dict[_Label, Set[str]] = {}
@@ -52,6 +56,14 @@ class Candidates:
         found = self._known.get(peer)
         if found is None:
             found = self._known[peer] = weight(peer) * self._compared(peer)
+        return found
+
+    def pods_of(self, peer: PodPeer) -> int:
+        """Return the number of pods that a peer may match, at most."""
+        found = self._reach.get(peer)
+        if found is None:
+            scope = (peer.namespace,) if peer.namespaces is None else self._scope(peer.namespaces)
+            found = self._reach[peer] = self._pods_in(scope, peer)
         return found
 
     def _compared(self, peer: PodPeer) -> int:

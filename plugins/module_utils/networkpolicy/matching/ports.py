@@ -12,6 +12,8 @@ from ...cluster.policy_model import ACCEPT, DENY
 PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 PROTOCOL_NAMES = {number: name for name, number in PROTOCOL_NUMBERS.items()}
 LAST_PORT = 65535
+#: The maximum number of ranges in a set: every other port of each protocol.
+MOST_RANGES = len(PROTOCOL_NUMBERS) * (LAST_PORT + 1) // 2
 
 #: Protocol number, first and last port.
 Range = Tuple[int, int, int]

@@ -1,0 +1,125 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The number of elements that policies need at most if no other policies exist, computed without evaluating them."""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+
+from ..cluster.model import NamespacedName
+from ..cluster.policy_model import INGRESS, ContainerPort, Pod
+from .limits import PolicySide
+from .matching.candidates import Candidates
+from .matching.compiled import CompiledRule
+from .matching.owners import addresses_of
+from .matching.port_names import PortNames
+from .matching.ports import MOST_RANGES
+
+#: What distinguishes pods with different rules: the policies, and the ports with names in ingress rules.
+_SubjectKey = Tuple[Tuple[PolicySide, ...], FrozenSet[ContainerPort]]
+#: More independent peers result in more classes than any table can hold.
+_MOST_PARTS = 40
+
+
+class Numbers(NamedTuple):
+    """The numbers of rules that determine how many elements they need.
+
+    ``rules``, ``parts``: rules for some peers, and these peers and groups of ranges. ``ends``: of ranges; ``reach``:
+    the pods that peers may match. ``ports``: ranges of rules for some peers; ``every``: of rules for every peer.
+    ``layouts``, ``resolved``: what the names in egress rules resolve to.
+    """
+
+    rules: int = 0
+    parts: int = 0
+    ends: int = 0
+    reach: int = 0
+    ports: int = 0
+    every: int = 0
+    layouts: int = 0
+    resolved: int = 0
+
+    def elements(self, addresses: int, own: int, pods: int) -> int:
+        """Return the maximum number of elements for pods with the same rules, without ports for every peer.
+
+        ``addresses``: of these pods. ``own``: their ports with names that rules use. ``pods``: of the cluster.
+        """
+        pieces = self.ends + min(self.reach, pods)
+        matched = min(1 << min(self.parts, _MOST_PARTS), pieces)
+        classes = min(matched * (self.layouts + 1), pieces) + self.layouts
+        sets = min(1 << min(self.rules, _MOST_PARTS), matched)
+        ports = min(self.ports + own, MOST_RANGES) if self.rules else 0
+        return self.ends + (classes + 1) * addresses + sets * ports + (sets + 1) * self.resolved
+
+
+def _sum(numbers: Iterable[Numbers]) -> Numbers:
+    return Numbers(*map(sum, zip(Numbers(), *numbers)))
+
+
+class Side(NamedTuple):
+    """A NetworkPolicy in one direction. ``pods``: those of the node that it selects; ``names``: those of its ports."""
+
+    key: PolicySide
+    rules: Tuple[CompiledRule, ...]
+    pods: Tuple[Pod, ...]
+    names: FrozenSet[str]
+
+
+class Needs:
+    """Computes the needs of sides. ``pods``: the number of those in the cluster."""
+
+    def __init__(self, sides: Iterable[Side], candidates: Candidates, names: PortNames, pods: int) -> None:
+        self._pods = pods
+        self._numbers = {side.key: _numbers(side, candidates, names) for side in sides}
+
+    def of(self, sides: Sequence[Side]) -> int:
+        """Return the maximum number of elements of these sides alone, all of one namespace."""
+        total = 0
+        # The ports for every peer, which pods with the same of them share.
+        known: Set[_SubjectKey] = set()
+        for (keys, own), addresses in _subjects(sides).items():
+            together = _sum(self._numbers[key] for key in keys)
+            total += together.elements(addresses, len(own), self._pods)
+            every = tuple(key for key in keys if self._numbers[key].every or own)
+            if (every, own) not in known:
+                known.add((every, own))
+                total += min(sum(self._numbers[key].every for key in every) + len(own), MOST_RANGES)
+        return total
+
+
+def _numbers(side: Side, candidates: Candidates, names: PortNames) -> Numbers:
+    (policy, direction), rules = side.key, side.rules
+    chosen = [rule for rule in rules if rule.pods or rule.blocks]
+    peers = {peer for rule in chosen for peer in rule.pods}
+    blocks = {block for rule in chosen for block in rule.blocks}
+    resolved = names.of_rules(rules if direction != INGRESS else (), direction, policy.namespace)
+    return Numbers(
+        rules=len(chosen),
+        parts=len(peers) + len(blocks),
+        ends=sum(2 * len(block.intervals) for block in blocks),
+        reach=sum(map(candidates.pods_of, peers)),
+        ports=sum(len(rule.ports.ranges) for rule in chosen),
+        every=sum(len(rule.ports.ranges) for rule in rules if rule.every_peer),
+        layouts=resolved.layouts,
+        resolved=resolved.ports,
+    )
+
+
+def _subjects(sides: Sequence[Side]) -> Dict[_SubjectKey, int]:
+    """Return the number of addresses of pods with the same rules in a direction.
+
+    Pods whose ports differ do not have the same ingress rules, if these name the ports.
+    """
+    selecting: Dict[Tuple[str, NamespacedName], List[Side]] = {}
+    pods: Dict[NamespacedName, Pod] = {}
+    for side in sides:
+        for pod in side.pods:
+            pods[pod.key] = pod
+            selecting.setdefault((side.key[1], pod.key), []).append(side)
+    found: Dict[_SubjectKey, int] = {}
+    for (direction, key), chosen in selecting.items():
+        names = {name for side in chosen for name in side.names} if direction == INGRESS else set()
+        own = frozenset(port for port in pods[key].ports if port.name in names)
+        subject = (tuple(side.key for side in chosen), own)
+        found[subject] = found.get(subject, 0) + len(addresses_of(pods[key]))
+    return found
