@@ -22,6 +22,7 @@ from ..networkpolicy.node_policy import NodePolicy
 from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..preflight.processes import processes
+from ..progress import Progress, unheeded
 from ..rendering.networkpolicy.elements import desired_table
 from ..rendering.networkpolicy.sets import NO_LOG, SIDES, Options
 from ..rendering.networkpolicy.text import restore_text
@@ -54,10 +55,12 @@ def node_policy(
     node_name: str,
     addresses: Iterable[Tuple[str, str]],
     ranges: Optional[Sequence[Network]] = None,
+    *,
+    progress: Progress = unheeded,
 ) -> NodePolicy:
     """Return the policies of a node. ``addresses``: of the node, as pairs (interface, address).
 
-    ``ranges``: its pod ranges, by default those that :func:`pod_ranges` finds.
+    ``ranges``: its pod ranges, by default those that :func:`pod_ranges` finds. ``progress``: see :class:`.NodePolicy`.
     """
     return NodePolicy(
         node_name,
@@ -66,6 +69,7 @@ def node_policy(
         settings.cluster_policies,
         pod_ranges=pod_ranges(cluster, settings, node_name) if ranges is None else ranges,
         unjudged=networks_of(settings.unjudged_destinations),
+        progress=progress,
     )
 
 

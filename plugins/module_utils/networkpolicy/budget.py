@@ -18,7 +18,8 @@ from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, Optio
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
 from ..cluster.policy_objects import PolicyObjects
-from .limits import MOST_CANDIDATES_TOGETHER, PolicySide, excess
+from ..progress import Progress, unheeded
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_STEPS, PolicySide, excess
 from .matching.candidates import Candidates
 from .matching.compiled import compile_rules
 from .matching.owners import addresses_of, counts
@@ -29,12 +30,17 @@ from .need import Needs, Side
 class Demand:
     """What the NetworkPolicies that select pods of a node need, except those that are too large by themselves.
 
-    ``only``: the policies to consider, by default all.
+    ``only``: the policies to consider, by default all. ``progress`` is called for each of them.
     """
 
     def __init__(
-        self, objects: PolicyObjects, node_name: str, only: Optional[AbstractSet[NamespacedName]] = None
+        self,
+        objects: PolicyObjects,
+        node_name: str,
+        only: Optional[AbstractSet[NamespacedName]] = None,
+        progress: Progress = unheeded,
     ) -> None:
+        self._progress = progress
         pods = {key: pod for key, pod in objects.pods.items() if counts(pod)}
         of_namespace: Dict[str, List[NamespacedName]] = {}
         for key in pods:
@@ -52,6 +58,7 @@ class Demand:
     def _of(self, policy: NetworkPolicy, pods: Iterable[Pod]) -> Iterator[Side]:
         selected = tuple(pod for pod in pods if addresses_of(pod) and policy.pods.matches(pod.labels))
         for direction in DIRECTIONS if selected else ():
+            self._progress()
             rules = compile_rules(policy.rules(direction)) if direction in policy.directions else ()
             key = (policy.key, direction)
             if rules and not excess(key, rules, self._candidates):
@@ -71,7 +78,7 @@ class Demand:
         ]
 
     def needs(self) -> Dict[str, int]:
-        """Return what the policies of each namespace need at most, in elements, if no others exist."""
+        """Return what the policies of each namespace need at most if no others exist; see :meth:`.Needs.of`."""
         return {name: self._needs.of(sides) for name, sides in self._by_namespace().items()}
 
     @cached_property
@@ -79,7 +86,7 @@ class Demand:
         # Names that no policy uses do not make ports of pods different.
         used = {name for side in self._sides for name in side.names}
         names = PortNames(self._pods, self._of_namespace, used)
-        return Needs(self._sides, self._candidates, names, len(self._pods))
+        return Needs(self._sides, self._candidates, names, len(self._pods), self._progress)
 
     def _by_namespace(self) -> Dict[str, List[Side]]:
         found: Dict[str, List[Side]] = {}
@@ -118,5 +125,5 @@ class Demand:
 
 def named(refused: Iterable[PolicySide], most: int) -> Dict[PolicySide, str]:
     """Return the reason for each policy refused because of the number of elements."""
-    limits = f"{most} elements or {MOST_CANDIDATES_TOGETHER} comparisons of selectors"
+    limits = f"{most} elements, {MOST_STEPS} steps or {MOST_CANDIDATES_TOGETHER} comparisons of selectors"
     return dict.fromkeys(refused, f"a part in more than {limits} that all policies together would need")

@@ -36,13 +36,13 @@ class FamilyTables:
         self._classes: Numbers[Content] = Numbers(content_digest, high=False)
         #: The classes that the grants of the last :meth:`settle` are for, by number.
         self._settled: Dict[int, Content] = {}
-        #: Which of these classes a peer or block is part of.
+        #: Which of these classes a peer, block or port name is part of.
         self._classes_of_part: Dict[Part, Set[int]] = {}
         self._pieces: Dict[Row, int] = {}
         self._block_uses: Dict[Block, int] = {}
         self._blocks_changed = False
         self._subjects: Dict[Subject, Set[Address]] = {}
-        #: The subjects with rules for a peer or block, and those with grants to classes that match neither.
+        #: The subjects with rules for a peer, block or port name, and those with grants to classes without any.
         self._users: Dict[Part, Set[Subject]] = {}
         self._wide: Set[Subject] = set()
         self._order: Dict[Subject, int] = {}
@@ -237,7 +237,7 @@ class FamilyTables:
 
 
 def _parts(content: Content) -> List[Part]:
-    return [*content.peers, *content.blocks]
+    return [*content.peers, *content.blocks, *{port.name for port in content.ports}]
 
 
 #: Key in ``Subject.granted`` of a grant to peers of every class.

@@ -23,6 +23,8 @@ MOST_PIECES = 1_000_000
 MOST_RULES = 1_000
 #: Port ranges of all rules; and the ports that their names resolve to, in all different port layouts of pods.
 MOST_PORTS = 100_000
+#: Names of ports, counted once for every rule that uses them.
+MOST_NAMES = 1_000
 #: Pods and namespaces that the selectors of a policy are compared with, counted once for every condition of every
 #: selector (see :class:`.Candidates`): each comparison takes a microsecond or two.
 MOST_CANDIDATES = 500_000
@@ -42,6 +44,9 @@ def excess(key: PolicySide, rules: Sequence[CompiledRule], candidates: Candidate
     ports = sum(len(rule.ports.ranges) for rule in rules)
     if ports > MOST_PORTS:
         return f"{ports} ranges of ports, more than {MOST_PORTS}"
+    names = sum(len(rule.names) for rule in rules)
+    if names > MOST_NAMES:
+        return f"{names} names of ports, more than {MOST_NAMES}"
     policy, direction = key
     resolved = candidates.names.of_rules(rules, direction, policy.namespace).ports
     if resolved > MOST_PORTS:

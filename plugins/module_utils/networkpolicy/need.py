@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The number of elements that policies need at most if no other policies exist, computed without evaluating them."""
+"""The elements and steps that policies need at most if no other policies exist, computed without evaluating them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, T
 
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import INGRESS, ContainerPort, Pod
-from .limits import PolicySide
+from ..progress import Progress
+from .limits import MOST_ROWS, MOST_STEPS, PolicySide
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule
 from .matching.owners import addresses_of
@@ -22,12 +23,19 @@ _SubjectKey = Tuple[Tuple[PolicySide, ...], FrozenSet[ContainerPort]]
 _MOST_PARTS = 40
 
 
+class Cost(NamedTuple):
+    """Elements of the table, and steps to compute them."""
+
+    elements: int
+    steps: int
+
+
 class Numbers(NamedTuple):
-    """The numbers of rules that determine how many elements they need.
+    """The numbers of rules that determine how much they need.
 
     ``rules``, ``parts``: rules for some peers, and these peers and groups of ranges. ``ends``: of ranges; ``reach``:
     the pods that peers may match. ``ports``: ranges of rules for some peers; ``every``: of rules for every peer.
-    ``layouts``, ``resolved``: what the names in egress rules resolve to.
+    ``names``: of ports; ``layouts``, ``resolved``: what those in egress rules resolve to.
     """
 
     rules: int = 0
@@ -36,20 +44,26 @@ class Numbers(NamedTuple):
     reach: int = 0
     ports: int = 0
     every: int = 0
+    names: int = 0
     layouts: int = 0
     resolved: int = 0
 
-    def elements(self, addresses: int, own: int, pods: int) -> int:
-        """Return the maximum number of elements for pods with the same rules, without ports for every peer.
+    def cost(self, addresses: int, own: int, pods: int) -> Cost:
+        """Return the maximum cost for pods with the same rules, without ports for every peer.
 
         ``addresses``: of these pods. ``own``: their ports with names that rules use. ``pods``: of the cluster.
         """
         pieces = self.ends + min(self.reach, pods)
         matched = min(1 << min(self.parts, _MOST_PARTS), pieces)
         classes = min(matched * (self.layouts + 1), pieces) + self.layouts
-        sets = min(1 << min(self.rules, _MOST_PARTS), matched)
+        unions = min(1 << min(self.rules, _MOST_PARTS), matched)
         ports = min(self.ports + own, MOST_RANGES) if self.rules else 0
-        return self.ends + (classes + 1) * addresses + sets * ports + (sets + 1) * self.resolved
+        # Each union of rules, with the ports of each layout.
+        content = min(unions * (self.layouts + 1), classes) * ports + (unions + 1) * self.resolved
+        return Cost(
+            elements=self.ends + (classes + 1) * addresses + content,
+            steps=addresses * self.names + classes * (self.parts + self.rules) + content,
+        )
 
 
 def _sum(numbers: Iterable[Numbers]) -> Numbers:
@@ -68,23 +82,31 @@ class Side(NamedTuple):
 class Needs:
     """Computes the needs of sides. ``pods``: the number of those in the cluster."""
 
-    def __init__(self, sides: Iterable[Side], candidates: Candidates, names: PortNames, pods: int) -> None:
+    def __init__(
+        self, sides: Iterable[Side], candidates: Candidates, names: PortNames, pods: int, progress: Progress
+    ) -> None:
         self._pods = pods
+        self._progress = progress
         self._numbers = {side.key: _numbers(side, candidates, names) for side in sides}
 
     def of(self, sides: Sequence[Side]) -> int:
-        """Return the maximum number of elements of these sides alone, all of one namespace."""
-        total = 0
+        """Return what these sides alone, all of one namespace, need at most.
+
+        The unit is an element, or as many steps as are the same share of their limit.
+        """
+        elements = steps = 0
         # The ports for every peer, which pods with the same of them share.
         known: Set[_SubjectKey] = set()
         for (keys, own), addresses in _subjects(sides).items():
+            self._progress()
             together = _sum(self._numbers[key] for key in keys)
-            total += together.elements(addresses, len(own), self._pods)
+            cost = together.cost(addresses, len(own), self._pods)
+            elements, steps = elements + cost.elements, steps + cost.steps
             every = tuple(key for key in keys if self._numbers[key].every or own)
             if (every, own) not in known:
                 known.add((every, own))
-                total += min(sum(self._numbers[key].every for key in every) + len(own), MOST_RANGES)
-        return total
+                elements += min(sum(self._numbers[key].every for key in every) + len(own), MOST_RANGES)
+        return max(elements, steps * MOST_ROWS // MOST_STEPS)
 
 
 def _numbers(side: Side, candidates: Candidates, names: PortNames) -> Numbers:
@@ -100,6 +122,7 @@ def _numbers(side: Side, candidates: Candidates, names: PortNames) -> Numbers:
         reach=sum(map(candidates.pods_of, peers)),
         ports=sum(len(rule.ports.ranges) for rule in chosen),
         every=sum(len(rule.ports.ranges) for rule in rules if rule.every_peer),
+        names=sum(len(rule.names) for rule in rules),
         layouts=resolved.layouts,
         resolved=resolved.ports,
     )

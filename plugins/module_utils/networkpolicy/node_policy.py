@@ -13,6 +13,7 @@ from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Se
 from ..addresses import Network
 from ..cluster.model import NamespacedName
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
+from ..progress import Progress, unheeded
 from .budget import Demand, named
 from .judge import Judge
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS, PolicySide
@@ -32,7 +33,8 @@ class NodePolicy:
     ``node_name``: the node whose pods are selected. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``most_rows``: the maximum number of elements that depend on the content of policies. ``pod_ranges``: the addresses
     of the node's pods; traffic of those in them that belong to no known pod is denied. ``unjudged``:
-    destinations to which no egress rule is applied. ``portion``: see :class:`.PolicyState`.
+    destinations to which no egress rule is applied. ``portion``: see :class:`.PolicyState`. ``progress`` is called
+    between the steps of a computation, which may take seconds.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class NodePolicy:
         pod_ranges: Sequence[Network] = (),
         unjudged: Sequence[Network] = (),
         portion: int = PORTION,
+        progress: Progress = unheeded,
     ) -> None:
         self._node_name = node_name
         self._objects = objects
@@ -57,6 +60,7 @@ class NodePolicy:
         self._portion = portion
         # Pairs of a side and an interface.
         self._links: FrozenSet[Tuple[str, str]] = frozenset()
+        self._progress = progress
         self._refused: FrozenSet[PolicySide] = frozenset()
         #: Whether policies are refused only because they changed last; see :meth:`update`.
         self.is_provisional = False
@@ -195,12 +199,13 @@ class NodePolicy:
             refused=refused,
             most_rows=most_rows,
             portion=self._portion,
+            progress=self._progress,
         )
 
     def _search(self) -> PolicyState:
         """Return a state that fits, with few policies refused, in their order."""
         self.choices += 1
-        demand = Demand(self._objects, self._node_name)
+        demand = Demand(self._objects, self._node_name, progress=self._progress)
         # With room for new pods: without, each of them would cause another search.
         spare = self._most_rows // _SPARE
         refused = demand.crowding(MOST_CANDIDATES_TOGETHER - MOST_CANDIDATES_TOGETHER // _SPARE)
@@ -218,7 +223,7 @@ class NodePolicy:
 
     def _without(self, changed: AbstractSet[NamespacedName]) -> Optional[PolicyState]:
         """Return a state that fits because few of the changed policies are refused; None if none does."""
-        demand = Demand(self._objects, self._node_name, changed)
+        demand = Demand(self._objects, self._node_name, changed, self._progress)
         order = [item for item in demand.order_of_refusal() if item not in self._refused]
         if not order:
             return None

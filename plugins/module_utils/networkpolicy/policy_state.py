@@ -16,6 +16,7 @@ from ..addresses import FAMILIES, Network, family_of_packed
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, ContainerPort, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
+from ..progress import Progress, unheeded
 from .address_ranges import AddressRanges, PodRanges
 from .family_tables import FamilyTables
 from .judge import Judge
@@ -63,7 +64,7 @@ class PolicyState:
     ``node_name``: the node whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``pod_ranges``, ``unjudged``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`. ``most_rows``: see
     :class:`.PolicyRows`. ``portion``: if pods of this node come or go, an update classifies at most this many other
-    pods again, and leaves more of them to :meth:`proceed`.
+    pods again, and leaves more of them to :meth:`proceed`. ``progress`` is called between the steps of an update.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class PolicyState:
         refused: AbstractSet[PolicySide] = frozenset(),
         most_rows: Optional[int] = None,
         portion: int = PORTION,
+        progress: Progress = unheeded,
     ) -> None:
-        self.table = PolicyRows(most_rows)
+        self.table = PolicyRows(most_rows, progress)
         self.local: Dict[NamespacedName, LocalPod] = {}
         self.owners = AddressOwners(node_addresses)
         self.peers = PodPeers(objects.namespaces)
@@ -100,10 +102,11 @@ class PolicyState:
         self._contents = PodContents(MOST_CANDIDATES_TOGETHER if self._limited else None)
         self._names: Dict[str, int] = {}
         self._names_changed: Set[str] = set()
-        self.compiler = RuleCompiler(refused)
+        self.compiler = RuleCompiler(refused, progress)
         # Pods still to be classified again.
         self._later: Dict[NamespacedName, None] = {}
         self._portion = portion
+        self._progress = progress
         self._complete = True
         self.update(
             PolicyChanges(
@@ -213,6 +216,7 @@ class PolicyState:
             work.addresses.update(tables.divide())
         for key in sorted(work.pods):
             self._later.pop(key, None)
+            self._progress()
             self._describe(key)
             work.addresses.update(self.owners.owned_by(self._pods.get(key)))
         for address in sorted(work.addresses):
@@ -286,6 +290,7 @@ class PolicyState:
             self._use(subject, -1)
 
     def _subjects_of(self, pod: Pod) -> Iterable[Subject]:
+        self._progress()
         selecting = [
             policy
             for _name, policy in sorted(self._policies.get(pod.namespace, {}).items())
@@ -322,6 +327,7 @@ class PolicyState:
 
     def _subject(self, tier: str, which: str, rules: List[CompiledRule], pod: Pod) -> Subject:
         names = {name.name for rule in rules for name in rule.names} if which == "in" else set()
+        self.table.spend(sum(len(rule.names) for rule in rules))
         ports: FrozenSet[ContainerPort] = frozenset(port for port in pod.ports if port.name in names)
         key = SubjectKey(tier, which, tuple(map(id, rules)), ports)
         subject = self.subjects.get(key)

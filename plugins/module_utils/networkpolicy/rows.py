@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple
 
+from ..progress import Progress, unheeded
 from .limits import MOST_STEPS
 
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
@@ -66,14 +67,15 @@ class PolicyRows:
     """All rows. ``journal``: for each row that changed, its value before (ABSENT if it did not exist).
 
     ``most``: the maximum number of rows that depend on the content of policies; None for any number. ``steps``: those
-    taken to evaluate grants; the caller sets it to 0.
+    taken to evaluate grants; the caller sets it to 0. ``progress`` is called between them.
     """
 
-    def __init__(self, most: Optional[int] = None) -> None:
+    def __init__(self, most: Optional[int] = None, progress: Progress = unheeded) -> None:
         self.rows: Dict[Row, Any] = {}
         self.journal: Dict[Row, Any] = {}
         self.steps = 0
         self._left = most
+        self._progress = progress
 
     def allow(self, more: int) -> None:
         """Raise the maximum number of rows."""
@@ -81,7 +83,8 @@ class PolicyRows:
             self._left += more
 
     def spend(self, steps: int) -> None:
-        """Count steps that the evaluation of a grant took. Raises TooManyRows."""
+        """Count steps that the evaluation of a grant took, and report progress. Raises TooManyRows."""
+        self._progress()
         self.steps += steps
         if self._left is not None and self.steps > MOST_STEPS:
             raise TooManyRows

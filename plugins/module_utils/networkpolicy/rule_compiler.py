@@ -9,6 +9,7 @@ from typing import AbstractSet, Dict, Iterable, Tuple, Union
 
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy
+from ..progress import Progress, unheeded
 from .limits import PolicySide, excess
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, compile_rule, compile_rules
@@ -20,11 +21,12 @@ class RuleCompiler:
     """Compiles the rules of policies; the same policy object gives the same rules.
 
     ``refused``: NetworkPolicies whose rules are omitted in a direction. ``too_large``: further ones, with the reason
-    (see :mod:`.limits`).
+    (see :mod:`.limits`). ``progress`` is called for each policy.
     """
 
-    def __init__(self, refused: AbstractSet[PolicySide]) -> None:
+    def __init__(self, refused: AbstractSet[PolicySide], progress: Progress = unheeded) -> None:
         self.refused = refused
+        self._progress = progress
         self.too_large: Dict[PolicySide, str] = {}
         #: Of the current pods, by which the size of policies is judged.
         self.candidates = Candidates({}, {}, {})
@@ -35,6 +37,7 @@ class RuleCompiler:
         key = (id(policy), direction)
         found = self._compiled.get(key)
         if found is None or found[0] is not policy:
+            self._progress()
             if isinstance(policy, ClusterNetworkPolicy):
                 compiled = map(compile_rule, policy.rules(direction))
                 rules = tuple(rule for rule in compiled if rule.is_useful)

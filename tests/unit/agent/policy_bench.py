@@ -30,6 +30,10 @@ class Kernel:
         self.applied: List[int] = []
         self.observed = 0
         self.notified = False
+        self.progressed = 0
+
+    def progress(self) -> None:
+        self.progressed += 1
 
     def network_policy(self) -> Kernel:
         return self

@@ -96,6 +96,21 @@ def test_addresses_of_unknown_pods_are_denied_while_the_node_is_registered_again
     assert not any(key[:2] == ("element", "pod-ranges4") for key in kernel.entries)
 
 
+def test_progress_is_reported_while_policies_are_computed(kernel):
+    view = ClusterView()
+    for item in cases.steps("default-deny-ingress")[0].objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS
+    sync = follower(kernel, view)
+    sync.sync(())
+    first = kernel.progressed
+    assert first >= len(view.state.policy.pods)
+    view.state.policy.changes.pods.update(view.state.policy.pods)
+    sync.sync(())
+    assert kernel.progressed > first
+    sync.close()
+
+
 def test_connections_from_any_address_of_the_node_are_not_cut(monkeypatch):
     """In ipvs mode, one of the node to a cluster IP comes from that address, which is on the device of the proxy."""
     state = ClusterView().state
@@ -147,7 +162,9 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
     for module, name in ((policy_table, "change_of"), (policy, "policy_warnings"), (policy_table, "difference")):
         original = getattr(module, name)
         monkeypatch.setattr(
-            module, name, lambda *words, _name=name, _original=original: computed.append(_name) or _original(*words)
+            module,
+            name,
+            lambda *words, _name=name, _original=original, **more: computed.append(_name) or _original(*words, **more),
         )
     addresses = (("eth0", "172.18.0.2"),)
     sync.sync(addresses)
@@ -232,7 +249,7 @@ def test_policies_are_chosen_again_within_seconds_but_not_all_the_time():
     assert crowded.choices == 2 and not crowded.is_provisional and timers.delay() == float("inf")
 
 
-def _in_portions(portion: int, state: Any, _settings: Any, node_name: str, *_addresses_and_ranges: Any) -> Any:
+def _in_portions(portion: int, state: Any, _settings: Any, node_name: str, *_others: Any, **_progress: Any) -> Any:
     return NodePolicy(node_name, state.policy, portion=portion)
 
 
@@ -290,7 +307,7 @@ def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypat
     before = dict(kernel.entries)
     tries = []
 
-    def fail(*_arguments: Any) -> None:
+    def fail(*_arguments: Any, **_named: Any) -> None:
         tries.append(now[0])
         raise KeyError("a defect")
 
@@ -355,7 +372,7 @@ def a_pod(view: ClusterView) -> Any:
     return next(item for item in objects if item["kind"] == "Pod" and item["spec"]["nodeName"] == "node1")
 
 
-def fail(*_arguments: Any) -> None:
+def fail(*_arguments: Any, **_named: Any) -> None:
     raise KeyError("a defect")
 
 
@@ -400,7 +417,7 @@ def test_a_defect_that_shows_again_after_each_success_is_tried_less_and_less_oft
     pod = a_pod(view)
     made = []
     original = policy.node_policy
-    monkeypatch.setattr(policy, "node_policy", lambda *words: made.append(now[0]) or original(*words))
+    monkeypatch.setattr(policy, "node_policy", lambda *words, **more: made.append(now[0]) or original(*words, **more))
     for number in range(600):
         view.state.upsert({**pod, "metadata": {**pod["metadata"], "labels": {"number": str(number)}}})
         sync.sync(())

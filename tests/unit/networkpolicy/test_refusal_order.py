@@ -95,7 +95,16 @@ def selectors_of_one_rule():
     yield policy("tenant", "one", "Ingress", {"from": peers})
 
 
+def names_beside_numbers():
+    """The ports by number are part of as many sets as there are layouts of ports."""
+    yield {"kind": "Namespace", "metadata": {"name": "tenant"}}
+    yield from attackers(30, lambda own: [("p", 2 + 2 * own)])
+    ports = [*odd(10_001, 100), {"port": "p"}]
+    yield policy("tenant", "both", "Egress", {"to": [{"podSelector": {}}], "ports": ports})
+
+
 HOSTILE = [
+    names_beside_numbers,
     ports_for_every_peer,
     names({}, "Egress"),
     names({"to": [{"podSelector": {}}]}, "Egress"),

@@ -104,6 +104,7 @@ class PolicySync:
         self._latest_addresses: Addresses = ()
         self._policy: Optional[NodePolicy] = None
         self._table = PolicyTable(handles, log=log, limited=limited, post=post)
+        self._progress = handles.progress
         self._remove = False
         self._failed = False
         self._choose = False
@@ -293,7 +294,9 @@ class PolicySync:
             self._effective = self._feasible(ranges)
             # ALLOW, where the node cannot deny unknown pods, needs no ranges.
             used = ranges if self._effective.unknown_pods == DENY else ()
-            self._policy = node_policy(self._view.state, self._effective, self._node_name, addresses, used)
+            self._policy = node_policy(
+                self._view.state, self._effective, self._node_name, addresses, used, progress=self._progress
+            )
             self._addresses, self._table.is_unknown = addresses, True
         elif objects.changes:
             self._choices.update(self._policy, objects.pop_changes())

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...addresses import FAMILIES, Network, address_bits
 from ...cluster.policy_model import DIRECTIONS, EGRESS, BlockPeer, PodPeer, PolicyPort, PolicyRule
@@ -63,7 +63,7 @@ class CompiledRule(NamedTuple):
     pods: Tuple[PodPeer, ...]
     blocks: Tuple[Block, ...]
     ports: PortSet
-    names: Tuple[NamedPort, ...] = ()
+    names: FrozenSet[NamedPort] = frozenset()
     action: str = ""
 
     @property
@@ -105,19 +105,19 @@ def _merged(rules: Sequence[PolicyRule]) -> PolicyRule:
     return PolicyRule(() if every else tuple(peer for rule in rules for peer in rule.peers), rules[0].ports)
 
 
-def _ports(ports: Sequence[Optional[PolicyPort]]) -> Tuple[PortSet, Tuple[NamedPort, ...]]:
+def _ports(ports: Sequence[Optional[PolicyPort]]) -> Tuple[PortSet, FrozenSet[NamedPort]]:
     if not ports:
-        return EVERYTHING, ()
+        return EVERYTHING, frozenset()
     ranges: List[Range] = []
-    names: Dict[NamedPort, None] = {}
+    names: Set[NamedPort] = set()
     for port in ports:
         if port is None:
             continue
         if port.name:
-            names[NamedPort(PROTOCOL_NUMBERS.get(port.protocol, 0), port.name)] = None
+            names.add(NamedPort(PROTOCOL_NUMBERS.get(port.protocol, 0), port.name))
         else:
             ranges.append((PROTOCOL_NUMBERS[port.protocol], port.first, port.last))
-    return union(ranges), tuple(names)
+    return union(ranges), frozenset(names)
 
 
 def interval_of(network: Network) -> Interval:

@@ -111,20 +111,23 @@ def first_match(rules: Sequence[Tuple[str, PortSet]]) -> TierOutcome:
 def _divided(
     ranges: Sequence[Tuple[int, int]], wanted: Sequence[Tuple[int, int]]
 ) -> Tuple[List[Tuple[int, int]], List[Tuple[int, int]]]:
-    """Return the parts of ranges inside and outside the wanted ones; all are sorted."""
+    """Return the parts of ranges inside and outside the wanted ones; all are sorted and do not overlap."""
     inside: List[Tuple[int, int]] = []
     outside: List[Tuple[int, int]] = []
+    place = 0
     for first, last in ranges:
         position = first
-        for low, high in wanted:
-            if high < position or low > last:
-                continue
-            if low > position:
-                outside.append((position, low - 1))
-            inside.append((max(low, position), min(high, last)))
-            position = min(high, last) + 1
-            if position > last:
+        while place < len(wanted) and wanted[place][0] <= last:
+            low, high = wanted[place]
+            if high >= position:
+                if low > position:
+                    outside.append((position, low - 1))
+                inside.append((max(low, position), min(high, last)))
+                position = min(high, last) + 1
+            if high > last:
+                # It may also contain the beginning of the next range.
                 break
+            place += 1
         if position <= last:
             outside.append((position, last))
     return inside, outside
