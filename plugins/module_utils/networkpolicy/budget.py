@@ -19,7 +19,7 @@ from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
 from ..cluster.policy_objects import PolicyObjects
 from ..progress import Progress, unheeded
-from .limits import MOST_CANDIDATES_TOGETHER, MOST_STEPS, PolicySide, excess
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_KEPT, MOST_STEPS, PolicySide, excess
 from .matching.candidates import Candidates
 from .matching.compiled import compile_rules
 from .matching.owners import addresses_of, counts
@@ -125,5 +125,8 @@ class Demand:
 
 def named(refused: Iterable[PolicySide], most: int) -> Dict[PolicySide, str]:
     """Return the reason for each policy refused because of the number of elements."""
-    limits = f"{most} elements, {MOST_STEPS} steps or {MOST_CANDIDATES_TOGETHER} comparisons of selectors"
+    limits = (
+        f"{most} elements, {MOST_STEPS} steps, {MOST_KEPT} rules and peers of pods, or "
+        f"{MOST_CANDIDATES_TOGETHER} comparisons of selectors"
+    )
     return dict.fromkeys(refused, f"a part in more than {limits} that all policies together would need")

@@ -32,6 +32,10 @@ MOST_CANDIDATES = 500_000
 MOST_CANDIDATES_TOGETHER = 1_000_000
 #: Steps of one update that evaluate what subjects grant to classes of peers, each below a microsecond.
 MOST_STEPS = 2_000_000
+#: Ranges that are only compared, or rules that are only collected, in one step.
+PER_STEP = 8
+#: Rules, peers, names and own ports of the subjects of all pods of the node, each a fraction of a kilobyte.
+MOST_KEPT = 300_000
 #: Elements of the table that depend on the content of policies, of all policies together.
 MOST_ROWS = 250_000
 

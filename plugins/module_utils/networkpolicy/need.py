@@ -10,7 +10,7 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, T
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import INGRESS, ContainerPort, Pod
 from ..progress import Progress
-from .limits import MOST_ROWS, MOST_STEPS, PolicySide
+from .limits import MOST_KEPT, MOST_ROWS, MOST_STEPS, PolicySide
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule
 from .matching.owners import addresses_of
@@ -24,10 +24,11 @@ _MOST_PARTS = 40
 
 
 class Cost(NamedTuple):
-    """Elements of the table, and steps to compute them."""
+    """Elements of the table, steps to compute them, and what subjects keep."""
 
     elements: int
     steps: int
+    kept: int
 
 
 class Numbers(NamedTuple):
@@ -35,7 +36,8 @@ class Numbers(NamedTuple):
 
     ``rules``, ``parts``: rules for some peers, and these peers and groups of ranges. ``ends``: of ranges; ``reach``:
     the pods that peers may match. ``ports``: ranges of rules for some peers; ``every``: of rules for every peer.
-    ``names``: of ports; ``layouts``, ``resolved``: what those in egress rules resolve to.
+    ``names``: of ports; ``layouts``, ``resolved``: what those in egress rules resolve to. ``kept``: rules with their
+    peers, groups of ranges and names.
     """
 
     rules: int = 0
@@ -45,6 +47,7 @@ class Numbers(NamedTuple):
     ports: int = 0
     every: int = 0
     names: int = 0
+    kept: int = 0
     layouts: int = 0
     resolved: int = 0
 
@@ -60,9 +63,12 @@ class Numbers(NamedTuple):
         ports = min(self.ports + own, MOST_RANGES) if self.rules else 0
         # Each union of rules, with the ports of each layout.
         content = min(unions * (self.layouts + 1), classes) * ports + (unions + 1) * self.resolved
+        # Names of ingress rules: each of them may have each of the pod's ports.
+        kept = self.kept + own * self.names
         return Cost(
             elements=self.ends + (classes + 1) * addresses + content,
-            steps=addresses * self.names + classes * (self.parts + self.rules) + content,
+            steps=addresses * self.kept + classes * (self.parts + self.rules) + kept + self.every + content,
+            kept=kept,
         )
 
 
@@ -92,21 +98,21 @@ class Needs:
     def of(self, sides: Sequence[Side]) -> int:
         """Return what these sides alone, all of one namespace, need at most.
 
-        The unit is an element, or as many steps as are the same share of their limit.
+        The unit is an element, or as many steps or kept objects as are the same share of their limit.
         """
-        elements = steps = 0
+        elements = steps = kept = 0
         # The ports for every peer, which pods with the same of them share.
         known: Set[_SubjectKey] = set()
         for (keys, own), addresses in _subjects(sides).items():
             self._progress()
             together = _sum(self._numbers[key] for key in keys)
             cost = together.cost(addresses, len(own), self._pods)
-            elements, steps = elements + cost.elements, steps + cost.steps
+            elements, steps, kept = elements + cost.elements, steps + cost.steps, kept + cost.kept
             every = tuple(key for key in keys if self._numbers[key].every or own)
             if (every, own) not in known:
                 known.add((every, own))
                 elements += min(sum(self._numbers[key].every for key in every) + len(own), MOST_RANGES)
-        return max(elements, steps * MOST_ROWS // MOST_STEPS)
+        return max(elements, steps * MOST_ROWS // MOST_STEPS, kept * MOST_ROWS // MOST_KEPT)
 
 
 def _numbers(side: Side, candidates: Candidates, names: PortNames) -> Numbers:
@@ -123,6 +129,7 @@ def _numbers(side: Side, candidates: Candidates, names: PortNames) -> Numbers:
         ports=sum(len(rule.ports.ranges) for rule in chosen),
         every=sum(len(rule.ports.ranges) for rule in rules if rule.every_peer),
         names=sum(len(rule.names) for rule in rules),
+        kept=len(rules) + len(peers) + len(blocks) + sum(len(rule.names) for rule in rules),
         layouts=resolved.layouts,
         resolved=resolved.ports,
     )

@@ -56,6 +56,10 @@ class Numbers(Generic[Value]):
         self._uses[number] += 1
         return number
 
+    def acquire_again(self, number: int) -> None:
+        """Count one more use of a number in use."""
+        self._uses[number] += 1
+
     def _free(self, start: int) -> int:
         low = start & (PORT_SET_BIT - 1)
         # 0 means no class, nft shows all ones as "root", and one number has a special meaning.

@@ -10,11 +10,11 @@ isolated, the class of each peer, and what pods of the node may exchange with pe
 from __future__ import annotations
 
 from itertools import islice
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..addresses import FAMILIES, Network, family_of_packed
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, ContainerPort, NetworkPolicy, Pod
+from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from ..progress import Progress, unheeded
 from .address_ranges import AddressRanges, PodRanges
@@ -22,7 +22,7 @@ from .family_tables import FamilyTables
 from .judge import Judge
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_PIECES, PolicySide
 from .matching.candidates import Candidates
-from .matching.compiled import CompiledRule, side
+from .matching.compiled import side
 from .matching.contents import PodContents
 from .matching.owners import Address, AddressOwners, counts
 from .matching.peer_index import PeerIndex
@@ -30,7 +30,8 @@ from .matching.peers import Content, PeerEntry
 from .matching.pod_peers import PodPeers
 from .rows import ISOLATED, POLICED, SELF, UNJUDGED, PolicyRows, TooManyRows
 from .rule_compiler import RuleCompiler
-from .subjects import NETWORK_POLICY, Subject, SubjectKey
+from .subject_table import SubjectTable
+from .subjects import NETWORK_POLICY, Subject
 from .values import GrantValues
 
 #: If more pods than one in this many are affected, all are checked once instead of searching for each new peer.
@@ -85,7 +86,6 @@ class PolicyState:
         self.local: Dict[NamespacedName, LocalPod] = {}
         self.owners = AddressOwners(node_addresses)
         self.peers = PodPeers(objects.namespaces)
-        self.subjects: Dict[SubjectKey, Subject] = {}
         self._values = GrantValues(self.table)
         most_pieces = MOST_PIECES if most_rows is not None else None
         self.families = {family: FamilyTables(family, self.table, self._values, most_pieces) for family in FAMILIES}
@@ -100,8 +100,7 @@ class PolicyState:
         self._limited = most_rows is not None
         self._candidates = 0
         self._contents = PodContents(MOST_CANDIDATES_TOGETHER if self._limited else None)
-        self._names: Dict[str, int] = {}
-        self._names_changed: Set[str] = set()
+        self.subjects = SubjectTable(self.table, self.peers, self.families.values(), limited=self._limited)
         self.compiler = RuleCompiler(refused, progress)
         # Pods still to be classified again.
         self._later: Dict[NamespacedName, None] = {}
@@ -285,9 +284,7 @@ class PolicyState:
         subject.addresses[family].discard(address)
         self.families[family].leave(subject, address)
         if not any(subject.addresses.values()):
-            del self.subjects[subject.key]
-            subject.close()
-            self._use(subject, -1)
+            self.subjects.remove(subject)
 
     def _subjects_of(self, pod: Pod) -> Iterable[Subject]:
         self._progress()
@@ -300,7 +297,7 @@ class PolicyState:
             chosen = [policy for policy in selecting if direction in policy.directions]
             if chosen:
                 rules = [rule for policy in chosen for rule in self.compiler.rules(policy, direction)]
-                yield self._subject(NETWORK_POLICY, side(direction), rules, pod)
+                yield self.subjects.of(NETWORK_POLICY, side(direction), rules, pod)
         if self._cluster_policies:
             yield from self._cluster_subjects(pod)
 
@@ -316,7 +313,7 @@ class PolicyState:
                     for rule in self.compiler.rules(policy, direction)
                 ]
                 if rules:
-                    yield self._subject(tier, side(direction), rules, pod)
+                    yield self.subjects.of(tier, side(direction), rules, pod)
 
     def _selects(self, policy: ClusterNetworkPolicy, pod: Pod) -> bool:
         namespace = self._objects.namespaces.get(pod.namespace)
@@ -325,28 +322,6 @@ class PolicyState:
             return False
         return selector.matches(namespace.labels) and policy.subject.pods.matches(pod.labels)
 
-    def _subject(self, tier: str, which: str, rules: List[CompiledRule], pod: Pod) -> Subject:
-        names = {name.name for rule in rules for name in rule.names} if which == "in" else set()
-        self.table.spend(sum(len(rule.names) for rule in rules))
-        ports: FrozenSet[ContainerPort] = frozenset(port for port in pod.ports if port.name in names)
-        key = SubjectKey(tier, which, tuple(map(id, rules)), ports)
-        subject = self.subjects.get(key)
-        if subject is None:
-            subject = self.subjects[key] = Subject(key, rules, self.peers)
-            self._use(subject, 1)
-        return subject
-
-    def _use(self, subject: Subject, count: int) -> None:
-        for tables in self.families.values():
-            tables.use_blocks(subject.blocks, count)
-        for name in subject.names:
-            before = self._names.get(name, 0)
-            self._names[name] = before + count
-            if not self._names[name]:
-                del self._names[name]
-            if not before or name not in self._names:
-                self._names_changed.add(name)
-
     def _others(self, dirty: Set[NamespacedName]) -> Set[NamespacedName]:
         """Return the pods to classify again because peers or port names have come into use or out of use.
 
@@ -354,7 +329,7 @@ class PolicyState:
         """
         new, gone = self.peers.settle()
         self._count_candidates(new, gone)
-        names, self._names_changed = self._names_changed, set()
+        names = self.subjects.pop_changed_names()
         if len(dirty) * _MANY > len(self._pods) and (new or names):
             return set(self._pods)
         found: Set[NamespacedName] = set()
@@ -396,7 +371,7 @@ class PolicyState:
         pod = self._pods.get(key)
         content = _NO_CONTENT
         if pod is not None:
-            names = self._names
+            names = self.subjects.names
             ports = frozenset(port for port in pod.ports if port.name in names) if names else frozenset()
             content = Content(frozenset(self.peers.index.matching(pod)), frozenset(), ports)
             if self._limited and self.peers.index.compared > MOST_CANDIDATES_TOGETHER:

@@ -25,12 +25,13 @@ from typing import (
 
 from ..addresses import IPV4, IPV6
 from ..cluster.policy_model import DENY, ContainerPort
+from .limits import PER_STEP
 from .matching.compiled import Block, CompiledRule, NamedPort
 from .matching.owners import Address
 from .matching.peers import Content, PeerEntry
 from .matching.pod_peers import PodPeers
+from .matching.port_unions import PortUnions
 from .matching.ports import (
-    EVERYTHING,
     NOTHING,
     PROTOCOL_NUMBERS,
     Grant,
@@ -43,7 +44,6 @@ from .matching.ports import (
 
 #: The tier of NetworkPolicies, between those of cluster policies.
 NETWORK_POLICY = ""
-_MOST_KNOWN_RANGES = 100_000
 _Key = TypeVar("_Key", Block, PeerEntry)
 #: The parts of a rule that match peers: for rules for every peer, names of ports that the peer may have.
 Part = Union[Block, PeerEntry, str]
@@ -74,18 +74,22 @@ class SubjectKey(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A rule of a subject. ``names``: port names that depend on the peer."""
+    """A rule of a subject. ``own``: what names are on the subject's pods; ``names``: those that depend on the peer."""
 
     every_peer: bool
     ports: PortSet
+    own: PortSet
     names: FrozenSet[NamedPort]
     action: str
 
 
 class Subject:
-    """Rules for pods of this node. ``addresses``: of these pods, by family. ``blocks``: the ranges that rules use."""
+    """Rules for pods of this node. ``addresses``: of these pods, by family. ``blocks``: the ranges that rules use.
 
-    def __init__(self, key: SubjectKey, rules: Sequence[CompiledRule], peers: PodPeers) -> None:
+    ``any``: the ports that NetworkPolicies allow for every peer, by number.
+    """
+
+    def __init__(self, key: SubjectKey, rules: Sequence[CompiledRule], peers: PodPeers, unions: PortUnions) -> None:
         self.tier, self.side = key.tier, key.side
         self.key = key
         self.addresses: Dict[str, Set[Address]] = {IPV4: set(), IPV6: set()}
@@ -103,11 +107,11 @@ class Subject:
         self._names_of_every: Set[str] = set()
         #: How many steps it has taken so far to evaluate grants.
         self.steps = 0
-        self._known: Dict[FrozenSet[int], PortSet] = {}
-        self._known_ranges = 0
+        self._unions = unions
         for number, rule in enumerate(rules):
             self._add(number, rule)
-        self.any = self._of_every_peer()
+        every = self._every if self.tier == NETWORK_POLICY else ()
+        self.any = unions.acquire(unions.of(self._sets(every)))
 
     @property
     def parts(self) -> Tuple[Part, ...]:
@@ -124,13 +128,17 @@ class Subject:
         """Return whether something is granted to classes that match none of the parts."""
         return bool(self.default())
 
+    @property
+    def kept(self) -> int:
+        """Return the number of objects that exist for this subject only."""
+        own = sum(len(rule.own.ranges) for rule in self._rules)
+        return len(self._rules) + len(self._by_peer) + len(self._by_block) + len(self._by_name) + own
+
     def _add(self, number: int, rule: CompiledRule) -> None:
-        ports, names = rule.ports, rule.names
+        own, names = NOTHING, rule.names
         if names and self.side == "in":
-            if not ports.everything:
-                ports = union([*ports.ranges, *resolve(names, self.key.ports)])
-            names = frozenset()
-        self._rules.append(_Rule(rule.every_peer, ports, names, rule.action))
+            own, names = union(resolve(names, self.key.ports)), frozenset()
+        self._rules.append(_Rule(rule.every_peer, rule.ports, own, names, rule.action))
         for name in names:
             self._by_name.setdefault(name, []).append(number)
         if rule.every_peer:
@@ -144,38 +152,21 @@ class Subject:
             self._by_block.setdefault(block, []).append(number)
 
     def close(self) -> None:
-        """Release the peers."""
+        """Release the peers and ports."""
+        self._unions.release(self.any)
         for entry, numbers in self._by_peer.items():
             for _number in numbers:
                 self._peers.release(entry)
 
-    def _of_every_peer(self) -> PortSet:
-        """Return the ports that NetworkPolicies allow for every peer, by number."""
-        if self.tier != NETWORK_POLICY:
-            return NOTHING
-        return self._union(frozenset(self._every))
-
-    def _union(self, numbers: FrozenSet[int]) -> PortSet:
-        found = self._known.get(numbers)
-        if found is None:
-            rules = [self._rules[number] for number in numbers]
-            if any(rule.ports.everything for rule in rules):
-                found = EVERYTHING
-            else:
-                found = union(part for rule in rules for part in rule.ports.ranges)
-                self.steps += sum(len(rule.ports.ranges) for rule in rules)
-            if self._known_ranges > _MOST_KNOWN_RANGES:
-                # Those of classes that are gone are never removed one by one.
-                self._known.clear()
-                self._known_ranges = 0
-            self._known_ranges += 1 + len(found.ranges)
-            self._known[numbers] = found
-        return found
+    def _sets(self, numbers: Iterable[int]) -> List[PortSet]:
+        """Return the ports of some rules that do not depend on the peer."""
+        rules = [self._rules[number] for number in numbers]
+        return [ports for rule in rules for ports in (rule.ports, rule.own) if ports]
 
     def _matched(self, content: Content) -> Set[int]:
         matched: Set[int] = set()
         matched.update(*self._found(self._by_peer, content.peers), *self._found(self._by_block, content.blocks))
-        self.steps += len(matched)
+        self.steps += len(matched) // PER_STEP
         return matched
 
     def _found(self, used: Mapping[_Key, List[int]], parts: FrozenSet[_Key]) -> List[List[int]]:
@@ -189,9 +180,10 @@ class Subject:
         """Return the ports of a peer whose names are in the rules that match it, or in those for every peer."""
         found = []
         for port in ports:
+            self.steps += 1
             for name in names_of(port):
                 numbers = self._by_name.get(name, ())
-                self.steps += 1 + len(numbers)
+                self.steps += len(numbers)
                 if any(number in matched or self._rules[number].every_peer for number in numbers):
                     found.append(range_of(port))
         return found
@@ -206,11 +198,10 @@ class Subject:
         ranges = self._named(matched, content.ports) if self._by_name else []
         if not matched and not ranges:
             return NOTHING
-        ports = self._union(frozenset(matched))
-        if ports.everything or not ranges:
-            return ports
-        self.steps += len(ports.ranges) + len(ranges)
-        return union([*ports.ranges, *ranges])
+        before = self._unions.steps
+        ports = self._unions.of(self._sets(sorted(matched)), ranges)
+        self.steps += self._unions.steps - before
+        return ports
 
     def default(self) -> Grant:
         """Return a cluster policy tier's decision for peers without a class."""
@@ -225,8 +216,6 @@ class Subject:
         found = []
         for number in sorted(matched):
             rule = self._rules[number]
-            ports = rule.ports
-            if rule.names and not ports.everything:
-                ports = union([*ports.ranges, *resolve(rule.names, content.ports)])
+            ports = self._unions.of(self._sets([number]), resolve(rule.names, content.ports))
             found.append((rule.action or DENY, ports))
         return first_match(found)

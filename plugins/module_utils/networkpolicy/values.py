@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Dict, Iterator
 
 from ..cluster.policy_model import ACCEPT, DENY
+from .limits import PER_STEP
 from .matching.ports import Grant, PortSet, TierOutcome
 from .numbers import Numbers, value_digest
 from .rows import EVERYTHING_ID, PORTS, TIER_OTHERS, TIER_PORTS, PolicyRows, Row
@@ -19,13 +20,22 @@ class GrantValues:
     def __init__(self, rows: PolicyRows) -> None:
         self._rows = rows
         self._numbers: Numbers[Grant] = Numbers(value_digest, high=True)
+        # Comparing large values again for each class would take longer than everything else.
+        self._by_identity: Dict[int, int] = {}
 
     def acquire(self, value: Grant) -> int:
-        """Return the number of a port set or outcome, and count one more use."""
+        """Return the number of a port set or outcome, and count one more use. Raises TooManyRows."""
         if isinstance(value, PortSet) and value.everything:
             return EVERYTHING_ID
+        known = self._by_identity.get(id(value))
+        if known is not None:
+            self._numbers.acquire_again(known)
+            return known
+        if isinstance(value, PortSet):
+            self._rows.spend(len(value.ranges) // PER_STEP)
         number = self._numbers.acquire(value)
         if self._numbers.is_new(number):
+            self._by_identity[id(value)] = number
             for row in _rows_of(number, value):
                 self._rows.put(row)
         return number
@@ -36,6 +46,7 @@ class GrantValues:
             return
         value = self._numbers.values[number]
         if self._numbers.release(number):
+            del self._by_identity[id(value)]
             for row in _rows_of(number, value):
                 self._rows.remove(row)
 

@@ -17,9 +17,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy impor
     node_policy,
     policy_state,
     rows,
-    subjects,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching import candidates
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching import candidates, port_unions
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 
 PODS = 40
@@ -191,7 +190,7 @@ def test_pods_that_come_are_compared_with_few_peers(monkeypatch):
 
 
 def test_what_is_remembered_of_port_sets_is_limited(monkeypatch):
-    monkeypatch.setattr(subjects, "_MOST_KNOWN_RANGES", 40)
+    monkeypatch.setattr(port_unions, "MOST_KNOWN_RANGES", 40)
     rules = [
         {"from": [{"podSelector": {"matchLabels": {f"k{number}": "1"}}}], "ports": [{"port": number + 1}]}
         for number in range(8)
@@ -205,8 +204,7 @@ def test_what_is_remembered_of_port_sets_is_limited(monkeypatch):
         state.upsert({**one, "metadata": {**one["metadata"], "labels": labels}})
         found.update(state.policy.pop_changes())
     assert found.table.rows == NodePolicy("node1", state.policy).table.rows
-    known = [subject._known_ranges for subject in found._state.subjects.values()]
-    assert known and max(known) <= 40 + 9
+    assert 0 < found._state.subjects.unions.ranges <= 40 + 2 * 8
 
 
 def test_the_evaluation_of_grants_is_limited(monkeypatch):

@@ -51,12 +51,14 @@ def union(ranges: Iterable[Range]) -> PortSet:
     """Return the set of all ports in the ranges."""
     ordered = sorted(ranges)
     merged: List[Range] = []
-    for number, first, last in ordered:
+    for part in ordered:
+        number, first, last = part
         if merged and merged[-1][0] == number and merged[-1][2] >= first - 1:
             if last > merged[-1][2]:
                 merged[-1] = (number, merged[-1][1], last)
         else:
-            merged.append((number, first, last))
+            # The same object, of which a union often has thousands.
+            merged.append(part)
     return PortSet(tuple(merged))
 
 
