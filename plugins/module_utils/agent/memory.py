@@ -16,7 +16,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Set
 from ..convergence.runtime.agent_status import MemoryStatus
 from ..kernel.memory_group import MemoryGroup, memory_group
 from .api.events import WARNING, Post
-from .source.room import NoRoom, Room
+from .source.room import RESERVED_FOR, NoRoom, Room
 from .surface.health import ProxyHealth
 from .surface.log import Log
 from .timers import Timers
@@ -30,6 +30,8 @@ WARN, CALM, MOST = 0.8, 0.7, 0.95
 BASE_BYTES = 50 << 20
 #: Objects that were held back are listed again once the cluster is below this fraction of the capacity.
 RELIST_BELOW = 0.9
+#: The fraction of the capacity that is reserved for network policies, and for the pods that they isolate.
+RESERVE = 0.05
 _ACTION = "Follow"
 
 
@@ -54,7 +56,8 @@ class MemoryBudget(Room):
 
     ``size`` and ``held_back`` return the bytes of the cluster's objects, and how many objects are held back; ``factor``
     the bytes of memory for each of these bytes, in the mode in effect at its worst moment. ``list_held_back`` lists the
-    objects again that were held back. ``find_group`` returns the group with the limit.
+    objects again that were held back. ``reserves`` returns whether network policies are enforced, for which a part of
+    the capacity is reserved. ``find_group`` returns the group with the limit.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class MemoryBudget(Room):
         held_back: Callable[[], int],
         factor: Callable[[], float],
         list_held_back: Callable[[], None],
+        reserves: Callable[[], bool] = lambda: False,
         find_group: Callable[[], Optional[MemoryGroup]] = memory_group,
     ) -> None:
         self._log = log
@@ -77,6 +81,7 @@ class MemoryBudget(Room):
         self._held_back = held_back
         self._factor = factor
         self._list_held_back = list_held_back
+        self._reserves = reserves
         self._find_group = find_group
         self._group = find_group()
         self._used = 0
@@ -96,16 +101,19 @@ class MemoryBudget(Room):
             return None
         return max(0, int((self._group.limit * MOST - BASE_BYTES) / self._factor()))
 
-    def carries(self, more: int) -> bool:
-        """Return whether ``more`` bytes fit beside known objects and lists in progress."""
+    def carries(self, more: int, reserve: float = 0.0) -> bool:
+        """Return whether ``more`` bytes fit beside known objects and lists in progress.
+
+        ``reserve``: the share of the reserved room that they may use.
+        """
         with self._lock:
-            return self._carries(more)
+            return self._carries(more, reserve)
 
     def admit(self, kind: str, growth: int) -> None:
         """Reserve room for a list that adds ``growth`` bytes. Raises NoRoom."""
         with self._lock:
             self._arriving.pop(kind, None)
-            if self._carries(growth):
+            if self._carries(growth, RESERVED_FOR.get(kind, 0.0)):
                 self._arriving[kind] = growth
                 return
         self._refused.add(kind)
@@ -114,9 +122,12 @@ class MemoryBudget(Room):
             "programmed rules are kept but not updated: raise agent_memory_max"
         )
 
-    def _carries(self, more: int) -> bool:
+    def _carries(self, more: int, reserve: float) -> bool:
         capacity = self.capacity
-        return capacity is None or self._size() + sum(self._arriving.values()) + more <= capacity
+        if capacity is None:
+            return True
+        kept_free = RESERVE * (1 - reserve) * capacity if self._reserves() else 0.0
+        return self._size() + sum(self._arriving.values()) + more <= capacity - kept_free
 
     def admitted(self, kind: str) -> None:
         """Record that a list of this kind is complete."""

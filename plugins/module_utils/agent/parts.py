@@ -105,6 +105,7 @@ class Parts:
             held_back=lambda: len(self.source.view.held_back),
             factor=self._memory_factor,
             list_held_back=self._list_held_back,
+            reserves=lambda: self.policy.enabled,
         )
         self.metrics.registry.register(MemoryMetrics(self.memory.use))
         self.source = ClusterSource(

@@ -208,7 +208,7 @@ def test_a_copy_that_was_damaged_since_the_start_is_not_used(cache):
 
 def test_a_copy_without_room_is_not_used(cache):
     bench = Bench(cache)
-    bench.source._room = SimpleNamespace(carries=lambda more: False)
+    bench.source._room = SimpleNamespace(carries=lambda more, reserve: False)
     bench.source.start("n1", serving=False)
     assert not bench.source.use_cache() and names(bench.source.view, "Service") == []
     assert "it does not fit into the memory limit" in bench.text.getvalue()

@@ -251,7 +251,7 @@ class Bytes(Room):
         self.view = None
         self.listed = []
 
-    def carries(self, more):
+    def carries(self, more, reserve=0.0):
         return self.view.size + more <= self.most
 
     def admit(self, kind, held):

@@ -250,7 +250,7 @@ class Bytes(Room):
         self.most = most
         self.view = ClusterView(self)
 
-    def carries(self, more: int) -> bool:
+    def carries(self, more: int, reserve: float = 0.0) -> bool:
         return self.view.size + more <= self.most
 
 

@@ -139,7 +139,7 @@ class ClusterSource:
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
         self._needed = _KINDS if node_name else _KINDS - {NODES.kind}
         self._all_nodes = all_nodes
-        self._first.node_name = node_name
+        self.view.node_name = self._first.node_name = node_name
         self.reflectors = [self._node_reflector(node_name, pause)] if node_name or all_nodes else []
         resources = (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, *others)
         self.reflectors += [self._reflector(resource, pause) for resource in resources]
@@ -258,7 +258,7 @@ class ClusterSource:
             self.view.apply(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
         self._needed = _KINDS if name else _KINDS - {NODES.kind}
         self._all_nodes = all_nodes
-        self._first.node_name = name
+        self.view.node_name = self._first.node_name = name
         if name or all_nodes:
             reflector = self._node_reflector(name)
             # Nodes that are no longer followed are removed when the list arrives.

@@ -17,7 +17,7 @@ from ...errors import SnapshotError
 from ..supervision import Task
 from ..surface.log import Log
 from .packed import Packed, items_of, text_in
-from .room import Room
+from .room import WHOLE_RESERVE, Room
 from .view import ClusterView
 
 #: A disk that takes longer is faulty.
@@ -89,12 +89,12 @@ class CacheKeeper:
                 size += item.size
                 if size >= checked + _ROOM_BYTES:
                     checked = size
-                    if not room.carries(size):
+                    if not room.carries(size, WHOLE_RESERVE):
                         break
         except (SnapshotError, ValueError) as error:
             self._log.info("no cluster state to start from", reason=error)
             return {}
-        if not room.carries(size):
+        if not room.carries(size, WHOLE_RESERVE):
             self._log.warning("the cluster state kept on disk is not used: it does not fit into the memory limit")
             return {}
         return found

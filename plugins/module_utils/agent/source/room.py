@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from ...errors import ApiError
 
+#: Which share of the reserve the objects of a kind may use. They are held back last, because without them traffic is
+#: allowed that should be denied. Policies, which tenants create, must leave room for the pods that they select.
+RESERVED_FOR = {"NetworkPolicy": 0.5, "ClusterNetworkPolicy": 0.5, "Namespace": 1.0}
+#: The share for what is in force already or must be: pods of the own node, and a copy of what had room before.
+WHOLE_RESERVE = 1.0
+
 
 class NoRoom(ApiError):
     """A list of the API server does not fit."""
@@ -15,8 +21,11 @@ class NoRoom(ApiError):
 class Room:
     """Room without a limit; see :class:`.memory.MemoryBudget`. Any thread may call the methods."""
 
-    def carries(self, more: int) -> bool:
-        """Return whether ``more`` bytes fit beside known objects and lists in progress."""
+    def carries(self, more: int, reserve: float = 0.0) -> bool:
+        """Return whether ``more`` bytes fit beside known objects and lists in progress.
+
+        ``reserve``: the share of the reserved room that they may use.
+        """
         return True
 
     def admit(self, kind: str, growth: int) -> None:

@@ -11,6 +11,7 @@ from typing import Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optio
 from ...cluster.claims import Claim
 from ...cluster.model import EndpointSlice, Failing, NamespacedName
 from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key, parsed_object
+from ...cluster.policy_model import Pod
 from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
@@ -18,7 +19,7 @@ from ...progress import Progress, unheeded
 from ..failures import MOST_FAILURES, NOT_OF_ONE_OBJECT, Failures
 from .known import Batch
 from .packed import Item, parsed_items, text_in
-from .room import UNLIMITED, Room
+from .room import RESERVED_FOR, UNLIMITED, WHOLE_RESERVE, Room
 from .trigger_times import TriggerTimes
 
 #: How many bytes of JSON need as much memory as a weight of 1 in the tables (see ``cluster.service_limit``).
@@ -42,7 +43,8 @@ class ClusterView:
     ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the changes of
     endpoints that are not programmed yet were triggered. ``held_back``: objects whose latest version has no room; their
     previous version remains in effect. ``failures``: objects whose latest version a defect of the agent keeps out of
-    the state; their previous version remains in effect, too. ``progress`` is called for each object.
+    the state; their previous version remains in effect, too. ``node_name``: the node whose pods are held back last.
+    ``progress`` is called for each object.
     """
 
     def __init__(self, room: Room = UNLIMITED, progress: Progress = unheeded) -> None:
@@ -56,6 +58,7 @@ class ClusterView:
         self.triggers = TriggerTimes()
         self.held_back: Set[ObjectKey] = set()
         self.failures = Failures()
+        self.node_name = ""
         self._set_aside: Dict[ObjectKey, Tuple[ParsedObject, Item]] = {}
         self._room = room
         self._progress = progress
@@ -85,7 +88,7 @@ class ClusterView:
         replaced = self._replaced_by(batch)
         for parsed, item in parsed_items(batch.changed):
             self._progress()
-            if batch.listed or whole or self._has_room(parsed.key, item.size):
+            if batch.listed or whole or self._has_room(parsed, item.size):
                 replaced.discard(parsed.key)
                 before = self.state.families_of(parsed.key)
                 affected = self._put(parsed, item, batch.listed)
@@ -125,13 +128,19 @@ class ClusterView:
             return [self.state.families_of_service(service) for service in affected]
         return [self.state.families_of(key)]
 
-    def _has_room(self, key: ObjectKey, size: int) -> bool:
+    def _has_room(self, parsed: ParsedObject, size: int) -> bool:
         """Return whether an object may grow to this size; otherwise it is held back."""
-        growth = size - self.size_of(key)
-        if growth <= 0 or self._room.carries(growth):
+        growth = size - self.size_of(parsed.key)
+        if growth <= 0 or self._room.carries(growth, self._reserve(parsed)):
             return True
-        self.held_back.add(key)
+        self.held_back.add(parsed.key)
         return False
+
+    def _reserve(self, parsed: ParsedObject) -> float:
+        """Return the share of the reserve that an object may use: all of it for a pod that policies may isolate."""
+        if isinstance(parsed.value, Pod):
+            return WHOLE_RESERVE if parsed.value.node_name == self.node_name != "" else 0.0
+        return RESERVED_FOR.get(parsed.key.kind, 0.0)
 
     def _put(self, parsed: ParsedObject, item: Item, listed: bool) -> FrozenSet[NamespacedName]:
         before = self.state.excess
