@@ -14,6 +14,7 @@ from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import find_links
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import PolicyTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import desired_table
@@ -43,6 +44,8 @@ class AgentNode(Node):
         cluster = ClusterState.from_objects(found)
         own = [raw for raw in map(packed, NODE_ADDRESSES) if raw is not None]
         policy = NodePolicy("node1", cluster.policy, own, cluster_policies=True)
+        with self.network.namespaces["node1"].inside():
+            find_links(policy)
         desired = desired_table(policy.table.rows, Options(tiers=True))
         deadline = time.monotonic() + _SECONDS
         while True:
