@@ -324,8 +324,9 @@ class SysctlsResource(Resource[str, str]):
         kept = {key: value for key, value in self.observe().items() if key not in change.replaced and value}
         for key in unchangeable(kept, self.root):
             del kept[key]
-        goal = {**kept, **{key: new for key, (_old, new) in change.replaced.items()}}
-        moved = {key: change.replaced[key] for key in in_order({key: new for key, (_, new) in change.replaced.items()})}
+        replaced = {key: new for key, (_old, new) in change.replaced.items()}
+        goal = {**kept, **replaced}
+        moved = {key: change.replaced[key] for key in in_order(replaced)}
         for _round in range(_ROUNDS):
             for key, (old, new) in moved.items():
                 self._set(key, old, new)
