@@ -73,3 +73,14 @@ def exported() -> Set[str]:
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
         names.update(family.name + suffix for suffix in suffixes)
     return names
+
+
+def exported_on_request() -> Set[str]:
+    """Return the gauges that an agent exports only where it enforces network policies, or has a memory limit."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import MemoryUse
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import policy_metrics
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.memory_metrics import MemoryMetrics
+
+    use = MemoryUse(**{**dict.fromkeys(MemoryUse._fields, 0), "limit": 1})
+    limited = {family.name for family in MemoryMetrics(lambda: use).collect()}
+    return limited | {f"{policy_metrics._PREFIX}{name}" for _key, name, _text in policy_metrics._GAUGES}
