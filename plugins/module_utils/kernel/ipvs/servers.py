@@ -10,6 +10,7 @@ services, and protocols other than TCP, UDP and SCTP, are ignored.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
@@ -63,21 +64,24 @@ class IpvsSocket:
             self.lost = True
             raise KernelError("IPVS: the module ip_vs was unloaded")
 
-    def _dump(self, payload: bytes) -> List[Slice]:
-        """Return a dump of IPVS. Raises NetlinkRefusal; KernelError, also if ip_vs was unloaded."""
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Raise KernelError for a request that the kernel refuses because ip_vs was unloaded."""
         try:
-            return self.netlink.dump(self.family_id, payload)
+            yield
         except NetlinkRefusal as refusal:
             self._check_family([refusal.error])
             raise
 
+    def _dump(self, payload: bytes) -> List[Slice]:
+        """Return a dump of IPVS. Raises NetlinkRefusal; KernelError, also if ip_vs was unloaded."""
+        with self._checked():
+            return self.netlink.dump(self.family_id, payload)
+
     def _request(self, payload: bytes) -> List[Reply]:
         """Send one request and return its answers. Raises as :meth:`_dump` does."""
-        try:
+        with self._checked():
             return self.netlink.request(self.family_id, payload)
-        except NetlinkRefusal as refusal:
-            self._check_family([refusal.error])
-            raise
 
     def services(
         self, family: str, marks: bool = False

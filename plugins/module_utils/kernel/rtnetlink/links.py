@@ -18,17 +18,16 @@ from ...errors import KernelError
 from ...rendering.ipvs.model import DEVICE
 from ...rendering.ipvs.text import address_line
 from ...resources import Change, Kind, Resource
-from ..netlink.attributes import attribute, attribute_text, nested, parse_attributes, text_attribute
+from ..netlink.attributes import attribute, nested, parse_attributes, text_attribute
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_missing, is_unsupported
 from ..netlink.protocol import NLM_F_CREATE, NLM_F_EXCL, Message
 from ..netlink.socket import NetlinkSocket
+from .ports import IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, LINK, RTM_GETLINK, RTM_NEWLINK, kind_of
 
-_RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
+_RTM_DELLINK = 17
 _RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
-_IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO = 1, 2, 6
 _IFA_F_NODAD = 0x02
-_LINK = struct.Struct("=BxHiII")
 _IFF_UP = 1
 
 #: The device that copies every netlink message of its network namespace (drivers/net/nlmon.c).
@@ -50,34 +49,32 @@ class Link(NamedTuple):
 
 def find_link(sock: NetlinkSocket, name: str) -> Optional[Link]:
     """Return the device of that name, or None. ``sock`` is a NETLINK_ROUTE socket. Raises KernelError."""
-    payload = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text_attribute(_IFLA_IFNAME, name)
+    payload = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text_attribute(IFLA_IFNAME, name)
     try:
-        replies = sock.request(_RTM_GETLINK, payload)
+        replies = sock.request(RTM_GETLINK, payload)
     except NetlinkRefusal as refusal:
         if is_missing(refusal.error):
             return None
         raise KernelError(f"device {name} cannot be read: {refusal.error}") from refusal
     for reply in replies:
         view = memoryview(reply.payload)
-        _family, _type, index, _flags, _change = _LINK.unpack_from(view)
-        info = parse_attributes(view, _LINK.size, len(view)).get(_IFLA_LINKINFO)
-        kind = None if info is None else parse_attributes(info, 0, len(info)).get(_IFLA_INFO_KIND)
-        return Link(index, "" if kind is None else attribute_text(kind))
+        _family, _type, index, _flags, _change = LINK.unpack_from(view)
+        return Link(index, kind_of(parse_attributes(view, LINK.size, len(view))))
     return None
 
 
 def make_device(sock: NetlinkSocket, name: str, kind: str) -> None:
     """Create a device; an existing one of that name is accepted. Raises KernelError."""
-    attributes = nested(_IFLA_LINKINFO, text_attribute(_IFLA_INFO_KIND, kind))
+    attributes = nested(IFLA_LINKINFO, text_attribute(IFLA_INFO_KIND, kind))
     hint = f"; the kernel has no {kind} devices (module {kind})"
     _change_device(
-        sock, _RTM_NEWLINK, name, verb="created", attributes=attributes, flags=NLM_F_CREATE | NLM_F_EXCL, hint=hint
+        sock, RTM_NEWLINK, name, verb="created", attributes=attributes, flags=NLM_F_CREATE | NLM_F_EXCL, hint=hint
     )
 
 
 def set_device_up(sock: NetlinkSocket, name: str) -> None:
     """Bring a device up. A missing one is ignored. Raises KernelError."""
-    _change_device(sock, _RTM_NEWLINK, name, verb="brought up", flag=_IFF_UP)
+    _change_device(sock, RTM_NEWLINK, name, verb="brought up", flag=_IFF_UP)
 
 
 def remove_device(sock: NetlinkSocket, name: str) -> None:
@@ -100,7 +97,7 @@ def _change_device(
 
     ``hint`` is the text to append if the kernel does not support such devices.
     """
-    head = _LINK.pack(socket.AF_UNSPEC, 0, 0, flag, flag) + text_attribute(_IFLA_IFNAME, name)
+    head = LINK.pack(socket.AF_UNSPEC, 0, 0, flag, flag) + text_attribute(IFLA_IFNAME, name)
     try:
         sock.request(message, head + attributes, flags)
     except NetlinkRefusal as refusal:

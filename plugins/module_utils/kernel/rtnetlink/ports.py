@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, NamedTuple
+from typing import Dict, Mapping, NamedTuple
 
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.socket import NetlinkSocket
 
-_RTM_NEWLINK, _RTM_GETLINK = 16, 18
-_IFLA_IFNAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 10, 18, 1
-_LINK = struct.Struct("=BxHiII")
+RTM_NEWLINK, RTM_GETLINK = 16, 18
+IFLA_IFNAME, _IFLA_MASTER, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 10, 18, 1
+#: struct ifinfomsg of linux/rtnetlink.h: family, type, index, flags, changed flags.
+LINK = struct.Struct("=BxHiII")
 _NUMBER = struct.Struct("=I")
 
 
@@ -26,22 +27,27 @@ class LinkKind(NamedTuple):
     master: int
 
 
+def kind_of(attributes: Mapping[int, memoryview]) -> str:
+    """Return the kind among the attributes of a device, empty for hardware."""
+    info = attributes.get(IFLA_LINKINFO)
+    kind = None if info is None else parse_attributes(info, 0, len(info)).get(IFLA_INFO_KIND)
+    return "" if kind is None else attribute_text(kind)
+
+
 def link_kinds(sock: NetlinkSocket) -> Dict[int, LinkKind]:
     """Return all devices by index. ``sock`` is a NETLINK_ROUTE socket. Raises KernelError."""
     found = {}
-    for view, kind, start, end in sock.dump(_RTM_GETLINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
-        if kind == _RTM_NEWLINK:
-            found[_LINK.unpack_from(view, start)[2]] = _described(memoryview(view)[start:end])
+    for view, kind, start, end in sock.dump(RTM_GETLINK, LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        if kind == RTM_NEWLINK:
+            found[LINK.unpack_from(view, start)[2]] = _described(memoryview(view)[start:end])
     return found
 
 
 def _described(payload: memoryview) -> LinkKind:
-    attributes = parse_attributes(payload, _LINK.size, len(payload))
-    info = attributes.get(_IFLA_LINKINFO)
-    kind = None if info is None else parse_attributes(info, 0, len(info)).get(_IFLA_INFO_KIND)
+    attributes = parse_attributes(payload, LINK.size, len(payload))
     master = attributes.get(_IFLA_MASTER)
     return LinkKind(
-        attribute_text(attributes[_IFLA_IFNAME]),
-        "" if kind is None else attribute_text(kind),
+        attribute_text(attributes[IFLA_IFNAME]),
+        kind_of(attributes),
         0 if master is None else int(_NUMBER.unpack(master)[0]),
     )
