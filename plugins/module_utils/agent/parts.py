@@ -68,10 +68,10 @@ class Parts:
         self.limited = LimitedLog(log)
         self.steps = Steps(self.limited)
         # As loaded; ``sync`` has the configuration of the mode in effect.
-        self.settings, warnings = load_settings(options)
+        self.settings, self.configuration_warnings = load_settings(options)
         loaded = self.settings.configuration
         configure_log(log, options, loaded)
-        for warning in warnings:
+        for warning in self.configuration_warnings:
             log.warning(warning)
         self.started = time.time()
         # Why the configuration on disk is not in effect; empty if it is.

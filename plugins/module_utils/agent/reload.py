@@ -62,7 +62,11 @@ class Reloads:
         parts = self._parts
         if parts.reload_error:
             return {"error": f"the previous configuration is kept: {parts.reload_error}"}
-        return {"node": parts.node_name, "mode": parts.configuration.mode}
+        return {
+            "node": parts.node_name,
+            "mode": parts.configuration.mode,
+            "warnings": list(parts.configuration_warnings),
+        }
 
     def _reply(self, answer: Answer) -> None:
         questions, self._questions = self._questions, []
@@ -79,6 +83,7 @@ def reload(parts: Parts) -> bool:
     log, before = parts.log, parts.settings
     try:
         after, warnings = load_settings(parts.options)
+        parts.configuration_warnings = warnings
         for warning in warnings:
             log.warning(warning)
         parts.views.look_for_static()

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from functools import lru_cache
-from typing import Any, Callable, Collection, Dict, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Tuple, Type, TypeVar
 
 from ..addresses import canonical_address, family_of
 
@@ -40,6 +40,15 @@ class Invalid(Exception):
         """Return the same error with ``parent`` prefixed to the path."""
         joint = "" if not self.field or self.field.startswith("[") else "."
         return Invalid(f"{parent}{joint}{self.field}", self.reason)
+
+
+def suggestion(written: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return a suggestion of a field with a similar name, empty if there is none; ``alike`` is difflib's ratio."""
+    import difflib
+
+    names = {name.lower(): name for name in known}
+    similar = difflib.get_close_matches(written.lower(), names, 1, alike)
+    return f"; did you mean {names[similar[0]]}?" if similar else ""
 
 
 def shown(value: object) -> str:

@@ -10,11 +10,10 @@ fields are those of the API reference of Kubernetes 1.36, whether the proxy read
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Callable, Dict, Mapping, Union
 
 from ..addresses import canonical_network
-from .fields import Invalid, address, shown, text
+from .fields import Invalid, address, shown, suggestion, text
 
 Leaf = Callable[[object, str], object]
 """Checks a value; the second argument is the path of its field. Raises Invalid."""
@@ -111,12 +110,5 @@ def _check(value: object, shape: Shape, field: str, unknown: str) -> None:
             written = str(name)[:_NAME_CHARACTERS]
             path = f"{field}.{written}" if field else written
             if name not in shape:
-                raise Invalid(path, unknown + _meant(written, shape))
+                raise Invalid(path, unknown + suggestion(written, shape))
             _check(item, shape[name], path, unknown)
-
-
-def _meant(written: str, known: Mapping[str, Any]) -> str:
-    """Return a suggestion of a field with a similar name, empty if there is none."""
-    names = {name.lower(): name for name in known}
-    similar = difflib.get_close_matches(written.lower(), names, 1)
-    return f"; did you mean {names[similar[0]]}?" if similar else ""

@@ -53,7 +53,7 @@ def reload_agent(arguments: argparse.Namespace) -> CommandResult:
             if time.monotonic() > end:
                 raise ProxyError(f"{error}; it reads its configuration as soon as it can") from error
     line = _lines_of(lambda: [f"the configuration is in effect: node {document['node']}, mode {document['mode']}"])
-    return CommandResult(OK, line, document)
+    return CommandResult(OK, line, document, tuple(document.get("warnings", ())))
 
 
 def _status_lines(document: AgentStatus) -> List[str]:

@@ -54,10 +54,10 @@ def load(
 ) -> LoadedConfiguration:
     """Read a configuration from the text of a file (YAML or JSON), or from a mapping of its fields.
 
-    ``node_source``: the fields of a NodeProxyConfiguration, which replaces the one in a file. Unknown and duplicate
-    fields cause warnings, as with kube-proxy, and so do unknown feature gates and settings that have no effect here. In
-    a mapping apiVersion and kind may be absent. A ``mode`` replaces the one in the source. Raises ConfigurationError,
-    which names every invalid field.
+    ``node_source``: the fields of a NodeProxyConfiguration, which replaces the one in a file. Duplicate fields, fields
+    and feature gates that only a later kube-proxy may know, and settings that have no effect here cause warnings. In a
+    mapping apiVersion and kind may be absent. A ``mode`` replaces the one in the source. Raises ConfigurationError,
+    which names every invalid and every misspelt field.
     """
     warnings: List[str] = []
     if isinstance(source, Mapping):

@@ -8,9 +8,13 @@ from __future__ import annotations
 from typing import Any, List, Mapping, Optional, Tuple
 
 from ..addresses import canonical_network
-from ..cluster.fields import is_dns_label, shown
+from ..cluster.fields import is_dns_label, shown, suggestion
 from ..errors import ConfigurationError
 from .duration import parse_duration
+
+_KUBE_PROXY = "KubeProxyConfiguration"
+# How similar an unknown field must be to one that exists in order to count as misspelt: difflib's ratio.
+_MISSPELT = 0.8
 
 
 class Findings:
@@ -19,7 +23,7 @@ class Findings:
     ``kind``: that of the document, with which each line starts.
     """
 
-    def __init__(self, kind: str = "KubeProxyConfiguration") -> None:
+    def __init__(self, kind: str = _KUBE_PROXY) -> None:
         self.kind = kind
         self.problems: List[str] = []
         self.warnings: List[str] = []
@@ -168,7 +172,18 @@ class Section:
         return tuple((name, self._values[name]) for name in names if name in self._values)
 
     def finish(self) -> None:
-        """Record a warning for each unknown field, that is each non-null field that no method has read."""
+        """Record each unknown field, that is each non-null field that no method has read.
+
+        A misspelt field is a problem: its setting would silently be the default. Other unknown fields of a
+        KubeProxyConfiguration cause warnings, since a later kube-proxy may know them; those of a document that only
+        this project reads are problems as well.
+        """
         for name, value in self._values.items():
-            if name not in self._known and value is not None:
-                self.findings.warnings.append(f"{self.findings.kind}: unknown field {shown(self.field(str(name)))}")
+            if name in self._known or value is None:
+                continue
+            field = shown(self.field(str(name)))
+            meant = suggestion(str(name), self._known, _MISSPELT)
+            if meant or self.findings.kind != _KUBE_PROXY:
+                self.findings.problems.append(f"unknown field {field}{meant}")
+            else:
+                self.findings.warnings.append(f"{self.findings.kind}: unknown field {field}")

@@ -138,10 +138,11 @@ def asked(running):
 
 def test_a_question_is_answered_once_the_configuration_is_in_effect(running, asked):
     reloads, question, systemd = asked
-    running.write("mode: nftables\nnftables: {syncPeriod: 20s}")
+    running.write("mode: nftables\nnftables: {syncPeriod: 20s}\nlaterField: 1")
     running.parts.node_name = "n1"
     assert reloads.run() is True
-    assert question.wait() == {"node": "n1", "mode": "nftables"}
+    warnings = ['KubeProxyConfiguration: unknown field "laterField"']
+    assert question.wait() == {"node": "n1", "mode": "nftables", "warnings": warnings}
     assert systemd.mock_calls == [call.reloading(), call.ready()]
     assert reloads.run() is False
 

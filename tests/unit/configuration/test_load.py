@@ -191,19 +191,35 @@ def test_unknown_and_duplicate_fields_are_warned_of():
     text = (
         HEAD
         + "mode: iptables\nmode: ipvs\nfoo: 2020-01-01\n"
-        + "ipvs: {bar: 1, scheduler: sh}\nconntrack: {tcpbeliberal: true}\n"
+        + "ipvs: {bar: 1, scheduler: sh}\nconntrack: {later: true}\n"
     )
     configuration, warnings = load(text)
     assert configuration.mode == "ipvs" and configuration.scheduler == "sh"
-    assert not configuration.conntrack.tcp_be_liberal, "names of fields are case-sensitive"
     assert warnings == (
         'KubeProxyConfiguration: duplicate field "mode"; the last one counts',
         'KubeProxyConfiguration: unknown field "ipvs.bar"',
-        'KubeProxyConfiguration: unknown field "conntrack.tcpbeliberal"',
+        'KubeProxyConfiguration: unknown field "conntrack.later"',
         'KubeProxyConfiguration: unknown field "foo"',
     )
     duplicate = load(json.dumps(to_mapping(configuration))[:-1] + ', "mode": "iptables"}')
     assert duplicate.configuration.mode == "iptables" and len(duplicate.warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        ({"clusterCidr": "10.0.0.0/8"}, "clusterCIDR"),
+        ({"conntrack": {"tcpbeliberal": True}}, "tcpBeLiberal"),
+        ({"nodePortAddress": ["127.0.0.0/8"]}, "nodePortAddresses"),
+        ({"iptables": {"masquerade_all": True}}, "masqueradeAll"),
+        ({"featureGate": {}}, "featureGates"),
+    ],
+)
+def test_a_misspelt_field_is_an_error_with_the_right_name(fields, meant):
+    with pytest.raises(
+        ConfigurationError, match=f"^KubeProxyConfiguration: unknown field .*; did you mean {meant}[?]$"
+    ):
+        load(fields)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive i
 from tests.conftest import ROOT
 
 KUBE_PROXY = {"mode": "nftables", "clientConnection": {"qps": 5}}
-NODE = {"fromVariable": 1}
-FILE = "mode: ipvs\n---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\nfromFile: 1\n"
+NODE = {"nodePortRange": "30000-31000"}
+FILE = "mode: ipvs\n---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\nipvsGlue: iptables\n"
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +77,10 @@ def written(directory: Path, archive: Path, variables):
     [
         ({"agent_configuration": KUBE_PROXY}, ("nftables",)),
         ({"agent_configuration": KUBE_PROXY, "agent_node_configuration": NODE}, ("nftables", NODE)),
-        ({"agent_configuration_file": "in.yaml"}, ("ipvs", {"fromFile": 1})),
+        ({"agent_configuration_file": "in.yaml"}, ("ipvs", {"ipvsGlue": "iptables"})),
         (
             {"agent_configuration_file": "in.yaml", "agent_node_configuration": NODE},
-            ("ipvs", {"fromFile": 1, "fromVariable": 1}),
+            ("ipvs", {"ipvsGlue": "iptables", **NODE}),
         ),
         (
             {"service_proxy_configuration": KUBE_PROXY, "service_proxy_node_configuration": NODE},
