@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: role_variables
-short_description: Check the names of the variables that are set for a role
+short_description: Check the names of variables
 version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
@@ -13,6 +13,9 @@ description:
   - Ansible ignores variables that a role does not have, so that a misspelt name silently leaves the default in effect.
     This module finds variables that begin with the name of the role of the task, such as C(service_proxy_mod), and are
     neither in the argument specification of the role nor set by it. It names the variable that was probably meant.
+  - Outside of a role it checks the variables of all hosts of the play that begin with a prefix that only the roles and
+    playbooks of this collection use, such as C(migrate_directon). The playbooks check extra variables (C(-e)) even
+    before they begin, with the lookup plugin C(kubenode.proxy.hosts).
   - Runs on the controller, as an action plugin, as the first task of each role of this collection.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
@@ -47,7 +50,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 unknown:
-  description: Variables with the prefix of the role that the role does not have.
+  description: Variables with the prefix that the role, or the collection, does not have.
   type: list
   elements: str
   returned: always

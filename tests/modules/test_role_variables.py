@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ansible_collections.kubenode.proxy.plugins.action.role_variables import known_variables, unknown_variables
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
+    known_variables,
+    unknown_variables,
+)
 from tests.modules.harness import ROOT
 
 ROLES = ("agent", "kernel", "schedule", "service_proxy")

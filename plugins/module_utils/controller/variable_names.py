@@ -1,0 +1,84 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Names of variables that neither a role nor a playbook has, with the name that was probably meant.
+
+Ansible ignores them, so that a misspelt name silently leaves the default in effect.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import FrozenSet, Iterable, List, NamedTuple, Set
+
+import yaml
+
+#: What does not have the variables that the two functions for a whole run return.
+OWNER = "this collection"
+# How similar a name without its prefix must be to a variable: difflib's ratio.
+_ALIKE = 0.75
+# Prefixes of distinctive names, and those with which variables of other software in an inventory begin as well.
+_OWN_PREFIXES = ("drain_", "explain_", "migrate_", "rollback_", "service_proxy_")
+_COMMON_PREFIXES = ("agent_", "kernel_", "proxy_", "report_", "schedule_", "verify_")
+
+
+class Unknown(NamedTuple):
+    """A variable that does not exist; ``nearest`` is the variable that was probably meant, or empty."""
+
+    name: str
+    nearest: str
+
+    def text(self, owner: str) -> str:
+        """Return a sentence; ``owner`` is what does not have the variable."""
+        meant = f"; did you mean {self.nearest}?" if self.nearest else ""
+        return f"{self.name} is not a variable of {owner}{meant}"
+
+
+def known_variables(role: Path) -> FrozenSet[str]:
+    """Return the variables of a role: options of all its entry points, defaults, and constants."""
+    specification = yaml.safe_load((role / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
+    known: Set[str] = set()
+    for entry in specification["argument_specs"].values():
+        known.update(entry.get("options", {}))
+    for folder in ("defaults", "vars"):
+        path = role / folder / "main.yml"
+        if path.exists():
+            known.update(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    return frozenset(known)
+
+
+def unknown_variables(names: Iterable[str], prefix: str, known: FrozenSet[str]) -> List[Unknown]:
+    """Return the names with the prefix that are not known, sorted."""
+    suffixes = {name[len(prefix) :]: name for name in sorted(known) if name.startswith(prefix)}
+    found = []
+    for name in sorted(set(names) - known):
+        if name.startswith(prefix):
+            near = difflib.get_close_matches(name[len(prefix) :], suffixes, 1, _ALIKE)
+            found.append(Unknown(name, suffixes[near[0]] if near else ""))
+    return found
+
+
+def collection_variables(collection: Path) -> FrozenSet[str]:
+    """Return the variables of all roles, and those of the playbooks: the words with their prefixes in their text."""
+    word = re.compile(rf"\b(?:{'|'.join(_OWN_PREFIXES + _COMMON_PREFIXES)})[a-z_]+\b")
+    texts = [path.read_text(encoding="utf-8") for path in (collection / "playbooks").rglob("*.yml")]
+    return frozenset(name for text in texts for name in word.findall(text)).union(
+        *(known_variables(path.parents[1]) for path in (collection / "roles").glob("*/meta/argument_specs.yml"))
+    )
+
+
+def unknown_extra(names: FrozenSet[str], known: FrozenSet[str]) -> List[Unknown]:
+    """Return which extra variables with a prefix of this collection it does not have."""
+    # The variables of the playbook report begin with proxy_report_.
+    short = [Unknown(name, f"proxy_{name}") for name in sorted(names) if f"proxy_{name}" in known]
+    rest = names.difference(found.name for found in short)
+    return short + [
+        found for prefix in _OWN_PREFIXES + _COMMON_PREFIXES for found in unknown_variables(rest, prefix, known)
+    ]
+
+
+def unknown_in_inventory(names: FrozenSet[str], known: FrozenSet[str]) -> List[Unknown]:
+    """Return which variables of an inventory, with a prefix that only this collection uses, it does not have."""
+    return [found for prefix in _OWN_PREFIXES for found in unknown_variables(names, prefix, known)]

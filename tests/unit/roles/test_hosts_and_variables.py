@@ -1,0 +1,119 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""No playbook succeeds without hosts, or with a variable whose name is misspelt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+import yaml
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
+    collection_variables,
+    unknown_extra,
+    unknown_in_inventory,
+)
+from tests.conftest import ROOT
+from tests.documentation import collection
+from tests.documentation.playbook_variables import VARIABLES
+
+KNOWN = collection_variables(ROOT)
+INVENTORY = {
+    "k8s_cluster": {
+        "hosts": {"n1": {"ansible_connection": "local", "drain_cutt": False, "proxy_host": "http.example"}}
+    },
+    "others": {"hosts": {"m1": {"ansible_connection": "local"}}},
+}
+
+
+def plays(name: str) -> List[Dict[str, Any]]:
+    """Return the plays of a playbook."""
+    found: List[Dict[str, Any]] = yaml.safe_load((ROOT / "playbooks" / f"{name}.yml").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("name", collection.playbook_names())
+def test_all_plays_get_their_hosts_from_the_lookup(name: str) -> None:
+    assert {play["hosts"] for play in plays(name)} == {"{{ query('kubenode.proxy.hosts') }}"}
+
+
+def test_playbooks_with_variables_of_their_own_check_those_of_the_inventory_first() -> None:
+    own = {name for item in VARIABLES for name in item.playbooks if not item.name.startswith(("proxy_", "verify_"))}
+    for name in own | {"verify"}:
+        first = plays(name)[0]["tasks"][0]
+        assert "kubenode.proxy.role_variables" in first and first["tags"] == "always", name
+
+
+def run(directory: Path, playbook: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a playbook that would change nothing on its hosts."""
+    (directory / "hosts.yml").write_text(yaml.safe_dump(INVENTORY))
+    argv = [str(Path(sys.executable).with_name("ansible-playbook")), *arguments, playbook]
+    environment = {
+        **os.environ,
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+        "ANSIBLE_HOME": str(ROOT / ".cache" / "ansible"),
+        "ANSIBLE_NOCOLOR": "1",
+        "COLUMNS": "1000",
+    }
+    return subprocess.run(argv, cwd=directory, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("-i", "no-such-file"), "the inventory has no hosts: check its source"),
+        (("-i", "hosts.yml", "-e", "proxy_hosts=nods"), "proxy_hosts: no host of the inventory matches nods"),
+        (("-i", "hosts.yml", "--limit", "m1"), "--limit m1: none of these hosts is one of k8s_cluster"),
+        (("-i", "m1,"), "the inventory has no group k8s_cluster; name the hosts"),
+        (("-i", "hosts.yml", "-e", "migrate_directon=back"), "did you mean migrate_direction?"),
+        (("-i", "hosts.yml"), "drain_cutt is not a variable of this collection; did you mean drain_cut?"),
+    ],
+)
+def test_a_verification_of_nothing_or_with_a_misspelt_variable_fails(
+    tmp_path: Path, arguments: List[str], reason: str
+) -> None:
+    done = run(tmp_path, "kubenode.proxy.verify", *arguments)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and reason in said, said
+
+
+def test_a_playbook_of_the_user_may_import_one_for_hosts_outside_the_limit(tmp_path: Path) -> None:
+    site = [
+        {"import_playbook": "kubenode.proxy.report", "vars": {"proxy_hosts": "k8s_cluster"}},
+        {"hosts": "others", "gather_facts": False, "tasks": [{"ansible.builtin.debug": {"msg": "the other hosts"}}]},
+    ]
+    (tmp_path / "site.yml").write_text(yaml.safe_dump(site))
+    done = run(tmp_path, "site.yml", "-i", "hosts.yml", "--limit", "m1")
+    assert done.returncode == 0 and "the other hosts" in done.stdout, done.stdout + done.stderr
+
+
+def test_playbooks_need_no_inventory_for_their_syntax_and_tasks(tmp_path: Path) -> None:
+    for option in ("--syntax-check", "--list-tasks"):
+        done = run(tmp_path, "kubenode.proxy.verify", "-i", "no-such-file", option)
+        assert done.returncode == 0, done.stderr
+
+
+def test_misspelt_variables_of_playbooks_are_known_from_the_right_ones() -> None:
+    assert unknown_extra(frozenset({item.name for item in VARIABLES}), KNOWN) == []
+    for item in VARIABLES:
+        for wrong in (item.name[:-1], item.name + "s", item.name.replace("_", "", 1)):
+            prefix = next((found for found in ("drain_", "migrate_", "explain_") if wrong.startswith(found)), None)
+            if wrong not in KNOWN and prefix and len(item.name) > len(prefix) + 3:
+                (found,) = unknown_extra(frozenset({wrong}), KNOWN)
+                assert found.nearest in KNOWN and found.nearest
+                assert unknown_in_inventory(frozenset({wrong}), KNOWN) == [found]
+
+
+def test_variables_of_other_software_are_no_misspelt_ones_in_an_inventory() -> None:
+    others = {"proxy_host", "proxy_env", "verify_ssl", "kernel_version", "agent_port", "report_html", "drainage"}
+    assert unknown_in_inventory(frozenset(others), KNOWN) == []
+    assert {found.nearest for found in unknown_extra(frozenset({"report_html", "proxy_host"}), KNOWN)} == {
+        "proxy_report_html",
+        "proxy_hosts",
+    }
