@@ -20,6 +20,7 @@ ORDER = (
     (
         "errors",
         "addresses",
+        "clients",
         "mode_names",
         "progress",
         "resources",

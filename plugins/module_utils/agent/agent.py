@@ -218,6 +218,7 @@ class Agent:
     def _begin(self) -> None:
         settings = self.parts.settings
         self.parts.forwarding.configure(settings.configuration)
+        self.parts.tell_pods_apart()
         proxiers = self.sync.set_up(self.parts.request())
         self.policy.configure(settings.configuration.node_proxy.network_policy, settings.node_name)
         self.parts.traffic.configure(settings.configuration.node_proxy.traffic)
@@ -349,6 +350,8 @@ class Agent:
         if slices:
             self.parts.metrics.endpoint_changes.inc(slices)
             self.parts.metrics.endpoint_changes_pending.set(view.pending_slices)
+        if batch.kind == NODES.kind:
+            self.parts.tell_pods_apart()
         if self.views.preliminary:
             return
         if batch.kind == NODES.kind:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 from ..addresses import address_and_port
+from ..clients import ClientRule
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.handles import ListenerAccess
 from ..convergence.live import Flow, LiveConnection, Remembered
@@ -53,11 +54,17 @@ def limits_of(configuration: KubeProxyConfiguration, files: int) -> Limits:
 
 
 class Forwarding(ListenerAccess):
-    """The agent's forwarder, which exists once there is a listener. ``files``: how many files the agent may open."""
+    """The agent's forwarder, which exists once there is a listener.
 
-    def __init__(self, supervisor: Supervisor, timers: Timers, log: LimitedLog, files: int) -> None:
+    ``clients``: who is one client. ``files``: how many files the agent may open.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, timers: Timers, log: LimitedLog, clients: ClientRule, files: int
+    ) -> None:
         self._supervisor = supervisor
         self._log = log
+        self._clients = clients
         self._files = files
         self._limits = Limits()
         self._forwarder: Optional[Forwarder] = None
@@ -141,7 +148,7 @@ class Forwarding(ListenerAccess):
 
     def _started(self) -> Forwarder:
         if self._forwarder is None:
-            forwarder = self._forwarder = Forwarder(self._limits, self._failed)
+            forwarder = self._forwarder = Forwarder(self._limits, self._clients, self._failed)
 
             def run(task: Task) -> None:
                 forwarder.run(lambda: task.busy(2 * LONGEST_WAIT_SECONDS))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from typing import Callable, Dict, Optional, Union
 
+from ..clients import ClientRule
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.modes.mode import LEAST_MEMORY_FACTOR
@@ -85,7 +86,8 @@ class Parts:
         self.metrics.drained.set_function(lambda: float(self.drain.active))
         self.inbox: Inbox[Delivered] = Inbox()
         files = raise_open_files()
-        self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, files)
+        self.clients = ClientRule()
+        self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, self.clients, files)
         self.handles = KernelHandles(progress, self.forwarding)
         self.api = ApiAccess(
             self._kubeconfig,
@@ -124,6 +126,7 @@ class Parts:
             self.metrics,
             self.limited,
             self.supervisor,
+            clients=self.clients,
             limits=limits_of(files),
             flags=command_line_flags(options),
             started=self.started,
@@ -228,6 +231,13 @@ class Parts:
             traffic=self.traffic,
             memory=self.memory,
         )
+
+    def tell_pods_apart(self) -> None:
+        """Let each pod in a known range be one client, by the configuration and the Node as they are now."""
+        loaded = self.settings.configuration
+        node = self.source.view.state.nodes.get(self.node_name)
+        of_node = node.pod_cidrs if node is not None else ()
+        self.clients.set_pods((*loaded.cluster_cidrs, *loaded.node_proxy.network_policy.pod_cidrs, *of_node))
 
     def _memory_factor(self) -> float:
         """Return the memory factor of the mode in effect; before that, the configured mode's, or the smallest."""

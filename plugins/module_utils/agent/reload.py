@@ -120,6 +120,7 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
     parts.traffic.configure(node_proxy.traffic)
     parts.source.follow_others(parts.policy.resources)
     parts.settings = after
+    parts.tell_pods_apart()
     parts.api.configure(node_proxy.api_servers)
     configure_log(parts.log, parts.options, configuration)
     parts.checks.settings = node_proxy.health_checks

@@ -30,6 +30,7 @@ from typing import (
     Union,
 )
 
+from ..clients import ClientRule, Shares
 from ..errors import KernelError
 from ..rendering.userspace.model import TCP, UDP, Endpoint, Listener, ListenerKey
 from ..resources import Change
@@ -39,7 +40,6 @@ from .limits import MOST_PIPES, Limits, Totals
 from .loop import Loop
 from .opened import Client, Opened, Used, opened_by, used_by_owner
 from .relay import BUFFER_BYTES, RelayContext
-from .sources import Sources
 from .splice import Pipes, find_splice
 from .status import ForwardingStatus
 
@@ -74,11 +74,11 @@ def _chunks(items: Iterable[Item]) -> Iterator[List[Item]]:
 class Forwarder:
     """Own the listeners, and the connections through them.
 
-    ``limits`` may be replaced at any time. ``failed`` is called in the loop's thread with each unexpected exception;
-    the connection concerned is reset.
+    ``limits`` may be replaced at any time. ``clients``: who is one client. ``failed`` is called in the loop's thread
+    with each unexpected exception; the connection concerned is reset.
     """
 
-    def __init__(self, limits: Limits, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, limits: Limits, clients: ClientRule, failed: Callable[[Exception], None]) -> None:
         self.limits = limits
         self.totals = Totals()
         self._report = failed
@@ -93,7 +93,7 @@ class Forwarder:
         self._balancers: Dict[str, Balancer] = {}
         self._failures = FailedEndpoints(limits.avoid_seconds, self._loop.clock)
         self._pipes = Pipes(MOST_PIPES)
-        self._connections: Sources[tcp.Connection] = Sources(self._evict, lambda item: item.active, self._loop.clock)
+        self._connections: Shares[tcp.Connection] = Shares(clients, self._evict, tcp.Connection.may_yield)
         buffer = memoryview(bytearray(BUFFER_BYTES))
         self._tcp = tcp.Shared(
             loop=self._loop,
@@ -101,6 +101,7 @@ class Forwarder:
             totals=self.totals,
             failed=self._failures,
             context=RelayContext(self.totals, self._pipes, find_splice(), buffer),
+            connections=self._connections,
             connecting={},
             is_listener=lambda endpoint: ListenerKey(TCP, *endpoint) in self._listeners,
         )
@@ -110,7 +111,7 @@ class Forwarder:
             self.totals,
             self._failures,
             buffer,
-            udp.Sessions(),
+            Shares(clients, self._evict),
             lambda endpoint: ListenerKey(UDP, *endpoint) in self._listeners,
         )
         # Listening sockets have a separate epoll, so that accepting can be suspended for all of them at once.
@@ -291,7 +292,7 @@ class Forwarder:
         try:
             server: Server
             if key.protocol == TCP:
-                server = tcp.TcpServer(key, listener, self._tcp, balancer, self._connections)
+                server = tcp.TcpServer(key, listener, self._tcp, balancer)
             else:
                 server = udp.UdpServer(key, listener, self._udp, balancer)
         except OSError as error:
@@ -335,8 +336,8 @@ class Forwarder:
             self._loop.change(self._accepting.fileno(), select.EPOLLIN)
 
     def _expire_idle(self) -> None:
-        tcp.expire_idle(self._connections, self._tcp)
-        self._udp.sessions.expire(self._loop.now, self.limits)
+        tcp.expire_idle(self._tcp)
+        udp.expire_silent(self._udp)
         self._failures.expire()
 
     def _retry(self) -> None:
@@ -347,9 +348,9 @@ class Forwarder:
         for key in keys[first : first + _CHUNK]:
             self._open(key, self._listeners[key])
 
-    def _evict(self, connection: tcp.Connection) -> None:
+    def _evict(self, item: Union[tcp.Connection, udp.Session]) -> None:
         self.totals.evicted += 1
-        connection.abort()
+        item.abort()
 
     def _leave(self, owner: str, endpoint: Endpoint) -> Iterator[tcp.Connection]:
         for connection in self._connections:
@@ -375,8 +376,6 @@ class Forwarder:
 
     def _failed(self, error: Exception, work: Callable[..., None]) -> None:
         concerned = getattr(work, "__self__", None)
-        if isinstance(concerned, tcp.Connection):
+        if isinstance(concerned, (tcp.Connection, udp.Session)):
             concerned.abort()
-        elif isinstance(concerned, udp.Session):
-            concerned.close()
         self._report(error)

@@ -14,8 +14,9 @@ import errno
 import os
 import select
 import socket
-from typing import Callable, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
@@ -32,7 +33,7 @@ from .sockets import (
     reset,
     save_hops,
 )
-from .sources import Sources, is_allowed
+from .sources import is_allowed
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _READABLE = _IN | _HUP | select.EPOLLHUP | select.EPOLLERR
@@ -45,13 +46,15 @@ _BACKLOG = 4096
 PAUSE_SECONDS = 0.2
 #: How long a connection may be silent after one peer has reset it. What it sent before may still reach the other peer.
 RESET_SECONDS = 30.0
+#: Connections silent for this long, in seconds, may be closed for a client that has about as many.
+PRESSED_SECONDS = 60.0
 
 
 class Shared(NamedTuple):
     """State shared by all TCP connections.
 
-    ``context``: how their bytes are transferred. ``connecting``: connections that wait for an endpoint, in the order of
-    their attempts. ``is_listener`` returns whether an endpoint is one of the listeners.
+    ``context``: how their bytes are transferred. ``connections``: all of them. ``connecting``: those that wait for an
+    endpoint, in the order of their attempts. ``is_listener`` returns whether an endpoint is one of the listeners.
     """
 
     loop: Loop
@@ -59,6 +62,7 @@ class Shared(NamedTuple):
     totals: Totals
     failed: FailedEndpoints
     context: RelayContext
+    connections: Shares[Connection]
     connecting: Dict[Connection, None]
     is_listener: Callable[[Endpoint], bool]
 
@@ -106,6 +110,10 @@ class Connection:
             # The reset would be passed on by reading it, but a relay does not read while its own sink takes nothing.
             allowed = min(allowed, RESET_SECONDS)
         return allowed
+
+    def may_yield(self) -> bool:
+        """Return whether it has been silent for so long that a client with about as many may replace it."""
+        return self.active <= self.server.shared.loop.now - PRESSED_SECONDS
 
     # ---- connecting
 
@@ -240,7 +248,7 @@ class Connection:
         now = self.server.shared.loop.now
         if now != self.active:
             self.active = now
-            self.server.touch(self)
+            self.server.shared.connections.touch(self)
 
     # ---- the end
 
@@ -272,24 +280,15 @@ class Connection:
 class TcpServer:
     """One listening socket and its connections. Raises OSError if the address or port cannot be used.
 
-    ``listener`` may be replaced at any time; open connections keep their endpoint. ``everyone`` is
-    the account of connections by client.
+    ``listener`` may be replaced at any time; open connections keep their endpoint.
     """
 
-    def __init__(
-        self,
-        key: ListenerKey,
-        listener: Listener,
-        shared: Shared,
-        balancer: Balancer,
-        everyone: Sources[Connection],
-    ) -> None:
+    def __init__(self, key: ListenerKey, listener: Listener, shared: Shared, balancer: Balancer) -> None:
         self.key = key
         self.listener = listener
         self.shared = shared
         self.balancer = balancer
         self.connections: Set[Connection] = set()
-        self._everyone = everyone
         self._socket = bound_socket(key.address, key.port, socket.SOCK_STREAM, self._prepare)
         try:
             self._socket.listen(_BACKLOG)
@@ -333,27 +332,23 @@ class TcpServer:
                 shared.totals.unreachable += 1
                 reset(sock)
                 continue
-            if not self._everyone.admit(client, shared.limits().connections):
+            if not shared.connections.make_room(client, shared.limits().connections):
                 shared.totals.refused_limit += 1
                 reset(sock)
                 continue
             shared.totals.accepted += 1
             connection = Connection(self, sock, client, hops)
             self.connections.add(connection)
-            self._everyone.add(client, connection)
+            shared.connections.add(client, connection)
             connection.connect()
         return True
-
-    def touch(self, connection: Connection) -> None:
-        """Record that a connection transfers data."""
-        self._everyone.touch(connection.client, connection)
 
     def gone(self, connection: Connection) -> None:
         """Forget a closed connection."""
         if connection in self.connections:
             self.connections.discard(connection)
             self.shared.connecting.pop(connection, None)
-            self._everyone.remove(connection.client, connection)
+            self.shared.connections.remove(connection)
 
     def ignore_new_clients(self) -> None:
         """Stop accepting clients; a client that tries repeats its SYN after a second and is then refused."""
@@ -388,9 +383,9 @@ def expire_attempts(shared: Shared) -> None:
         connection.give_up()
 
 
-def expire_idle(connections: Iterable[Connection], shared: Shared) -> None:
+def expire_idle(shared: Shared) -> None:
     """Close connections that have been silent too long."""
     limits, now = shared.limits(), shared.loop.now
-    for connection in list(connections):
+    for connection in shared.connections:
         if now >= connection.active + connection.silent_seconds(limits):
             connection.abort()

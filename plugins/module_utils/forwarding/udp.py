@@ -9,12 +9,12 @@ answered. As with connection tracking, datagrams of one session go to one endpoi
 
 from __future__ import annotations
 
-import collections
 import errno
 import select
 import socket
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
@@ -47,21 +47,21 @@ _LOST = frozenset((errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.EPERM, err
 
 
 class Shared(NamedTuple):
-    """State shared by all UDP listeners; see ``tcp.Shared``. ``sessions``: all sessions."""
+    """State shared by all UDP listeners; see ``tcp.Shared``. ``sessions``: all of them, proven once answered."""
 
     loop: Loop
     limits: Callable[[], Limits]
     totals: Totals
     failed: FailedEndpoints
     buffer: memoryview
-    sessions: Sessions
+    sessions: Shares[Session]
     is_listener: Callable[[Endpoint], bool]
 
 
 class Session:
     """A client's session: its socket to the endpoint. ``answered``: the endpoint has sent a datagram."""
 
-    __slots__ = ("active", "address", "answered", "client", "endpoint", "server", "sock")
+    __slots__ = ("active", "address", "answered", "endpoint", "server", "sock")
 
     def __init__(self, server: UdpServer, address: Tuple[str, int], endpoint: Endpoint, hops: int) -> None:
         self.server = server
@@ -96,7 +96,7 @@ class Session:
                 return False
             server.shared.totals.dropped += 1
             if error.errno not in _LOST:
-                self.close()
+                self.abort()
         return True
 
     def _readable(self, _mask: int) -> None:
@@ -114,7 +114,7 @@ class Session:
                     # The endpoint has refused a datagram. The client's next one is sent to another endpoint.
                     self.fail()
                 else:
-                    self.close()
+                    self.abort()
                 return
             received = True
             self.server.answer(shared.buffer[:size], self.address)
@@ -122,7 +122,8 @@ class Session:
             return
         self.active = shared.loop.now
         if not self.answered:
-            shared.sessions.answered(self)
+            self.answered = True
+            shared.sessions.prove(self)
         shared.sessions.touch(self)
 
     def fail(self) -> None:
@@ -130,67 +131,15 @@ class Session:
         shared = self.server.shared
         shared.totals.connect_failures += 1
         shared.failed.add(self.endpoint)
-        self.close()
+        self.abort()
 
-    def close(self) -> None:
+    def abort(self) -> None:
         """Close the session."""
         shared = self.server.shared
         shared.loop.forget(self.sock.fileno())
         shared.sessions.remove(self)
         self.server.sessions.pop(self.address, None)
         self.sock.close()
-
-
-class Sessions:
-    """All sessions in two queues, longest silent first: those that were answered, and those that were not."""
-
-    def __init__(self) -> None:
-        self._new: collections.OrderedDict[Session, None] = collections.OrderedDict()
-        self._streams: collections.OrderedDict[Session, None] = collections.OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._new) + len(self._streams)
-
-    def _of(self, session: Session) -> collections.OrderedDict[Session, None]:
-        return self._streams if session.answered else self._new
-
-    def add(self, session: Session) -> None:
-        """Add a session."""
-        self._new[session] = None
-
-    def touch(self, session: Session) -> None:
-        """Record that the session has transferred a datagram."""
-        table = self._of(session)
-        if session in table:
-            table.move_to_end(session)
-
-    def answered(self, session: Session) -> None:
-        """Record the first answer."""
-        self._new.pop(session, None)
-        session.answered = True
-        self._streams[session] = None
-
-    def remove(self, session: Session) -> None:
-        """Remove a closed session."""
-        self._of(session).pop(session, None)
-
-    def oldest(self) -> Optional[Session]:
-        """Return the session to close at the limit: the longest silent one, preferably never answered."""
-        for table in (self._new, self._streams):
-            if table:
-                return next(iter(table))
-        return None
-
-    def expire(self, now: float, limits: Limits) -> None:
-        """Close sessions that have been silent too long."""
-        for table, seconds in ((self._new, limits.udp_seconds), (self._streams, limits.udp_stream_seconds)):
-            due: List[Session] = []
-            for session in table:
-                if session.active + seconds > now:
-                    break
-                due.append(session)
-            for session in due:
-                session.close()
 
 
 class UdpServer:
@@ -260,12 +209,8 @@ class UdpServer:
 
     def _open(self, address: Tuple[str, int], endpoint: Endpoint, hops: int) -> Optional[Session]:
         shared = self.shared
-        while len(shared.sessions) >= shared.limits().sessions:
-            oldest = shared.sessions.oldest()
-            if oldest is None:
-                return None
-            oldest.close()
-            shared.totals.evicted += 1
+        if not shared.sessions.make_room(address[0], shared.limits().sessions):
+            return None
         try:
             session = Session(self, address, endpoint, hops)
         except OSError as error:
@@ -276,7 +221,7 @@ class UdpServer:
         shared.totals.sessions += 1
         self.balancer.count(endpoint)
         self.sessions[address] = session
-        shared.sessions.add(session)
+        shared.sessions.add(address[0], session)
         return session
 
     def answer(self, datagram: memoryview, address: Tuple[str, int]) -> None:
@@ -290,7 +235,7 @@ class UdpServer:
         """Close the sessions whose endpoint the ServicePort no longer has."""
         for session in list(self.sessions.values()):
             if session.endpoint not in endpoints:
-                session.close()
+                session.abort()
 
     def ignore_new_clients(self) -> None:
         """Do nothing: a datagram needs no connection."""
@@ -308,3 +253,14 @@ class UdpServer:
     def abort(self) -> None:
         """Close all sessions."""
         self.keep_only(())
+
+
+def expire_silent(shared: Shared) -> None:
+    """Close sessions that have been silent too long."""
+    limits, now = shared.limits(), shared.loop.now
+
+    def is_due(session: Session) -> bool:
+        return session.active + (limits.udp_stream_seconds if session.answered else limits.udp_seconds) <= now
+
+    for session in shared.sessions.due(is_due):
+        session.abort()

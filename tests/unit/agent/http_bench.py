@@ -16,6 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.message import Response
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from tests.unit.waiting import PATIENCE
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
@@ -56,7 +57,7 @@ def supervisor(stream: io.StringIO) -> Supervisor:
 def running(limits=None, clock=time.monotonic):
     """Run a server."""
     stream = io.StringIO()
-    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), limits or Limits(), clock)
+    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), ClientRule(), limits or Limits(), clock)
     try:
         yield Running(server, server.open("0.0.0.0", 0, respond).port, stream)
     finally:

@@ -61,6 +61,26 @@ def test_a_change_queues_the_families_that_it_concerns(tmp_path, monkeypatch):
     assert queued == [{"IPv4"}, {"IPv4", "IPv6"}]
 
 
+def test_each_address_in_a_known_range_of_pods_is_a_client(tmp_path):
+    path = tmp_path / "config.conf"
+    path.write_text(HEAD)
+    agent = Agent(AgentOptions(configuration=str(path), node_name="n1"), Log(io.StringIO()))
+
+    def are_clients():
+        rule = agent.parts.clients
+        return [len(rule.path(f"2001:db8:{number}::1")) == 1 for number in range(4)]
+
+    assert are_clients() == [False] * 4
+    agent._apply(Batch("Node", [manifests.node("n1", "192.0.2.1", "2001:db8:1::/64")], []))
+    agent._apply(Batch("Node", [manifests.node("n2", "192.0.2.2", "2001:db8:3::/64")], []))
+    assert are_clients() == [False, True, False, False]
+    node = "{apiVersion: kubenode.proxy/v1alpha1, kind: NodeProxyConfiguration, networkPolicy: {podCIDRs: [RANGE]}}"
+    path.write_text(HEAD + "clusterCIDR: 2001:db8:2::/64\n---\n" + node.replace("RANGE", "'2001:db8:0::/64'"))
+    agent.reload()
+    agent._reload_if_requested()
+    assert are_clients() == [True, True, True, False]
+
+
 @pytest.mark.parametrize("preliminary", [False, True])
 def test_the_watchdog_is_fed_while_objects_are_applied(tmp_path, monkeypatch, preliminary):
     path = tmp_path / "config.conf"

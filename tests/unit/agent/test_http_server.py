@@ -17,7 +17,6 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import (
     Limits,
-    client_of,
     limits_of,
     raise_open_files,
 )
@@ -30,8 +29,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import (
     DEADLINE,
-    IDLE,
-    REFUSED,
+    EVICTED,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from tests.lab.idle import hold_idle
@@ -143,48 +141,36 @@ def test_the_deadline_covers_the_whole_request_however_slowly_it_arrives():
         wait_for(lambda: found.server.closed[DEADLINE] == 2)
 
 
-def test_the_oldest_idle_connections_are_closed_first_and_requests_never():
-    with running(Limits(connections=8, per_client=100, seconds=PATIENCE)) as found, contextlib.ExitStack() as stack:
+def test_the_oldest_idle_connections_make_room_before_requests():
+    with running(Limits(connections=8, seconds=PATIENCE)) as found, contextlib.ExitStack() as stack:
         begun = stack.enter_context(connect(found.port))
         begun.sendall(GET[:10])
         idle = [stack.enter_context(connect(found.port)) for _number in range(7)]
         wait_for(lambda: found.server.connections == 8)
         assert ask(found.port).endswith(b"GET /healthz")
-        assert read_all(idle[0]) == b"" and found.server.closed[IDLE] == 1
+        assert read_all(idle[0]) == b"" and found.server.closed[EVICTED] == 1
         begun.sendall(GET[10:])
         assert read_all(begun).endswith(b"GET /healthz")
         idle[1].sendall(GET)
         assert read_all(idle[1]).endswith(b"GET /healthz")
 
 
-def test_a_client_at_its_limit_loses_its_own_connections():
-    limits = Limits(connections=100, per_client=4, seconds=PATIENCE)
-    with running(limits) as found, contextlib.ExitStack() as stack:
+def test_a_client_that_takes_everything_loses_its_own_connections():
+    with running(Limits(connections=6, seconds=PATIENCE)) as found, contextlib.ExitStack() as stack:
         other = stack.enter_context(connect(found.port, OTHER))
         wait_for(lambda: found.server.connections == 1)
-        begun = [stack.enter_context(connect(found.port)) for _number in range(4)]
+        begun = [stack.enter_context(connect(found.port)) for _number in range(5)]
         for sock in begun:
             sock.sendall(b"G")
-        wait_for(lambda: found.server.connections == 5)
-        assert ask(found.port) == b"" and found.server.closed[REFUSED] == 1
+        wait_for(lambda: found.server.connections == 6)
+        assert ask(found.port).endswith(b"GET /healthz")
+        for number in range(2):
+            assert ask(found.port, source=f"127.0.0.{number + 3}").endswith(b"GET /healthz")
+        assert read_all(begun[0]) == b"" and found.server.closed == {DEADLINE: 0, EVICTED: 1}
         other.sendall(GET)
         assert read_all(other).endswith(b"GET /healthz")
-        assert ask(found.port, source=OTHER).endswith(b"GET /healthz")
-        begun[0].sendall(GET[1:])
-        assert read_all(begun[0]).endswith(b"GET /healthz")
-
-
-def test_with_the_maximum_of_requests_others_wait():
-    limits = Limits(connections=4, per_client=4, seconds=3.0)
-    with running(limits) as found, contextlib.ExitStack() as stack:
-        for _number in range(4):
-            stack.enter_context(connect(found.port)).sendall(b"G")
-        wait_for(lambda: found.server.connections == 4)
-        before = time.process_time()
-        assert ask(found.port, source=OTHER).endswith(b"GET /healthz")
-        assert time.process_time() - before < 0.5, "it must wait without being busy"
-        # The others began later, if only by a moment.
-        wait_for(lambda: found.server.closed[DEADLINE] == 4)
+        begun[4].sendall(GET[1:])
+        assert read_all(begun[4]).endswith(b"GET /healthz")
 
 
 def test_thousands_of_ports_and_connections_need_one_thread():
@@ -240,23 +226,9 @@ def test_the_number_of_ports_is_bounded_by_the_files_that_are_left():
 @pytest.mark.parametrize("files", [64, 1024, 20000, 65536, 1 << 20])
 def test_limits_leave_files_for_the_rest_of_the_agent(files):
     limits = limits_of(files)
-    assert limits.per_client <= limits.connections <= 2048 and limits.ports <= 16384
+    assert limits.connections <= 2048 and limits.ports <= 16384
     if files >= 1024:
         assert limits.connections + limits.ports + 256 <= files
-
-
-@pytest.mark.parametrize(
-    ("address", "client"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::1", "::/64"),
-    ],
-)
-def test_who_counts_as_one_client(address, client):
-    assert client_of(address) == client
 
 
 @pytest.mark.parametrize("address", ["::", "0.0.0.0"])

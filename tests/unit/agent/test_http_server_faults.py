@@ -18,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from tests.unit.agent.http_bench import (
     GET,
     HERE,
@@ -94,7 +95,7 @@ def test_a_thread_that_dies_is_started_again(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)
     stream = io.StringIO()
     watch = supervisor(stream)
-    server = HttpServer(watch, LimitedLog(Log(stream)))
+    server = HttpServer(watch, LimitedLog(Log(stream)), ClientRule())
     try:
         port = server.open(HERE, 0, respond).port
         with monkeypatch.context() as patch:
@@ -111,7 +112,7 @@ def test_a_thread_that_dies_is_started_again(monkeypatch):
 def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch):
     stream = io.StringIO()
     watch = supervisor(stream)
-    server = HttpServer(watch, LimitedLog(Log(stream)))
+    server = HttpServer(watch, LimitedLog(Log(stream)), ClientRule())
 
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
@@ -130,7 +131,7 @@ def test_a_stuck_thread_can_be_noticed():
     now = [1000.0]
     held = threading.Event()
     stream = io.StringIO()
-    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), clock=lambda: now[0])
+    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), ClientRule(), clock=lambda: now[0])
     assert server.alive, "a thread that is not needed yet is not dead"
 
     def hold(_request):

@@ -20,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.healt
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import Address, Surface
+from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import GATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import SysctlsResource
@@ -109,10 +110,10 @@ def test_the_feature_gates_are_shown_as_kube_proxy_shows_them():
 def test_own_counters_begin_at_0():
     metrics = Metrics()
     metrics.expect_repairs([SysctlsResource(())])
-    metrics.http_closed = lambda: {"idle": 0, "deadline": 3}
+    metrics.http_closed = lambda: {"evicted": 0, "deadline": 3}
     lines = metrics.text().decode().splitlines()
     assert 'kubenode_proxy_drift_repaired_total{ip_family="",kind="sysctls"} 0.0' in lines
-    assert 'kubenode_proxy_http_connections_closed_total{reason="idle"} 0.0' in lines
+    assert 'kubenode_proxy_http_connections_closed_total{reason="evicted"} 0.0' in lines
     assert 'kubenode_proxy_http_connections_closed_total{reason="deadline"} 3.0' in lines
 
 
@@ -139,6 +140,7 @@ def test_the_pages_of_the_metrics_address():
         metrics,
         LimitedLog(log),
         Supervisor(log),
+        clients=ClientRule(),
         flags={"config": "/etc/c.yaml"},
     )
     listener = surface.listeners[1]
@@ -173,7 +175,9 @@ def fetch(port, path, method="GET"):
 def test_service_levels_are_counted_and_reset():
     metrics = Metrics()
     log = Log(io.StringIO())
-    surface = Surface(load({}).configuration, ProxyHealth(60.0), metrics, LimitedLog(log), Supervisor(log))
+    surface = Surface(
+        load({}).configuration, ProxyHealth(60.0), metrics, LimitedLog(log), Supervisor(log), clients=ClientRule()
+    )
     listener = surface.listeners[1]
     listener.address = Address("127.0.0.1", 0)
     try:

@@ -19,6 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.service_health import ServiceHealthPorts
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import health_addresses
+from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from tests.lab.ports import free_port
@@ -55,7 +56,7 @@ class Counting:
 
 @pytest.fixture
 def server():
-    running = HttpServer(Supervisor(Log(io.StringIO())), LimitedLog(Log(io.StringIO())))
+    running = HttpServer(Supervisor(Log(io.StringIO())), LimitedLog(Log(io.StringIO())), ClientRule())
     yield Counting(running)
     running.stop()
 

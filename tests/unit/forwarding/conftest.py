@@ -14,6 +14,7 @@ from typing import Callable, Iterator, List, Optional, Tuple
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import forwarder as module
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits import Limits
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import Listener, ListenerKey
@@ -139,7 +140,7 @@ class Running:
 
     def __init__(self, limits: Limits) -> None:
         self.errors: List[Exception] = []
-        self.forwarder = module.Forwarder(limits, self.errors.append)
+        self.forwarder = module.Forwarder(limits, ClientRule(), self.errors.append)
         self._thread = threading.Thread(target=self.forwarder.run, args=(lambda: None,), daemon=True)
         self._thread.start()
         self._keys: List[ListenerKey] = []

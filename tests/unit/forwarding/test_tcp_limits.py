@@ -119,13 +119,26 @@ def test_one_client_cannot_block_others(start, endpoint):
     key = running.listen(endpoint().place)
     hoard = [running.connect(key, "127.0.0.66") for _number in range(20)]
     wait_for(lambda: running.status("connections") == 20)
-    assert_reset(running, key, "127.0.0.66")
-    with running.connect(key, "127.0.0.7") as sock:
-        sock.sendall(b"x")
-        assert sock.recv(1) == b"x"
-    assert running.status("refusedByLimit") == 1
-    assert running.status("evicted") == 1
+    for client in ("127.0.0.66", "127.0.0.7"):
+        with running.connect(key, client) as sock:
+            sock.sendall(b"x")
+            assert sock.recv(1) == b"x"
+    for number, closed in enumerate(hoard[:2], 1):
+        with pytest.raises(ConnectionResetError):
+            closed.recv(1)
+        assert number <= running.status("evicted") <= 2
     for item in hoard:
+        item.close()
+
+
+def test_at_the_limit_a_client_with_as_many_as_all_others_is_refused(start, endpoint):
+    running = start(connections=8)
+    key = running.listen(endpoint().place)
+    held = [running.connect(key, f"127.0.0.{number}") for number in range(2, 10)]
+    wait_for(lambda: running.status("connections") == 8)
+    assert_reset(running, key, "127.0.0.66")
+    assert running.status("refusedByLimit") == 1 and not running.status("evicted")
+    for item in held:
         item.close()
 
 

@@ -10,6 +10,7 @@ import time
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import IPV6, is_link_local
+from ...clients import ClientRule
 from ...cluster.model import NamespacedName
 from ...configuration.document import to_mapping
 from ...configuration.feature_gates import COMPONENT_FLAGZ, COMPONENT_STATUSZ
@@ -99,8 +100,8 @@ class Listener:
 class Surface:
     """Everything that one agent serves over HTTP, by one thread of the supervisor.
 
-    ``log`` is for lines that clients cause. ``flags``: the command line options, for /flagz. ``started``: when the
-    agent was started, in seconds since the epoch.
+    ``log`` is for lines that clients cause. ``clients``: who is one client. ``flags``: the command line
+    options, for /flagz. ``started``: when the agent was started, in seconds since the epoch.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Surface:
         log: LimitedLog,
         supervisor: Supervisor,
         *,
+        clients: ClientRule,
         limits: Limits = DEFAULT_LIMITS,
         flags: Optional[Mapping[str, str]] = None,
         started: Optional[float] = None,
@@ -118,7 +120,7 @@ class Surface:
         self.health = health
         metrics.show_identity(identity())
         metrics.show_gates(configuration)
-        self.server = HttpServer(supervisor, log, limits)
+        self.server = HttpServer(supervisor, log, clients, limits)
         self._configuration = configuration
         self._metrics = metrics
         metrics.http_closed = lambda: self.server.closed

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional
 
+from ....clients import ClientRule, Shares
 from .message import BadRequest, Responder, Response, encode, head_length, parse_head, text_response
 
 _READ_BYTES = 4096
@@ -23,12 +24,11 @@ OTHER_FILES = 256
 class Limits(NamedTuple):
     """Bounds of one server.
 
-    ``connections``: the maximum number at a time; ``per_client``: of one client. ``seconds``: how long one connection
-    may last, from accept to the end of the response. ``ports``: the maximum number of listening sockets.
+    ``connections``: the maximum number at a time. ``seconds``: how long one connection may last, from accept to the end
+    of the response. ``ports``: the maximum number of listening sockets.
     """
 
     connections: int = 2048
-    per_client: int = 512
     seconds: float = 5.0
     ports: int = 16384
 
@@ -42,7 +42,6 @@ def limits_of(files: int) -> Limits:
     connections = min(most.connections, max(16, files // 4))
     return most._replace(
         connections=connections,
-        per_client=max(4, connections // 4),
         ports=max(2, min(most.ports, files - connections - OTHER_FILES)),
     )
 
@@ -58,25 +57,16 @@ def raise_open_files() -> int:
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
-def client_of(address: str) -> str:
-    """Return the identity of a client: its IPv4 address (also if mapped), or the /64 of its IPv6 address."""
-    if ":" not in address:
-        return address
-    raw = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    if raw[:12] == bytes(10) + b"\xff\xff":
-        return socket.inet_ntop(socket.AF_INET, raw[12:])
-    return socket.inet_ntop(socket.AF_INET6, raw[:8] + bytes(8)) + "/64"
-
-
 class Connection:
     """One connection: reads a request's head, sends the response, and lets the client read it before closing.
 
-    ``idle``: nothing has been received yet. ``deadline``: when to close it in any case, by the server's clock.
+    ``address``: that of the client. ``idle``: nothing has been received yet. ``deadline``: when to close it in any
+    case, by the server's clock.
     """
 
-    def __init__(self, sock: socket.socket, client: str, responder: Responder, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, address: str, responder: Responder, deadline: float) -> None:
         self.sock = sock
-        self.client = client
+        self.address = address
         self.deadline = deadline
         self.idle = True
         self.fault: Optional[BadRequest] = None
@@ -164,25 +154,16 @@ class Connection:
                 return True
 
 
-class _Crowd:
-    """Connections that share a limit; ``idle`` has those on which nothing has been received yet, oldest first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.idle: Dict[int, Connection] = {}
-
-    def oldest_idle(self) -> Optional[Connection]:
-        return next(iter(self.idle.values()), None)
-
-
 class Connections:
-    """All open connections in the order in which they were accepted, which is the order of their deadlines."""
+    """All open connections in the order in which they were accepted, which is the order of their deadlines.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    ``evict`` closes one of them to make room for another.
+    """
+
+    def __init__(self, most: int, clients: ClientRule, evict: Callable[[Connection], None]) -> None:
+        self._most = most
         self._all: Dict[int, Connection] = {}
-        self._everybody = _Crowd()
-        self._clients: Dict[str, _Crowd] = {}
+        self._shares: Shares[Connection] = Shares(clients, evict)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -191,51 +172,25 @@ class Connections:
         """Return the connection with this file descriptor, or None if it no longer exists."""
         return self._all.get(number)
 
-    @property
-    def full(self) -> bool:
-        """Return whether there is no room for another connection, and none can be closed for it."""
-        return self._everybody.count >= self.limits.connections and not self._everybody.idle
-
-    def make_room(self, client: str) -> Tuple[bool, Optional[Connection]]:
-        """Return whether to accept a new connection of a client, and which one to close for it, if any.
-
-        For a client at its own limit, this is one of its own connections. Only connections on which nothing has been
-        received yet are closed, oldest first; never a request before its deadline.
-        """
-        own = self._clients.get(client)
-        if own is not None and own.count >= self.limits.per_client:
-            victim = own.oldest_idle()
-            return victim is not None, victim
-        if self._everybody.count < self.limits.connections:
-            return True, None
-        victim = self._everybody.oldest_idle()
-        return victim is not None, victim
+    def make_room(self, address: str) -> None:
+        """Make room for a connection from this address. Those without a request are closed first."""
+        self._shares.make_room(address, self._most)
 
     def add(self, connection: Connection) -> None:
         """Add a new connection."""
-        number = connection.sock.fileno()
-        self._all[number] = connection
-        for crowd in (self._everybody, self._clients.setdefault(connection.client, _Crowd())):
-            crowd.count += 1
-            crowd.idle[number] = connection
+        self._all[connection.sock.fileno()] = connection
+        self._shares.add(connection.address, connection)
 
-    def settle(self, connection: Connection) -> None:
-        """Record that data may have been received on a connection."""
+    def proceeded(self, connection: Connection) -> None:
+        """Record that data may have been received or sent on a connection."""
+        self._shares.touch(connection)
         if not connection.idle:
-            number = connection.sock.fileno()
-            self._everybody.idle.pop(number, None)
-            self._clients[connection.client].idle.pop(number, None)
+            self._shares.prove(connection)
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection and close it."""
-        number = connection.sock.fileno()
-        del self._all[number]
-        own = self._clients[connection.client]
-        for crowd in (self._everybody, own):
-            crowd.count -= 1
-            crowd.idle.pop(number, None)
-        if not own.count:
-            del self._clients[connection.client]
+        del self._all[connection.sock.fileno()]
+        self._shares.remove(connection)
         connection.sock.close()
 
     def first_deadline(self) -> Optional[float]:

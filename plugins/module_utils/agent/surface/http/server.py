@@ -19,10 +19,11 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ....clients import ClientRule
 from ....errors import KernelError
 from ...supervision import Supervisor, Task
 from ..log import DEBUG, ERROR, INFO, WARNING, LimitedLog
-from .connections import DEFAULT_LIMITS, Connection, Connections, Limits, client_of
+from .connections import DEFAULT_LIMITS, Connection, Connections, Limits
 from .message import Responder
 
 _ACCEPT_AT_ONCE = 64
@@ -32,7 +33,7 @@ _OUT_OF_FILES_SECONDS = 0.2
 #: A thread that has not processed a command for this long is stuck.
 STUCK_SECONDS = 10.0
 
-DEADLINE, IDLE, REFUSED = "deadline", "idle", "refused"
+DEADLINE, EVICTED = "deadline", "evicted"
 
 
 class OpenPort:
@@ -54,6 +55,8 @@ class OpenPort:
 class HttpServer:
     """Serves any number of ports. ``closed`` counts connections that were closed before an answer, by reason.
 
+    ``clients``: who is one client, at the limit of connections.
+
     ``supervisor`` runs the thread, from the first port on. After an exception in it the ports are served again without
     the connections that were open. ``log`` takes lines that clients cause.
     """
@@ -62,14 +65,16 @@ class HttpServer:
         self,
         supervisor: Supervisor,
         log: LimitedLog,
+        clients: ClientRule,
         limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.closed: Dict[str, int] = dict.fromkeys((DEADLINE, IDLE, REFUSED), 0)
+        self.closed: Dict[str, int] = dict.fromkeys((DEADLINE, EVICTED), 0)
         self._log = log
         self._clock = clock
         self._limits = limits
-        self._connections = Connections(limits)
+        self._clients = clients
+        self._connections = self._no_connections()
         self._ports: Dict[int, OpenPort] = {}
         self._opened = 0
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -167,12 +172,15 @@ class HttpServer:
         self._close_selectors()
         for connection in self._connections.everything():
             connection.sock.close()
-        self._connections = Connections(self._limits)
+        self._connections = self._no_connections()
         self._open_selectors()
         # The bytes that announced these commands may have been read before the exception.
         self._orders_done()
         while not self._stopping:
             self._turn()
+
+    def _no_connections(self) -> Connections:
+        return Connections(self._limits.connections, self._clients, self._evict)
 
     def _open_selectors(self) -> None:
         self._poll = select.epoll()
@@ -238,7 +246,7 @@ class HttpServer:
             if port is None:
                 continue
             for _turn in range(_ACCEPT_AT_ONCE):
-                if self._connections.full or not self._accept_one(port):
+                if not self._accept_one(port):
                     break
 
     def _accept_one(self, port: OpenPort) -> bool:
@@ -255,15 +263,8 @@ class HttpServer:
             # The client has disconnected, or the port was just closed.
             return error.errno == errno.ECONNABORTED
         sock.setblocking(False)
-        client = client_of(address[0])
-        allowed, victim = self._connections.make_room(client)
-        if victim is not None:
-            self._close(victim, IDLE)
-        if not allowed:
-            self._count(REFUSED, client)
-            sock.close()
-            return True
-        connection = Connection(sock, client, port.responder, self._clock() + self._limits.seconds)
+        self._connections.make_room(address[0])
+        connection = Connection(sock, address[0], port.responder, self._clock() + self._limits.seconds)
         self._connections.add(connection)
         self._poll.register(sock.fileno(), select.EPOLLIN)
         # A request often arrives together with its connection.
@@ -276,29 +277,32 @@ class HttpServer:
             needed = connection.proceed()
         except OSError as error:
             # The client has disconnected.
-            self._log.write("client", DEBUG, "connection lost", client=connection.client, error=error.strerror)
+            self._log.write("client", DEBUG, "connection lost", client=connection.address, error=error.strerror)
             self._drop(connection)
             return
         except Exception as error:
             self._crashed(error)
             needed = connection.writing
         if connection.fault is not None:
-            self._log.write("fault", INFO, "bad request", client=connection.client, reason=connection.fault)
+            self._log.write("fault", INFO, "bad request", client=connection.address, reason=connection.fault)
             connection.fault = None
         if not needed:
             self._drop(connection)
             return
-        self._connections.settle(connection)
+        self._connections.proceeded(connection)
         if connection.writing != wrote:
             mask = select.EPOLLOUT if connection.writing else select.EPOLLIN
             self._poll.modify(connection.sock.fileno(), mask)
 
     def _expire(self) -> None:
         for connection in self._connections.overdue(self._clock()):
-            self._close(connection, DEADLINE)
+            self.closed[DEADLINE] += 1
+            self._drop(connection)
 
-    def _close(self, connection: Connection, reason: str) -> None:
-        self._count(reason, connection.client)
+    def _evict(self, connection: Connection) -> None:
+        self.closed[EVICTED] += 1
+        text = "too many connections: some of the client with the most are closed"
+        self._log.write(EVICTED, WARNING, text, client=connection.address, connections=len(self._connections))
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
@@ -306,19 +310,11 @@ class HttpServer:
         self._poll.unregister(connection.sock.fileno())
         self._connections.remove(connection)
 
-    def _count(self, reason: str, client: str) -> None:
-        self.closed[reason] += 1
-        if reason != DEADLINE:
-            text = "too many connections: idle ones are closed"
-            if reason == REFUSED:
-                text = "too many requests in progress: a connection is refused"
-            self._log.write(reason, WARNING, text, client=client, connections=len(self._connections))
-
     def _choose_to_accept(self) -> None:
-        """Stop accepting while the limit of connections or of open files is reached."""
+        """Stop accepting while the limit of open files is reached."""
         if self._accept_again is not None and self._clock() >= self._accept_again:
             self._accept_again = None
-        wanted = not self._connections.full and self._accept_again is None
+        wanted = self._accept_again is None
         if wanted != self._accepting:
             self._accepting = wanted
             self._poll.modify(self._poll_ports.fileno(), select.EPOLLIN if wanted else 0)
