@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Optional, Tuple
 
 from .failures import Failure, not_found
 from .places import Place, find, get
 from .store import Object, Store
+
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 
 #: An HTTP status and the body that goes with it.
 Answer = Tuple[int, Object]
@@ -22,6 +26,8 @@ def write(store: Store, method: str, place: Place, body: Object) -> Answer:
     plural = place.kind.plural
     if method == "POST":
         place = place._replace(name=body["metadata"]["name"])
+        if place.kind.kind == "Event":
+            _validate_event(body)
     with store.changed:
         known = find(store, place)
         if method == "POST" and known is not None:
@@ -38,6 +44,17 @@ def write(store: Store, method: str, place: Place, body: Object) -> Answer:
         head = {"kind": place.kind.kind, "apiVersion": place.kind.api_version}
         metadata = {**body["metadata"], **({"namespace": place.namespace} if place.namespace else {})}
         return (200 if known else 201), store.put({**body, **head, "metadata": metadata})
+
+
+def _validate_event(body: Object) -> None:
+    """Check the length of the note, which counts bytes, and the name (pkg/apis/core/validation/events.go)."""
+    name = body["metadata"]["name"]
+    if len(body.get("note", "").encode()) > 1024:
+        raise Failure(
+            422, "Invalid", f'Event "{name}" is invalid: note: Invalid value: "": can have at most 1024 bytes'
+        )
+    if len(name) > 253 or not _SUBDOMAIN.match(name):
+        raise Failure(422, "Invalid", f'Event "{name}" is invalid: metadata.name: Invalid value: must be a subdomain')
 
 
 def patch(store: Store, place: Optional[Place], body: Object) -> Object:

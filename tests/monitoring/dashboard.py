@@ -230,6 +230,10 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                     (f"max({selected('kubenode_proxy_conflicts')})", "conflicts"),
                     (f"max({selected('kubenode_proxy_policies_ignored')})", "ignored annotations"),
                     (f"sum(increase({selected('kubenode_proxy_losses_total')}[$__rate_interval]))", "losses"),
+                    (
+                        f"sum(increase({selected('kubenode_proxy_events_dropped_total')}[$__rate_interval]))",
+                        "dropped Events",
+                    ),
                     (f"sum by (state) ({selected('kubenode_proxy_checked_endpoints')})", "{{state}} their checks"),
                     (
                         "sum by (to) (increase("

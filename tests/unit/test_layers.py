@@ -19,6 +19,7 @@ COLLECTION = "ansible_collections.kubenode.proxy.plugins."
 ORDER = (
     (
         "errors",
+        "event_reasons",
         "addresses",
         "clients",
         "mode_names",

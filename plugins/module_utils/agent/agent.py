@@ -21,6 +21,7 @@ from ..convergence.modes.registry import with_listeners
 from ..convergence.runtime.agent_client import RELOAD
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError, defect_text
+from ..event_reasons import Reason
 from ..kernel.presence import holds_dataplane, holds_policies
 from .api.events import NORMAL, WARNING
 from .checks.prober import VerdictChange
@@ -222,7 +223,7 @@ class Agent:
         proxiers = self.sync.set_up(self.parts.request())
         self.policy.configure(settings.configuration.node_proxy.network_policy, settings.node_name)
         self.parts.traffic.configure(settings.configuration.node_proxy.traffic)
-        self.parts.post(None, NORMAL, "Starting", "StartKubeProxy", "")
+        self.parts.post(None, NORMAL, Reason.STARTING, "StartKubeProxy", "")
         deprecation = proxiers.mode.deprecation
         if deprecation is not None:
             self.parts.post(None, WARNING, deprecation.reason, "StartKubeProxy", deprecation.note)

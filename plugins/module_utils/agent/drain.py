@@ -13,6 +13,7 @@ from typing import Callable, Optional
 
 from ..convergence.drain.record import DrainError, DrainRecord, read_record
 from ..convergence.runtime.agent_status import DrainStatus
+from ..event_reasons import Reason
 from ..timestamps import timestamp
 from .api.events import NORMAL, Post
 from .surface.log import Log
@@ -82,7 +83,7 @@ class Drain:
             until = timestamp(record.until)
             text = "drained: health checks fail and traffic is served" if before is None else "the drain was changed"
             self._log.info(text, since=timestamp(record.since), until=until)
-            self._post(None, NORMAL, "DrainStarted", _ACTION, f"drained until {until}")
+            self._post(None, NORMAL, Reason.DRAIN_STARTED, _ACTION, f"drained until {until}")
             self.changed()
 
     def _expire(self) -> None:
@@ -93,7 +94,7 @@ class Drain:
         # The timer cannot be stopped; its action does nothing without a drain.
         if record is not None:
             self._log.info("the drain has ended: health checks succeed again", reason=reason)
-            self._post(None, NORMAL, "DrainEnded", _ACTION, f"the drain has ended: {reason}")
+            self._post(None, NORMAL, Reason.DRAIN_ENDED, _ACTION, f"the drain has ended: {reason}")
             self.changed()
 
     def status(self) -> DrainStatus:

@@ -14,6 +14,7 @@ import threading
 from typing import Callable, Dict, NamedTuple, Optional, Set
 
 from ..convergence.runtime.agent_status import MemoryStatus
+from ..event_reasons import Reason
 from ..kernel.memory_group import MemoryGroup, memory_group
 from .api.events import WARNING, Post
 from .source.room import RESERVED_FOR, NoRoom, Room
@@ -177,7 +178,7 @@ class MemoryBudget(Room):
             }
             self._log.warning("the agent is close to its memory limit: raise agent_memory_max", **values)
             note = f"the agent uses {self._used >> 20} MiB of {limit >> 20} MiB: raise agent_memory_max"
-            self._post(None, WARNING, "MemoryLow", _ACTION, note)
+            self._post(None, WARNING, Reason.MEMORY_LOW, _ACTION, note)
         elif share < CALM:
             self._warned = False
 
@@ -194,7 +195,7 @@ class MemoryBudget(Room):
             if not self._refused:
                 # The refusal of a list has its own line.
                 self._log.warning(f"{note}; objects that grow keep their previous version", objects=self._held_back())
-            self._post(None, WARNING, "MemoryLimit", _ACTION, f"{note}; programmed rules are kept")
+            self._post(None, WARNING, Reason.MEMORY_LIMIT, _ACTION, f"{note}; programmed rules are kept")
         elif not exceeded and self.exceeded:
             self._health.forget(HEALTH)
             self._log.info("the cluster fits into the memory limit again")

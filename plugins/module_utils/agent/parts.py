@@ -19,6 +19,7 @@ from ..convergence.handles import KernelHandles
 from ..convergence.modes.mode import LEAST_MEMORY_FACTOR
 from ..convergence.modes.registry import mode_object
 from ..convergence.request import Request
+from ..event_reasons import Reason
 from ..mode_names import MODES
 from .api.access import ApiAccess
 from .api.events import node_reference
@@ -96,6 +97,7 @@ class Parts:
             renamed=self.inbox.wake,
             metrics=self.metrics,
             log=log,
+            limited=self.limited,
         )
         self.api.configure(loaded.node_proxy.api_servers)
         self.memory = MemoryBudget(
@@ -192,7 +194,7 @@ class Parts:
         """The name of this node's Node object."""
         return self.settings.node_name
 
-    def post(self, about: Optional[Dict[str, str]], kind: str, reason: str, action: str, note: str) -> None:
+    def post(self, about: Optional[Dict[str, str]], kind: str, reason: Reason, action: str, note: str) -> None:
         """Post an Event about an object, by default about this node."""
         node = node_reference(self.node_name)
         self.api.events.post(

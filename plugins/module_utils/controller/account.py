@@ -5,7 +5,7 @@
 
 It consists of objects with the same name: a ServiceAccount; a ClusterRole and its binding; a Role and its binding,
 which let the account request its own next token; and, only if all nodes share one token, a Secret that contains it. The
-permissions are those of kube-proxy's ClusterRole ``system:node-proxier`` that this engine uses.
+permissions are those of kube-proxy's ClusterRole ``system:node-proxier`` that this engine uses, and reading an Event.
 
 Recreating a Secret of the same name for the same ServiceAccount (uid) gives the same token, so deleting the Secret does
 not revoke the token permanently. Only recreating the ServiceAccount does.
@@ -32,7 +32,7 @@ RULES: Tuple[Dict[str, List[str]], ...] = (
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
     {"apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"], "verbs": ["list", "watch"]},
-    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "get"]},
 )
 #: Besides these, where network policies are enforced.
 POLICY_RULES: Tuple[Dict[str, List[str]], ...] = (

@@ -21,29 +21,15 @@ from ..cluster.api_errors import Expired, WatchFailed
 from ..cluster.fields import Invalid, dns_subdomain
 from ..cluster.resource_types import ResourceType
 from ..errors import ProxyError
+from ..event_reasons import OTHER, Reason
 
 REPORTER = "kube-proxy"
 EVENTS = ResourceType(
     "/apis/events.k8s.io/v1/events", "events", "Event", field_selector=f"reportingController={REPORTER}"
 )
 #: The kind of an Event by its reason; others are OTHER.
-KIND_OF_REASON = {
-    "DriftNotRepaired": "drift",
-    "DriftRepaired": "repair",
-    "ObjectRefused": "refused",
-    "PolicyIgnored": "refused",
-    "EndpointFailing": "check_failed",
-    "EndpointPassing": "check_passed",
-    "ModeChanged": "mode_changed",
-    "EndpointsLost": "endpoints_lost",
-    "MemoryLow": "memory",
-    "MemoryLimit": "memory",
-    "DrainStarted": "drain_started",
-    "DrainEnded": "drain_ended",
-    "Starting": "started",
-}
-OTHER = "other"
-KINDS = (*dict.fromkeys(KIND_OF_REASON.values()), OTHER)
+KIND_OF_REASON = {reason.value: reason.kind for reason in Reason}
+KINDS = tuple(dict.fromkeys(KIND_OF_REASON.values()))
 _WATCH_SECONDS = (300, 600)
 _SHORTEST_WATCH_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0

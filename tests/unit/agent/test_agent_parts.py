@@ -14,13 +14,6 @@ import time
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import forwarding
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import (
-    NORMAL,
-    make_event,
-    node_reference,
-    object_reference,
-    service_reference,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
@@ -33,7 +26,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer i
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits import MOST_PIPES
 from tests.lab import manifests
 
@@ -309,31 +301,6 @@ def test_a_node_whose_filling_was_begun_keeps_what_it_has_in_the_first_batch():
     assert batches[0] == [NamespacedName("kube-system", "kube-dns"), services[3]]
     assert [len(batch) for batch in batches[1:]] == [3, 1]
     assert sorted(name for batch in batches for name in batch) == sorted(services)
-
-
-def test_events_have_the_shape_that_the_api_wants():
-    event = make_event(
-        "host", service_reference("shop", "web"), kind=NORMAL, reason="Reason", action="Listen", note="n" * 3000
-    )
-    assert event["metadata"]["namespace"] == "shop" and len(event["note"]) == 1024
-    assert event["reportingController"] == "kube-proxy" and event["reportingInstance"] == "kube-proxy-host"
-    assert (
-        make_event("h", node_reference("n1"), kind=NORMAL, reason="Starting", action="StartKubeProxy", note="")[
-            "metadata"
-        ]["namespace"]
-        == "default"
-    )
-
-
-def test_events_about_a_refused_object_have_the_same_name_on_each_node():
-    about = object_reference(Refusal("EndpointSlice", "shop", "s" * 253, "ports", "x"))
-    names = [
-        make_event(host, about, kind=NORMAL, reason="ObjectRefused", action="Sync", note=note)["metadata"]["name"]
-        for host, note in (("a", "x"), ("b", "x"), ("b", "y"))
-    ]
-    assert names[0] == names[1] != names[2] and len(names[0]) == 253
-    drift = [make_event("a", about, kind=NORMAL, reason="DriftRepaired", action="", note="x") for _time in range(2)]
-    assert drift[0]["metadata"]["name"] != drift[1]["metadata"]["name"]
 
 
 @pytest.mark.parametrize(

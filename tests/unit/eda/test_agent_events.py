@@ -21,6 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
     service_reference,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.agent_events import KINDS, described
+from ansible_collections.kubenode.proxy.plugins.module_utils.event_reasons import Reason
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.conftest import ROOT
@@ -33,9 +34,9 @@ SECONDS = 30.0
 def event(reason, regarding=None, note="a note", kind=WARNING, **more):
     """Return an Event as the agent of worker-1 posts it."""
     found = make_event(
-        "host-1", regarding or node_reference("worker-1"), kind=kind, reason=reason, action="A", note=note
+        "host-1", regarding or node_reference("worker-1"), kind=kind, reason=Reason.STARTING, action="A", note=note
     )
-    return {**found, **more}
+    return {**found, "reason": reason, **more}
 
 
 def reasons(events):

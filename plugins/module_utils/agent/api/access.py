@@ -16,7 +16,7 @@ from ...cluster.access.servers import ANSWER_SECONDS
 from ...cluster.api import ApiClient
 from ...configuration.sections.api_servers import ApiServerSettings
 from ..supervision import Supervisor
-from ..surface.log import Log
+from ..surface.log import LimitedLog, Log
 from ..surface.metrics import Metrics
 from .clients import ApiClients
 from .events import EventPoster
@@ -43,10 +43,11 @@ class ApiAccess:
         renamed: Callable[[], None],
         metrics: Metrics,
         log: Log,
+        limited: LimitedLog,
     ) -> None:
         self.servers = ApiServers(log)
         self._clients = ApiClients(self.servers, kubeconfig, metrics, log)
-        self.events = EventPoster(self.connect, os.uname().nodename, log)
+        self.events = EventPoster(self.connect, os.uname().nodename, log=log, limited=limited, metrics=metrics)
         self._has_token = bool(token)
         self._token = TokenKeeper(token, self.connect, log)
         self._check = ServerCheck(

@@ -8,26 +8,43 @@ from __future__ import annotations
 import datetime
 import hashlib
 import queue
+import random
+import time
 import urllib.parse
 import uuid
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ...cluster.access.abortable import AbortableClient, Connect
+from ...cluster.api import ApiClient
 from ...cluster.api_errors import ApiStatusError
-from ...errors import ProxyError, Refusal
+from ...cluster.resource_types import NODES
+from ...errors import ApiError, ProxyError, Refusal
+from ...event_reasons import Reason, Subject
 from ..supervision import Task
-from ..surface.log import Log
+from ..surface.log import WARNING as WARNING_LEVEL
+from ..surface.log import LimitedLog, Log
+from ..surface.metrics import Metrics
+from .event_budget import EventBudget
 
 NORMAL, WARNING = "Normal", "Warning"
 _CONTROLLER = "kube-proxy"
-#: Reasons of Events that all agents post alike, and of which the cluster needs one.
-_COMMON_REASONS = ("ObjectRefused",)
 _CONFLICT = 409
 # Leaves room for the suffix that makes a name unique: names have at most 253 characters.
 _MOST_NAME_CHARACTERS = 236
+#: What the API server accepts.
+MOST_NOTE_BYTES = 1024
+_CUT = "..."
+#: How many of the nodes, about, post an Event that all of them would post alike.
+POSTERS = 10
+#: For how long the number of nodes is used.
+COUNT_SECONDS = 21600.0
+#: Events that wait, those about the node and all.
+_MOST_WAITING, _MOST_WAITING_OF_NODE = 100, 200
+#: The fields in which an Event of another agent is equal.
+_COMMON_FIELDS = ("reportingController", "regarding", "reason", "action", "note", "type")
 
 #: Posts an Event: the object that it regards (None for the node), type, reason, action, note.
-Post = Callable[[Optional[Dict[str, str]], str, str, str, str], None]
+Post = Callable[[Optional[Dict[str, str]], str, Reason, str, str], None]
 
 
 def node_reference(name: str) -> Dict[str, str]:
@@ -51,7 +68,7 @@ def make_event(
     regarding: Dict[str, str],
     *,
     kind: str,
-    reason: str,
+    reason: Reason,
     action: str,
     note: str,
     related: Optional[Dict[str, str]] = None,
@@ -61,81 +78,164 @@ def make_event(
     ``related``: a reference to the node, if the Event regards another object.
     """
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    namespace = regarding.get("namespace", "default")
-    end = _common_end(regarding, note) if reason in _COMMON_REASONS else uuid.uuid4().hex[:16]
-    return {
+    found = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{regarding['name'][:_MOST_NAME_CHARACTERS]}.{end}", "namespace": namespace},
+        "metadata": {"namespace": regarding.get("namespace", "default")},
         "eventTime": now,
         "reportingController": _CONTROLLER,
         "reportingInstance": f"{_CONTROLLER}-{host}",
         "action": action,
-        "reason": reason,
+        "reason": reason.value,
         "regarding": regarding,
         **({"related": related} if related is not None else {}),
-        "note": note[:1024],
+        "note": _fitting(note),
         "type": kind,
     }
+    return _named(found, _common_end(found) if reason.subject is Subject.OBJECT else _unique_end())
 
 
-def _common_end(regarding: Dict[str, str], note: str) -> str:
+def _fitting(note: str) -> str:
+    """Return a note without what the API server does not accept: it counts bytes."""
+    raw = note.encode("utf-8", "backslashreplace")
+    if len(raw) <= MOST_NOTE_BYTES:
+        return raw.decode()
+    return raw[: MOST_NOTE_BYTES - len(_CUT)].decode("utf-8", "ignore") + _CUT
+
+
+def _named(event: Dict[str, Any], end: str) -> Dict[str, Any]:
+    # Each part of a name must end with a letter or a digit.
+    start = event["regarding"]["name"][:_MOST_NAME_CHARACTERS].rstrip("-.")
+    return {**event, "metadata": {**event["metadata"], "name": f"{start}.{end}"}}
+
+
+def _unique_end() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def _common_end(event: Dict[str, Any]) -> str:
     """Return a name suffix that is equal on all nodes, so that the API server keeps only the first of these Events."""
-    text = "\0".join([regarding["kind"], regarding.get("namespace", ""), regarding["name"], note])
-    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
+    about = event["regarding"]
+    text = "\0".join([about["kind"], about.get("namespace", ""), about["name"], event["reason"], event["note"]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _Waiting(NamedTuple):
+    """An Event in the queue: those about the node come first, and none with the lowest order ends the thread.
+
+    ``is_common``: all agents would post it alike.
+    """
+
+    order: int
+    number: int
+    event: Optional[Dict[str, Any]] = None
+    is_common: bool = False
+
+
+_NODE_FIRST, _THEN_OBJECTS, _END = range(3)
 
 
 class EventPoster:
-    """Posts events one after the other; an event that the server refuses is logged and dropped.
+    """Posts Events one after the other, within an :class:`.EventBudget`; one that the server refuses is logged.
 
-    :meth:`run` is the body of a supervised thread.
+    An Event that all agents would post alike is posted by about ``POSTERS`` of them, and has the same name on each, so
+    that the API server keeps the first one. :meth:`run` is the body of a supervised thread, and the main thread calls
+    the other methods. ``chance`` returns a random number from 0 to 1.
     """
 
-    def __init__(self, connect: Connect, host: str, log: Log) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        host: str,
+        *,
+        log: Log,
+        limited: LimitedLog,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self._client = AbortableClient(connect)
         self._host = host
         self._log = log
-        self._waiting: queue.Queue[Optional[Dict[str, Any]]] = queue.Queue(maxsize=100)
+        self._limited = limited
+        self._metrics = metrics
+        self._clock = clock
+        self._chance = chance
+        self._budget = EventBudget(clock())
+        self._waiting: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
+        self._number = 0
+        # The number of nodes, and when it was counted.
+        self._nodes = 0
+        self._counted = float("-inf")
 
     def post(
         self,
         regarding: Dict[str, str],
         *,
         kind: str,
-        reason: str,
+        reason: Reason,
         action: str,
         note: str,
         related: Optional[Dict[str, str]] = None,
     ) -> None:
-        """Queue an event; drop it if the queue is full."""
-        try:
-            self._waiting.put_nowait(
-                make_event(self._host, regarding, kind=kind, reason=reason, action=action, note=note, related=related)
-            )
-        except queue.Full:
-            self._log.debug("event dropped", reason=reason)
+        """Queue an Event, or drop it: if the queue is full, or there were too many of its kind."""
+        about_node = related is None
+        full = self._waiting.qsize() >= (_MOST_WAITING_OF_NODE if about_node else _MOST_WAITING)
+        namespace = regarding.get("namespace", "")
+        if full or not self._budget.admits(reason, namespace, self._clock(), about_node=about_node):
+            self._metrics.events_dropped.labels(reason.value).inc()
+            text = "Events are dropped, because there are too many of them"
+            self._limited.once("events", WARNING_LEVEL, text, reason=reason.value, namespace=namespace)
+            return
+        event = make_event(self._host, regarding, kind=kind, reason=reason, action=action, note=note, related=related)
+        is_common = not about_node and reason.subject is Subject.OBJECT
+        self._put(_NODE_FIRST if about_node else _THEN_OBJECTS, event, is_common)
+
+    def _put(self, order: int, event: Optional[Dict[str, Any]] = None, is_common: bool = False) -> None:
+        self._number += 1
+        self._waiting.put(_Waiting(order, self._number, event, is_common))
 
     def run(self, task: Task) -> None:
         """Post queued events until :meth:`close`."""
         while True:
             task.idle()
-            event = self._waiting.get()
+            _order, _number, event, is_common = self._waiting.get()
             if event is None:
                 return
             try:
-                self._send(event, task)
+                with self._client.opened(task.busy) as client:
+                    self._send(client, event, is_common)
             except ProxyError as error:
                 self._log.warning("event not posted", reason=event["reason"], error=error)
 
-    def _send(self, event: Dict[str, Any], task: Task) -> None:
-        namespace = urllib.parse.quote(event["metadata"]["namespace"], safe="")
+    def _send(self, client: ApiClient, event: Dict[str, Any], is_common: bool) -> None:
+        self._count_nodes(client)
+        if is_common and self._chance() * self._nodes >= POSTERS:
+            return
+        path = f"/apis/events.k8s.io/v1/namespaces/{urllib.parse.quote(event['metadata']['namespace'], safe='')}/events"
         try:
-            with self._client.opened(task.busy) as client:
-                client.post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event, "create an event")
+            client.post(path, event, "create an event")
         except ApiStatusError as error:
-            # Another agent has posted the same Event.
             if error.code != _CONFLICT:
                 raise
+            # Anyone who may create Events may have taken the name before any agent.
+            if not _is_posted(client, path, event):
+                client.post(path, _named(event, _unique_end()), "create an event")
+
+    def _count_nodes(self, client: ApiClient) -> None:
+        """Count the nodes of the cluster with the first Event and some hours later, not with that of each object."""
+        now = self._clock()
+        if now - self._counted < COUNT_SECONDS:
+            return
+        self._counted = now
+        try:
+            metadata = client.send("GET", f"{NODES.path}?limit=1", None, "count the nodes").get("metadata")
+        except ApiError as error:
+            # Each agent then posts the Events of all; the account of an outside host may not read Nodes.
+            self._log.debug("the nodes cannot be counted", error=error)
+            metadata = None
+        others = metadata.get("remainingItemCount") if isinstance(metadata, dict) else None
+        self._nodes = others + 1 if isinstance(others, int) else 1
 
     def interrupt(self) -> None:
         """Abort the current request; called from the main thread."""
@@ -143,7 +243,15 @@ class EventPoster:
 
     def close(self) -> None:
         """Ask the thread to end after the queued events, without waiting for it."""
-        try:
-            self._waiting.put_nowait(None)
-        except queue.Full:
-            return
+        self._put(_END)
+
+
+def _is_posted(client: ApiClient, path: str, event: Dict[str, Any]) -> bool:
+    """Return whether the Event of the same name says the same, so that it is that of another agent."""
+    name = urllib.parse.quote(event["metadata"]["name"], safe="")
+    try:
+        found = client.send("GET", f"{path}/{name}", None, "get an event")
+    except ApiStatusError:
+        # It is gone, or the account does not have the right to read it yet.
+        return False
+    return all(found.get(field) == event[field] for field in _COMMON_FIELDS)

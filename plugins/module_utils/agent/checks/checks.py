@@ -15,6 +15,7 @@ from ...cluster.model import Failing, NamespacedName
 from ...configuration.sections.health_checks import HealthChecks
 from ...convergence.runtime.agent_status import CheckStatus
 from ...errors import KernelError
+from ...event_reasons import Reason
 from ..api.events import NORMAL, WARNING, Post, service_reference
 from ..source.view import ClusterView
 from ..supervision import Supervisor
@@ -121,11 +122,11 @@ class Checks:
         self._metrics.check_changes.labels("passing" if verdict.passing else "failing").inc()
         if verdict.passing:
             self._failing.pop(target, None)
-            text, kind, reason = "passes its checks again", NORMAL, "EndpointPassing"
+            text, kind, reason = "passes its checks again", NORMAL, Reason.ENDPOINT_PASSING
             self._log.info("an endpoint passes its health checks again", service=name, endpoint=target)
         else:
             self._failing[target] = verdict
-            text, kind, reason = _words(verdict, target), WARNING, "EndpointFailing"
+            text, kind, reason = _words(verdict, target), WARNING, Reason.ENDPOINT_FAILING
             fields = {"service": name, "endpoint": target, "reason": verdict.error}
             self._log.warning("an endpoint fails its health checks", **fields)
             self._newly_failed += [

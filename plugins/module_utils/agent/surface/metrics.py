@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Tuple
 from ...configuration.feature_gates import GATES
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import ConfigurationError
+from ...event_reasons import Reason
 from ...packaging.identity import Identity
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ...resources import Resource
@@ -341,6 +342,11 @@ class Metrics:
         for state in ("passing", "failing"):
             self.check_changes.labels(state)
             self.checked_endpoints.labels(state)
+        self.events_dropped = self._counter(
+            "kubenode_proxy_events_dropped_total", "Events not posted because there were too many", ("reason",)
+        )
+        for reason in Reason:
+            self.events_dropped.labels(reason.value)
         self.losses = self._counter(
             "kubenode_proxy_losses_total", "Times that most Services of the node lost their endpoints together"
         )

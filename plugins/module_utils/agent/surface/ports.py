@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Callable, Iterable, Set
 
 from ...cluster.model import NamespacedName
+from ...event_reasons import Reason
 from ..api.events import WARNING, Post, service_reference
 from ..fatal import Fatal
 from ..timers import Timers
@@ -47,8 +48,8 @@ class PortKeeper:
                     error=listener.failure,
                 )
             if self._must_bind():
-                what = "ProxierHealthcheck" if listener.name == "healthz" else "MetricServer"
-                self._post(None, WARNING, f"FailedToStart{what}", "StartKubeProxy", listener.failure)
+                reason = Reason.HEALTHZ_FAILED if listener.name == "healthz" else Reason.METRICS_FAILED
+                self._post(None, WARNING, reason, "StartKubeProxy", listener.failure)
                 raise Fatal(f"{listener.name}: {listener.failure}")
             self._own_ports.start(RETRY_SECONDS)
 
@@ -61,7 +62,7 @@ class PortKeeper:
             text = "health check node port cannot be served"
             if self._limited.warning(("port", service), text, service=service, reason=reason):
                 about = service_reference(service.namespace, service.name)
-                self._post(about, WARNING, "FailedToStartServiceHealthcheck", "Listen", reason)
+                self._post(about, WARNING, Reason.HEALTH_PORT_FAILED, "Listen", reason)
         before, self._failed = self._failed, set(self._surface.failed_services)
         for service in before - self._failed:
             if self._surface.serves(service):

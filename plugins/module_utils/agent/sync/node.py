@@ -14,6 +14,7 @@ from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.request import Request
 from ...errors import ProxyError
+from ...event_reasons import Reason
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import NORMAL, WARNING, Post
@@ -162,7 +163,7 @@ class NodeSync:
         if before is None or before.configuration.mode == now.configuration.mode:
             return
         note = f"the mode was changed from {before.configuration.mode} to {now.configuration.mode}: {now.mode_reason}"
-        self._post(None, NORMAL, "ModeChanged", "Sync", note)
+        self._post(None, NORMAL, Reason.MODE_CHANGED, "Sync", note)
         self._mode_posted = True
 
     def follow(self, view: ClusterView) -> None:
@@ -225,7 +226,7 @@ class NodeSync:
         if pause:
             self._rise.restart(pause)
         if outcome.loss:
-            self._post(None, WARNING, "EndpointsLost", "Sync", outcome.loss)
+            self._post(None, WARNING, Reason.ENDPOINTS_LOST, "Sync", outcome.loss)
         if outcome.held_until:
             self._held.restart(max(0.0, outcome.held_until - now))
         if any(family.draining for family in proxiers.families):
@@ -281,7 +282,7 @@ class NodeSync:
                     # The mode was changed while the agent did not run.
                     mode = self.proxiers.configuration.mode
                     note = f"the mode was changed to {mode}: {found.removed} entries of another mode were removed"
-                    self._post(None, NORMAL, "ModeChanged", "Sync", note)
+                    self._post(None, NORMAL, Reason.MODE_CHANGED, "Sync", note)
                 self._mode_posted = False
             if found.draining:
                 text = "real servers of ipvs mode are kept until their connections end"

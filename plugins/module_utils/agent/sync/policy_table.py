@@ -11,6 +11,7 @@ from ...convergence.handles import KernelHandles
 from ...convergence.policy import cut_denied
 from ...convergence.removal import policy_removal_stages
 from ...errors import KernelError
+from ...event_reasons import Reason
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.node_policy import NodePolicy
@@ -115,7 +116,7 @@ class PolicyTable:
             self.repaired += len(change)
             text = "repaired external changes of network policies"
             if change and self._limited.warning("policies", text, entries=len(change)):
-                self._post(None, WARNING, "DriftRepaired", "Repair", f"network policies: {len(change)} entries")
+                self._post(None, WARNING, Reason.DRIFT_REPAIRED, "Repair", f"network policies: {len(change)} entries")
             return
         self._log.info(
             "network policies are in force",

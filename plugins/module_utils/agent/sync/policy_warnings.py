@@ -9,6 +9,7 @@ from typing import Dict, Iterable, Optional
 
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
+from ...event_reasons import Reason
 from ..api.events import WARNING, Post, service_reference
 from ..surface.log import Log
 from .proxier import Proxier
@@ -49,7 +50,7 @@ class PolicyWarnings:
             about = now[line]
             if about is not None:
                 regarding = service_reference(about.namespace, about.name)
-                self._post(regarding, WARNING, "PolicyIgnored", "Sync", line)
+                self._post(regarding, WARNING, Reason.POLICY_IGNORED, "Sync", line)
         if len(new) > MOST:
             self._log.warning(
                 "more annotations have no effect; kubenode-proxy status lists them", count=len(new) - MOST

@@ -9,6 +9,7 @@ from typing import FrozenSet, Tuple
 
 from ...cluster.static import UNREADABLE_FILE
 from ...errors import Refusal
+from ...event_reasons import Reason
 from ..api.events import WARNING, Post, object_reference
 from ..surface.log import LimitedLog
 
@@ -37,7 +38,7 @@ class RefusalEvents:
             # A static object comes from a file of this node, as does a file that cannot be read.
             of_cluster = refusal.name and not refusal.source and refusal.kind != UNREADABLE_FILE
             about = object_reference(refusal) if of_cluster else None
-            self._post(about, WARNING, "ObjectRefused", "Sync", f"skipped: {refusal}")
+            self._post(about, WARNING, Reason.OBJECT_REFUSED, "Sync", f"skipped: {refusal}")
         if len(new) > MOST:
             text = "further invalid objects are skipped; kubenode-proxy status lists them"
             self._limited.warning("refused", text, objects=len(new) - MOST)

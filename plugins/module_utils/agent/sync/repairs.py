@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping
 
 from ...errors import KernelError, ProxyError
+from ...event_reasons import Reason
 from ...kernel.sysctls import SysctlsResource, Wanted
 from ..api.events import WARNING, Post
 from ..drift.attribution import attributed
@@ -53,7 +54,7 @@ class Repairs:
             )
             if written:
                 words = "; ".join(f"{word}: {text}" for word, text in what.items())
-                self._post(None, WARNING, "DriftRepaired", "Repair", f"{family}: {words}")
+                self._post(None, WARNING, Reason.DRIFT_REPAIRED, "Repair", f"{family}: {words}")
         else:
             self._log.debug("nothing to repair", family=family, noticed_by=suspicion)
         return count
@@ -62,7 +63,7 @@ class Repairs:
         """Remember a repair that failed, for the next sync, and post an Event about the first failure."""
         if family not in self._unrepaired:
             note = f"{family}: external changes are not repaired yet ({suspicion}): {error}"
-            self._post(None, WARNING, "DriftNotRepaired", "Repair", note)
+            self._post(None, WARNING, Reason.DRIFT_NOT_REPAIRED, "Repair", note)
         self._unrepaired[family] = suspicion
 
     def pop_unrepaired(self, family: str) -> str:
@@ -84,9 +85,9 @@ class Repairs:
             what = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in repaired.items())
             text = "restored kernel parameters that another program had changed"
             if self._limited.warning("parameters", text, parameters=what):
-                self._post(None, WARNING, "DriftRepaired", "Repair", f"kernel parameters: {what}")
+                self._post(None, WARNING, Reason.DRIFT_REPAIRED, "Repair", f"kernel parameters: {what}")
         if refused and refused != self._refused_parameters:
             reason = "; ".join(refused)
             self._log.warning("kernel parameters cannot be restored", reason=reason)
-            self._post(None, WARNING, "DriftNotRepaired", "Repair", f"kernel parameters: {reason}")
+            self._post(None, WARNING, Reason.DRIFT_NOT_REPAIRED, "Repair", f"kernel parameters: {reason}")
         self._refused_parameters = refused

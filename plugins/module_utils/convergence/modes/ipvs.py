@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence
 
 from ...addresses import address_and_port, networks_of, parse_network
 from ...configuration.model import KubeProxyConfiguration
+from ...event_reasons import Reason
 from ...kernel.ipvs.connections import open_connections
 from ...kernel.ipvs.servers import RealServersResource
 from ...rendering.desired import Changes
@@ -49,7 +50,7 @@ class IpvsMode(Mode):
     # Estimated between the others; not measured: no machine with IPVS could measure memory cgroups.
     memory_factor = 14.0
     deprecation = Deprecation(
-        "IPVSDeprecation", "The ipvs proxier is now deprecated and may be removed in a future release."
+        Reason.IPVS_DEPRECATED, "The ipvs proxier is now deprecated and may be removed in a future release."
     )
 
     def glue_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple
 
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import ProxyError
+from ...event_reasons import Reason
 from ...kernel.xtables.variant import XtablesVariant
 from ...preflight.check import ModeNeeds
 from ...preflight.limits import SetContribution
@@ -64,7 +65,7 @@ class Families(NamedTuple):
 class Deprecation(NamedTuple):
     """The Event that kube-proxy posts at the start of a deprecated mode."""
 
-    reason: str
+    reason: Reason
     note: str
 
 
