@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.save
     saved_portions,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT, XtablesVariant
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.commit_order import Commit, commits
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import PORTION
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, Ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
@@ -92,7 +93,8 @@ def test_the_text_names_no_external_rule_and_creates_chains_before_their_jumps()
         },
         removed={SavedChainKey(CHAIN, "nat", "KUBE-OLD"): ("-j RETURN",)},
     )
-    assert restore_lines(change, is_jump).splitlines() == [
+    text = "".join(restore_lines(commit, is_jump) for commit in commits(change))
+    assert text.splitlines() == [
         "*filter",
         ":KUBE-C - [0:0]",
         "COMMIT",
@@ -108,7 +110,6 @@ def test_the_text_names_no_external_rule_and_creates_chains_before_their_jumps()
         "-X KUBE-OLD",
         "COMMIT",
     ]
-    assert restore_lines(Change(), is_jump) == ""
 
 
 def test_a_large_change_is_split_and_its_parts_together_are_the_change():
@@ -117,7 +118,7 @@ def test_a_large_change_is_split_and_its_parts_together_are_the_change():
     added = {SavedChainKey(CHAIN, "nat", f"KUBE-N{number}"): (f"-j KUBE-N{number + 1}",) for number in range(count)}
     removed = {SavedChainKey(CHAIN, "nat", f"KUBE-O{number}"): (f"-j KUBE-O{number + 1}",) for number in range(count)}
     jump = (SavedChainKey(BUILTIN, "nat", "OUTPUT"), (("-j KUBE-O0", "-j THEIRS"), ("-j KUBE-N0", "-j THEIRS")))
-    parts = saved_portions(Change(added, dict([jump]), removed))
+    parts = [commit.change for run in saved_portions(Change(added, dict([jump]), removed)) for commit in run]
     assert max(map(len, parts)) <= PORTION
     assert [bool(part.replaced) for part in parts].count(True) == 1
     together = Change()
@@ -136,14 +137,14 @@ def test_a_large_change_is_split_and_its_parts_together_are_the_change():
 
 def test_a_small_change_is_not_split():
     change = Change({SavedChainKey(CHAIN, "nat", "KUBE-A"): ()}, {}, {SavedChainKey(CHAIN, "nat", "KUBE-B"): ()})
-    assert saved_portions(change) == [change]
+    assert saved_portions(change) == [[Commit("nat", change)]]
 
 
 @pytest.mark.parametrize("rule", ["-j RETURN\nCOMMIT", "-j RETURN\r", "-j \0RETURN"])
 def test_a_rule_cannot_inject_a_line(rule):
     change = Change(added={SavedChainKey(CHAIN, "nat", "KUBE-A"): (rule,)})
     with pytest.raises(KernelError, match="holds a line break or NUL"):
-        restore_lines(change, is_jump)
+        restore_lines(Commit("nat", change), is_jump)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
     PORTION,
     WHOLE,
     callees_first,
-    portions,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import portions as runs_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import PRESENT, ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
@@ -28,13 +28,18 @@ def table(services):
     """Return the chains of numbered Services in the order in which they are rendered: callers first."""
     found = {nat("KUBE-SERVICES"): tuple(f"-d 10.96.0.{n}/32 -j KUBE-SVC-{n}" for n in range(services)), JUMP: 1}
     for number in range(services):
-        endpoints = [f"KUBE-SEP-{number}-{index}" for index in range(2)]
+        endpoints = [f"KUBE-SEP-{number}E{index}" for index in range(2)]
         found[nat(f"KUBE-SVC-{number}")] = tuple(f"-m comment --comment x -j {name}" for name in endpoints)
         for name in endpoints:
             found[nat(name)] = ("-s 10.0.0.1/32 -j KUBE-MARK-MASQ", "-j DNAT --to-destination 10.0.0.1:80")
     found[nat("KUBE-MARK-MASQ")] = ("-j MARK --or-mark 0x4000",)
     found[nat("KUBE-FIREWALL")] = PRESENT
     return found
+
+
+def portions(change):
+    """Return the changes that are committed one after the other."""
+    return [commit.change for run in runs_of(change) for commit in run]
 
 
 def applied(parts, before):
@@ -123,7 +128,7 @@ def test_called_chains_are_filled_before_those_that_call_them():
     for state in applied(portions(difference(before, wanted)), before):
         for number in range(1000):
             if state[nat(f"KUBE-SVC-{number}")]:
-                assert state[nat(f"KUBE-SEP-{number}-0")] and state[nat(f"KUBE-SEP-{number}-1")]
+                assert state[nat(f"KUBE-SEP-{number}E0")] and state[nat(f"KUBE-SEP-{number}E1")]
         if state[nat("KUBE-SERVICES")]:
             assert all(state[nat(f"KUBE-SVC-{number}")] for number in range(1000))
 

@@ -25,6 +25,7 @@ from typing import (
 
 from ...errors import KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
+from ...rendering.iptables.commit_order import commits
 from ...rendering.iptables.portions import portions
 from ...rendering.iptables.tables import (
     PRESENT,
@@ -35,7 +36,7 @@ from ...rendering.iptables.tables import (
     DormantKey,
     JumpKey,
     Ownership,
-    restore_text,
+    transaction_text,
 )
 from ...resources import Change, Kind, Resource, difference
 from ..netlink.protocol import NETLINK_NETFILTER
@@ -325,7 +326,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
                 del table[entry]
 
     def apply(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
-        """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError.
+        """Make the whole change in one run of iptables-restore: all or nothing per commit. Raises KernelError.
 
         With iptables-nft large changes are made in portions, so a failure may leave chains that no rule leads to.
         """
@@ -334,6 +335,9 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
             # First, so that Services are served again even if another change is refused.
             self.processes.append(os.getpid())
             activate_tables(self.family, dormant)
+            change = Change(change.added, change.replaced, dict(change.removed))
+            for table in dormant:
+                del change.removed[DormantKey(table)]
         change = self._with_referenced_emptied(change)
         if self.variant.name == LEGACY:
             self._note_written(change)
@@ -375,9 +379,10 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         return difference(observed, target, [*target, *(key for key in change.removed if key not in target)])
 
     def _restore(self, change: Chains) -> None:
-        for part in portions(change) if self.variant.name == NFT else [change]:
+        for run in portions(change) if self.variant.name == NFT else [commits(change)]:
             self.progress()
-            process = restore(self.variant, restore_text(part), self._wait, self.progress)
+            text = "".join(map(transaction_text, run))
+            process = restore(self.variant, text, self._wait, self.progress)
             if process:
                 self.processes.append(process)
 

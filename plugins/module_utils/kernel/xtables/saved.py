@@ -15,8 +15,9 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from ...errors import ConfigurationError, KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
+from ...rendering.iptables.commit_order import Commit, commits
 from ...rendering.iptables.portions import ChainChange, portions
-from ...rendering.iptables.restore_input import one_line, tables_in_order, transaction
+from ...rendering.iptables.restore_input import one_line, transaction
 from ...rendering.iptables.tables import ChainKey, ChainTableKey, JumpKey, Ownership
 from ...resources import Change, Kind, Resource
 from ..netlink.protocol import NETLINK_NETFILTER
@@ -88,17 +89,19 @@ def places_of_nft(family: str) -> Tuple[str, ...]:
     return (*tables, *chains)
 
 
-def restore_lines(change: SavedChange, ours: Callable[[str, str], bool]) -> str:
-    """Return the change as input of ``iptables-restore --noflush``, one transaction per table.
+def restore_lines(commit: Commit, ours: Callable[[str, str], bool]) -> str:
+    """Return one commit as input of ``iptables-restore --noflush``.
 
     ``ours`` returns for a table and rule whether a rule of a built-in chain is ours: no other rule is ever named.
     Raises KernelError if a rule or a name holds a line break.
     """
-    by_table: Dict[str, Tuple[List[str], List[str], List[str]]] = {}
+    change: SavedChange = commit.change
+    chains: List[str] = []
+    first: List[str] = []
+    last: List[str] = []
     wanted = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
     before = {**change.removed, **{key: old for key, (old, _new) in change.replaced.items()}}
     for key in (*change.removed, *change.replaced, *change.added):
-        chains, first, last = by_table.setdefault(key.table, ([], [], []))
         if key.kind == CHAIN:
             chains.append(f":{key.chain} - [0:0]")
             if key in wanted:
@@ -111,15 +114,12 @@ def restore_lines(change: SavedChange, ours: Callable[[str, str], bool]) -> str:
             if ours(key.table, rule):
                 first.append(f"-I {key.chain} {position} {rule}")
     try:
-        return "".join(
-            transaction(table, chains, map(one_line, [*first, *last]))
-            for table, (chains, first, last) in ((table, by_table[table]) for table in tables_in_order(by_table))
-        )
+        return transaction(commit.table, chains, map(one_line, [*first, *last]))
     except ConfigurationError as error:
         raise KernelError(f"saved state: {error}") from error
 
 
-def saved_portions(change: SavedChange) -> List[SavedChange]:
+def saved_portions(change: SavedChange) -> List[List[Commit]]:
     """Split a large change as :func:`portions` does; all built-in chains change in one step, as jumps do there."""
     keys: Dict[ChainTableKey, SavedChainKey] = {
         ChainKey(key.table, key.chain) if key.kind == CHAIN else JumpKey(key.table, key.chain, ""): key
@@ -132,14 +132,11 @@ def saved_portions(change: SavedChange) -> List[SavedChange]:
         {names[key]: rules for key, rules in change.removed.items()},
     )
 
-    def part_of(part: ChainChange) -> SavedChange:
-        return Change(
-            {keys[name]: change.added[keys[name]] for name in part.added},
-            {keys[name]: change.replaced[keys[name]] for name in part.replaced},
-            {keys[name]: change.removed[keys[name]] for name in part.removed},
-        )
+    def of_saved(commit: Commit) -> Commit:
+        parts = (commit.change.added, commit.change.replaced, commit.change.removed)
+        return Commit(commit.table, Change(*({keys[name]: value for name, value in part.items()} for part in parts)))
 
-    return [part_of(part) for part in portions(whole)]
+    return [list(map(of_saved, run)) for run in portions(whole)]
 
 
 class SavedChainsResource(Resource[SavedChainKey, Rules]):
@@ -245,13 +242,14 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         return table
 
     def apply(self, change: SavedChange) -> None:
-        """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError.
+        """Make the whole change in one run of iptables-restore: all or nothing per commit. Raises KernelError.
 
         With iptables-nft large changes are made in portions, so a failure may leave chains that no rule leads to.
         """
-        for part in saved_portions(change) if self.variant.name == NFT else [change]:
+        for run in saved_portions(change) if self.variant.name == NFT else [commits(change)]:
             self.progress()
-            restore(self.variant, restore_lines(part, self._is_jump), self._wait, self.progress)
+            text = "".join(restore_lines(commit, self._is_jump) for commit in run)
+            restore(self.variant, text, self._wait, self.progress)
 
     def describe(self, key: SavedChainKey, value: Rules) -> List[str]:
         """Return the lines of iptables-save for one chain."""

@@ -10,11 +10,11 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 from ...addresses import IPV4, IPV6, address_bits, parse_network
 from ...errors import ConfigurationError
 from ..settings import DataplaneSettings
-from .names import PREFIXES
+from .names import NODE_PORTS_CHAIN, PREFIXES, SERVICES_CHAIN
 from .tables import FILTER, MANGLE, NAT, ChainKey, JumpKey, Ownership, Rules
 
-SERVICES = ChainKey(NAT, "KUBE-SERVICES")
-NODE_PORTS = ChainKey(NAT, "KUBE-NODEPORTS")
+SERVICES = ChainKey(NAT, SERVICES_CHAIN)
+NODE_PORTS = ChainKey(NAT, NODE_PORTS_CHAIN)
 POSTROUTING = ChainKey(NAT, "KUBE-POSTROUTING")
 MARK_MASQ = ChainKey(NAT, "KUBE-MARK-MASQ")
 FILTER_SERVICES = ChainKey(FILTER, "KUBE-SERVICES")

@@ -11,6 +11,10 @@ from __future__ import annotations
 from base64 import b32encode
 from hashlib import sha256
 
+#: The chains of the table nat that redirect frontends: those with an address, and node ports.
+SERVICES_CHAIN = "KUBE-SERVICES"
+NODE_PORTS_CHAIN = "KUBE-NODEPORTS"
+
 CLUSTER_PREFIX = "KUBE-SVC-"
 LOCAL_PREFIX = "KUBE-SVL-"
 EXTERNAL_PREFIX = "KUBE-EXT-"

@@ -9,11 +9,9 @@ program.
 
 from __future__ import annotations
 
-from typing import Iterable, List
+from typing import Iterable
 
 from ...errors import ConfigurationError
-
-_ORDER = ("mangle", "filter", "nat")
 
 
 def one_line(text: str) -> str:
@@ -21,12 +19,6 @@ def one_line(text: str) -> str:
     if "\n" in text or "\r" in text or "\0" in text:
         raise ConfigurationError(f"a rule or chain name holds a line break or NUL: {text[:80]!r}")
     return text
-
-
-def tables_in_order(tables: Iterable[str]) -> List[str]:
-    """Return the tables in the order of their transactions: a service proxy's first, others by name."""
-    known = set(tables)
-    return [*(table for table in _ORDER if table in known), *sorted(known.difference(_ORDER))]
 
 
 def transaction(table: str, chains: Iterable[str], lines: Iterable[str]) -> str:

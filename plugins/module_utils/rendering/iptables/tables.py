@@ -16,7 +16,8 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, 
 from ...errors import ConfigurationError
 from ...resources import Change, Kind
 from ...serviceports.info import ServicePortName
-from .restore_input import one_line, tables_in_order, transaction
+from .commit_order import Commit, commits
+from .restore_input import one_line, transaction
 
 FILTER = "filter"
 NAT = "nat"
@@ -156,57 +157,54 @@ def _replace_chain(text: _TableText, chain: str, old: ChainTableValue, new: Chai
         text.rules.extend(map(one_line, edits))
 
 
-def _remove(text: _TableText, key: Union[ChainKey, JumpKey], value: ChainTableValue) -> None:
+def _remove(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> None:
     if isinstance(key, JumpKey):
         text.before.extend([f"-D {key.chain} {key.rule}"] * (value if isinstance(value, int) else 1))
-    else:
+    elif isinstance(key, ChainKey):
         text.chains.append(f":{key.chain} - [0:0]")
         text.deleted.append(f"-X {key.chain}")
 
 
-def _replace(text: _TableText, key: Union[ChainKey, JumpKey], old: ChainTableValue, new: ChainTableValue) -> None:
-    if not isinstance(key, JumpKey):
+def _replace(text: _TableText, key: ChainTableKey, old: ChainTableValue, new: ChainTableValue) -> None:
+    if isinstance(key, ChainKey):
         _replace_chain(text, key.chain, old, new)
-    elif isinstance(old, int) and isinstance(new, int):
+    elif isinstance(key, JumpKey) and isinstance(old, int) and isinstance(new, int):
         text.before.extend([f"-D {key.chain} {key.rule}"] * (old - new))
         text.jumps.extend([f"-I {key.chain} {key.rule}"] * (new - old))
 
 
-def _add(text: _TableText, key: Union[ChainKey, JumpKey], value: ChainTableValue) -> None:
+def _add(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> None:
     if isinstance(key, JumpKey):
         text.jumps.append(f"-I {key.chain} {key.rule}")
-    elif isinstance(value, tuple):
+    elif isinstance(key, ChainKey) and isinstance(value, tuple):
         text.fill(key.chain, value)
-    else:
+    elif isinstance(key, ChainKey):
         text.before.append(f"-N {key.chain}")
 
 
-def restore_text(change: Change[ChainTableKey, ChainTableValue]) -> str:
-    """Return the change as input of ``iptables-restore --noflush``: one transaction per table.
+def transaction_text(commit: Commit) -> str:
+    """Return one commit as input of ``iptables-restore --noflush``.
 
-    Built-in chains are never named as chains, so they are not flushed. Order within a table: chains created or flushed,
-    jumps removed, rules, jumps inserted at the head of their chain in the order of the change, chains deleted. An empty
-    change gives an empty text. Raises ConfigurationError if a rule or a name holds a line break or a NUL, which could
-    inject a line.
+    Built-in chains are never named as chains, so they are not flushed. Order: chains created or flushed, jumps removed,
+    rules, jumps inserted at the head of their chain in the order of the change, chains deleted. Raises
+    ConfigurationError if a rule or a name holds a line break or a NUL, which could inject a line.
     """
-    texts: Dict[str, _TableText] = {}
+    text = _TableText()
+    for key, value in commit.change.removed.items():
+        _remove(text, key, value)
+    for key, (old, new) in commit.change.replaced.items():
+        _replace(text, key, old, new)
+    for key, value in commit.change.added.items():
+        _add(text, key, value)
+    return text.input(commit.table)
 
-    def of(table: str) -> _TableText:
-        text = texts.get(table)
-        if text is None:
-            text = texts[table] = _TableText()
-        return text
 
-    for key, value in change.removed.items():
-        if not isinstance(key, DormantKey):
-            _remove(of(key.table), key, value)
-    for key, (old, new) in change.replaced.items():
-        if not isinstance(key, DormantKey):
-            _replace(of(key.table), key, old, new)
-    for key, value in change.added.items():
-        if not isinstance(key, DormantKey):
-            _add(of(key.table), key, value)
-    return "".join(texts[table].input(table) for table in tables_in_order(texts))
+def restore_text(change: Change[ChainTableKey, ChainTableValue]) -> str:
+    """Return the change as input of ``iptables-restore --noflush``; an empty change gives an empty text.
+
+    Raises ConfigurationError as :func:`transaction_text` does.
+    """
+    return "".join(map(transaction_text, commits(change)))
 
 
 def whole_text(table: Mapping[ChainTableKey, ChainTableValue]) -> str:
