@@ -52,6 +52,27 @@ class Timer:
         self._action()
 
 
+class Pace:
+    """Limits the share of the loop's time that some work takes, for which others would wait.
+
+    After each time it rests ``factor`` times as long as it took, and at least ``least`` seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float], factor: float, least: float = 0.0) -> None:
+        self._clock = clock
+        self._factor = factor
+        self._least = least
+        self._earliest = float("-inf")
+
+    def rest(self) -> float:
+        """Return the seconds to rest before the next time."""
+        return max(0.0, self._earliest - self._clock())
+
+    def worked(self, seconds: float) -> None:
+        """Record that the work has just ended, which took ``seconds``."""
+        self._earliest = self._clock() + max(self._least, self._factor * seconds)
+
+
 class Timers:
     """The timers of one loop. ``clock`` is monotonic, in seconds."""
 

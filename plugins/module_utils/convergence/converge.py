@@ -202,10 +202,11 @@ class _Convergence:
         changed = any(item.change and item.resource.kind == Kind.POLICY_OBJECTS for item in self.planned)
         if self.policy is None or not cuts or not changed:
             return
-        from .policy import cut_denied
+        from ..kernel.conntrack.socket import finished
+        from .policy import cutting_denied
 
         try:
-            self.conntrack_deleted += cut_denied(self.policy)
+            self.conntrack_deleted += finished(cutting_denied(self.policy, progress=self.handles.progress))
         except KernelError as error:
             self.warnings.append(str(error))
 

@@ -8,12 +8,13 @@ It is imported only where policies are enforced: Ansible ships modules as source
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Iterable, List, Optional, Sequence, Tuple
 
-from ..addresses import FAMILIES, Network, networks_of, packed, unpacked
+from ..addresses import FAMILIES, Network, family_of_packed, networks_of, packed, unpacked
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
-from ..kernel.conntrack.connections import Connection, cut_connections
+from ..kernel.conntrack.connections import Connection, cutting_connections
+from ..kernel.conntrack.socket import Steps
 from ..kernel.facts import interface_addresses
 from ..kernel.pod_links import PodLinks
 from ..networkpolicy.coverage import unselected_pods, unused_policies
@@ -149,18 +150,28 @@ def policy_stage(
     return Stage(resource, desired_table(policy.table.rows, policy_options(settings)))
 
 
-def cut_denied(policy: NodePolicy) -> int:
+def cutting_denied(
+    policy: NodePolicy, addresses: Optional[AbstractSet[Address]] = None, progress: Progress = unheeded
+) -> Steps[int]:
     """Delete connection tracking entries of connections that policies no longer allow; return how many.
 
-    The node's own connections to its pods are always allowed, from any of its addresses (network policy contract,
-    section 3.2): one to a cluster IP that is on a device of the proxy comes from that address. Raises KernelError.
+    ``addresses``: only those with one of these at an end, by default with a pod that policies select. Wherever it
+    pauses, the policies may change. The node's own connections to its pods are always allowed, from any of its
+    addresses (network policy contract, section 3.2): one to a cluster IP that is on a device of the proxy comes from
+    that address. Raises KernelError.
     """
-    judge = policy.judge()
     own = {packed(item.address) for item in interface_addresses()}
 
     def denied(connection: Connection) -> bool:
+        judge = policy.judge()
         if connection.source in own or not any(map(judge.is_policed, connection[:2])):
             return False
         return not judge.allows(connection.source, connection.destination, connection.protocol, connection.port)
 
-    return sum(cut_connections(family, denied) for family in FAMILIES)
+    wanted = policy.policed() if addresses is None else addresses
+    count = 0
+    for family in FAMILIES:
+        chosen = {address for address in wanted if family_of_packed(address) == family}
+        if chosen:
+            count += yield from cutting_connections(family, chosen, denied, progress)
+    return count

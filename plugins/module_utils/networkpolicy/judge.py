@@ -50,12 +50,16 @@ class Judge:
     def class_of(self, address: Address) -> int:
         """Return the class of a peer, NO_CLASS if it has none."""
         number = self._rows.get((CLASS, address))
-        if number is None:
-            piece = self._families(address).space.piece_at(int.from_bytes(address, "big"))
-            size = len(address)
-            row = (BLOCK, piece.first.to_bytes(size, "big"), piece.last.to_bytes(size, "big")) if piece else None
-            number = self._rows.get(row, NO_CLASS) if row is not None else NO_CLASS
-        return int(number)
+        return self.class_of_block(address) if number is None else int(number)
+
+    def class_of_block(self, address: Address) -> int:
+        """Return the class that a peer has by its address alone, also if it is a pod."""
+        piece = self._families(address).space.piece_at(int.from_bytes(address, "big"))
+        if piece is None:
+            return NO_CLASS
+        size = len(address)
+        row = (BLOCK, piece.first.to_bytes(size, "big"), piece.last.to_bytes(size, "big"))
+        return int(self._rows.get(row, NO_CLASS))
 
     def _side_allows(self, side: str, own: Address, peer: Address, protocol: int, port: int) -> bool:
         if (POLICED, side, own) not in self._rows or (side == "out" and self._unjudged.contain(peer)):

@@ -135,6 +135,13 @@ class NodePolicy:
         except TooManyRows:
             self._replace(None)
 
+    def policed(self) -> FrozenSet[Address]:
+        """Return the addresses of pods of this node that any policy selects."""
+        judge = self.judge()
+        return frozenset(
+            address for local in self.local.values() for address in local.addresses if judge.is_policed(address)
+        )
+
     def restricted(self, side: str) -> FrozenSet[Address]:
         """Return the addresses of pods of this node whose traffic in a direction some policy limits.
 

@@ -13,7 +13,7 @@ from typing import Any, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy, policy_table
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import connection_cuts, policy, policy_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.policy_choices import (
     PAUSE_FACTOR,
     PolicyChoices,
@@ -26,6 +26,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_findings
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import Connection
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import InterfaceAddress
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
@@ -120,13 +121,19 @@ def test_connections_from_any_address_of_the_node_are_not_cut(monkeypatch):
     own = next(row[2] for row in found.table.rows if row[:2] == ("isolated", "in") and len(row[2]) == 4)
     addresses = [InterfaceAddress("kube-ipvs0", "10.96.0.1", 32, "global")]
     denied = []
+
+    def chosen(_family, _addresses, unwanted, _progress):
+        denied.append(unwanted)
+        return 0
+        yield
+
     monkeypatch.setattr(convergence, "interface_addresses", lambda: addresses)
-    monkeypatch.setattr(convergence, "cut_connections", lambda family, predicate: denied.append(predicate) or 0)
-    convergence.cut_denied(found)
+    monkeypatch.setattr(convergence, "cutting_connections", chosen)
+    finished(convergence.cutting_denied(found))
     from_vip = Connection(bytes((10, 96, 0, 1)), own, 6, 80, b"")
     assert not denied[0](from_vip)
     addresses.clear()
-    convergence.cut_denied(found)
+    finished(convergence.cutting_denied(found))
     assert denied[-1](from_vip)
 
 
@@ -192,7 +199,13 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
 def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_complete(kernel, monkeypatch):
     monkeypatch.setattr(policy, "node_policy", partial(_in_portions, 1))
     judged: List[int] = []
-    monkeypatch.setattr(policy_table, "cut_denied", lambda _policy: judged.append(len(kernel.applied)) or 0)
+
+    def cutting(*_arguments):
+        judged.append(len(kernel.applied))
+        return 0
+        yield
+
+    monkeypatch.setattr(connection_cuts, "cutting_denied", cutting)
     view = ClusterView()
     objects = cases.steps("named-ports-egress")[0].objects
     isolated = [item for item in objects.values() if item["kind"] == "Pod" and item["spec"].get("nodeName") == "node1"]
@@ -200,10 +213,13 @@ def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_co
         if item not in isolated:
             view.state.upsert(item)
     view.listed |= KINDS
-    timers = Timers(lambda: 0.0)
+    now = [0.0]
+    timers = Timers(lambda: now[0])
     sync = follower(kernel, view, timers, established_connections="cut")
     sync.sync(())
+    timers.run()
     assert len(kernel.applied) == len(judged) == 1 and timers.delay() > 0
+    now[0] += connection_cuts.PAUSE_SECONDS
     for item in isolated:
         view.state.upsert(item)
     sync.sync(())
@@ -211,6 +227,8 @@ def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_co
     assert len(judged) == 1, "connections that later grants allow would be cut"
     while timers.delay() == 0:
         timers.run()
+    now[0] += connection_cuts.PAUSE_SECONDS
+    timers.run()
     assert len(kernel.applied) > 3 and judged == [1, len(kernel.applied)]
     fresh = Kernel()
     follower(fresh, view, established_connections="cut").sync(())

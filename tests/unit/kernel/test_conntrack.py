@@ -15,10 +15,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behav
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import socket as conntrack_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import tcp_flows
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import cut_connections
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import cutting_connections
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.flows import parse_flow
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import place
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket, finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.stale import delete_stale
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute, nested
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.outcomes import (
@@ -101,7 +101,10 @@ def end(kernel):
 
 
 def cut(kernel):
-    return cut_connections("IPv4", lambda connection: connection.destination == place(POD, 0)[:-2])
+    several = {bytes((10, 244, 1, number)) for number in range(5, 20)}
+    return finished(
+        cutting_connections("IPv4", several, lambda connection: connection.destination == place(POD, 0)[:-2])
+    )
 
 
 USERS = [

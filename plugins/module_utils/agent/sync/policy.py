@@ -48,6 +48,7 @@ from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
 from ..timers import Timers
+from .connection_cuts import ConnectionCuts
 from .denied_log import DeniedLog
 from .policy_choices import PolicyChoices
 from .policy_links import PolicyLinks
@@ -103,8 +104,9 @@ class PolicySync:
         self._addresses: Addresses = ()
         self._latest_addresses: Addresses = ()
         self._policy: Optional[NodePolicy] = None
-        self._table = PolicyTable(handles, log=log, limited=limited, post=post)
         self._progress = handles.progress
+        cuts = ConnectionCuts(timers, log=log, limited=limited, progress=handles.progress)
+        self._table = PolicyTable(handles, cuts, log=log, limited=limited, post=post)
         self._remove = False
         self._failed = False
         self._choose = False

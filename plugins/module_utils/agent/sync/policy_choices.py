@@ -12,7 +12,7 @@ from typing import Callable
 
 from ...cluster.policy_objects import PolicyChanges
 from ...networkpolicy.node_policy import NodePolicy
-from ..timers import Timers
+from ..timers import Pace, Timers
 
 PAUSE_SECONDS = 2.0
 #: The minimum pause after a choice is this many times its duration, so that choices take a fifth of the time at most.
@@ -25,11 +25,11 @@ class PolicyChoices:
     def __init__(self, timers: Timers, again: Callable[[], None]) -> None:
         self._clock = timers.clock
         self._timer = timers.add("choose network policies", again)
-        self._earliest = float("-inf")
+        self._pace = Pace(timers.clock, PAUSE_FACTOR, PAUSE_SECONDS)
 
     def update(self, policy: NodePolicy, changes: PolicyChanges) -> None:
         """Apply changes; if a choice is needed and the last one was too recent, it is made later."""
-        choose = self._clock() >= self._earliest
+        choose = not self._pace.rest()
         self._measured(policy, lambda: policy.update(changes, choose))
 
     def reconsider(self, policy: NodePolicy) -> None:
@@ -40,7 +40,6 @@ class PolicyChoices:
         started, before = self._clock(), policy.choices
         action()
         if policy.choices != before:
-            now = self._clock()
-            self._earliest = now + max(PAUSE_SECONDS, PAUSE_FACTOR * (now - started))
+            self._pace.worked(self._clock() - started)
         if policy.is_provisional:
-            self._timer.start(max(0.0, self._earliest - self._clock()))
+            self._timer.start(self._pace.rest())

@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import Any, List, Optional
 
 from ...convergence.handles import KernelHandles
-from ...convergence.policy import cut_denied
 from ...convergence.removal import policy_removal_stages
-from ...errors import KernelError
 from ...event_reasons import Reason
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.node_policy import NodePolicy
+from ...networkpolicy.revocations import revoked
 from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.sets import TABLE_NAME, Options
 from ...resources import Change, PlannedChange, Stage, apply_plan, difference, plan
 from ..api.events import WARNING, Post
 from ..surface.log import LimitedLog, Log
+from .connection_cuts import ConnectionCuts
 
 _FAMILY = "inet"
 
@@ -32,17 +32,19 @@ class PolicyTable:
     next :meth:`apply` compares all of it, too, and repairs it. ``repaired``: how many entries were repaired.
     """
 
-    def __init__(self, handles: KernelHandles, *, log: Log, limited: LimitedLog, post: Post) -> None:
+    def __init__(
+        self, handles: KernelHandles, cuts: ConnectionCuts, *, log: Log, limited: LimitedLog, post: Post
+    ) -> None:
         self.is_unknown = False
         self.suspect = False
         self.repaired = 0
         self._handles = handles
+        self._cuts = cuts
         self._log = log
         self._limited = limited
         self._post = post
         self._resource: Optional[PolicyTableResource] = None
         self._monitor: Optional[TableMonitor] = None
-        self._cut_due = False
 
     def filenos(self) -> List[int]:
         """Return the descriptors that announce changes of the table."""
@@ -67,18 +69,19 @@ class PolicyTable:
             change = change_of(journal, rows, options)
             if change:
                 resource.apply(change)
-                self._cut_due = True
+                if options.cut:
+                    self._cuts.revoke(revoked(policy, journal, options.tiers))
         compared = self.is_unknown or self.suspect
         if compared:
             change = difference(resource.observe(), desired_table(rows, options))
             resource.apply(change)
             self._report(policy, change)
-            self._cut_due |= bool(change)
-        if self._cut_due and not policy.pending and not policy.is_provisional:
-            # Do not cut connections that only pending grants allow, or policies that may soon be in force again.
-            self._cut_due = False
-            if options.cut:
-                self._cut(policy)
+            if options.cut and change:
+                self._cuts.revoke(None)
+        if options.cut:
+            self._cuts.follow(policy)
+        else:
+            self._cuts.forget()
         if self._monitor is None:
             self._monitor = TableMonitor([resource.port], TABLE_NAME)
         self.is_unknown = self.suspect = False
@@ -91,6 +94,7 @@ class PolicyTable:
 
     def remove(self) -> None:
         """Remove the table, and stop watching it. Raises KernelError."""
+        self._cuts.forget()
         apply_plan(plan(policy_removal_stages(self._handles)))
         self.stop_watching()
 
@@ -99,16 +103,6 @@ class PolicyTable:
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
-
-    def _cut(self, policy: NodePolicy) -> None:
-        """Cut connections that are no longer allowed; the policies are in force without it."""
-        try:
-            count = cut_denied(policy)
-        except KernelError as error:
-            self._limited.warning("cut", "connections that are no longer allowed cannot be cut", error=error)
-            return
-        if count:
-            self._log.info("cut connections that are no longer allowed", connections=count)
 
     def _report(self, policy: NodePolicy, change: Change[Any, Any]) -> None:
         """Log the result of a comparison with the kernel, which is a repair if nothing else had changed."""

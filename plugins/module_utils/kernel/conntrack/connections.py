@@ -1,14 +1,24 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Entries of connection tracking of all protocols, and the removal of some of them."""
+"""Entries of connection tracking of all protocols, and the removal of some of them.
+
+A table may have a million entries, of which few belong to given addresses. So the kernel selects them, or for many
+addresses only the two ends of an entry are decoded unless it belongs to one of them.
+"""
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple, Tuple
+import struct
+from typing import AbstractSet, Callable, Iterator, NamedTuple, Optional, Tuple
 
-from ..netlink.attributes import parse_attributes
+from ...addresses import IPV6
+from ...progress import Progress, unheeded
+from ..netlink.attributes import attribute, nested, parse_attributes
+from ..netlink.protocol import Slice
 from .messages import (
+    CTA_FILTER_ORIG_FLAGS,
+    CTA_FILTER_REPLY_FLAGS,
     CTA_IP_V4_SRC,
     CTA_IP_V6_SRC,
     CTA_PROTO_NUM,
@@ -17,10 +27,20 @@ from .messages import (
     CTA_TUPLE_ORIG,
     CTA_TUPLE_PROTO,
     CTA_TUPLE_REPLY,
+    FILTER_IP_SRC,
     NFGENMSG,
+    TYPE_MASK,
     identity_of,
+    selection,
 )
-from .socket import ConntrackSocket, collected
+from .socket import ConntrackSocket, Steps, collecting
+
+#: Up to this many addresses, the kernel selects entries: it goes through the table twice for each of them.
+_MOST_SELECTED = 4
+#: Entries between two pauses.
+_PORTION = 1000
+# The start of a tuple: length and type of it, then the type and the value of the source address.
+_SOURCE_V4, _SOURCE_V6 = struct.Struct("=HH4x2xH4s"), struct.Struct("=HH4x2xH16s")
 
 
 class Connection(NamedTuple):
@@ -46,18 +66,82 @@ def _source(view: memoryview) -> Tuple[bytes, int, int]:
     return address, bytes(transport[CTA_PROTO_NUM])[0], port
 
 
-def _connections(sock: ConntrackSocket, family: str) -> Iterator[Connection]:
-    for view, _kind, start, end in sock.dump(family):
-        found = parse_attributes(view, start + NFGENMSG.size, end)
-        if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
-            continue
-        source, protocol, _port = _source(found[CTA_TUPLE_ORIG])
-        destination, _protocol, port = _source(found[CTA_TUPLE_REPLY])
-        yield Connection(source, destination, protocol, port, identity_of(found))
+def _connection(entry: Slice) -> Optional[Connection]:
+    view, _kind, start, end = entry
+    found = parse_attributes(view, start + NFGENMSG.size, end)
+    if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
+        return None
+    source, protocol, _port = _source(found[CTA_TUPLE_ORIG])
+    destination, _protocol, port = _source(found[CTA_TUPLE_REPLY])
+    return Connection(source, destination, protocol, port, identity_of(found))
 
 
-def cut_connections(family: str, unwanted: Callable[[Connection], bool]) -> int:
-    """Delete the entries of a family that are unwanted; return how many existed. Raises KernelError."""
-    with ConntrackSocket() as sock:
-        chosen = collected(lambda: (each.identity for each in _connections(sock, family) if unwanted(each)))
-        return sock.delete(family, chosen)
+def _ends(entry: Slice, layout: struct.Struct, address: int) -> Optional[Tuple[bytes, bytes]]:
+    """Return client and replying end of an entry; None if its attributes come in an unexpected order."""
+    view, _kind, start, end = entry
+    offset = start + NFGENMSG.size
+    if offset + layout.size > end:
+        return None
+    length, original, kind, client = layout.unpack_from(view, offset)
+    offset += (length + 3) & ~3
+    if kind != address or original & TYPE_MASK != CTA_TUPLE_ORIG or offset + layout.size > end:
+        return None
+    _length, reply, kind, replying = layout.unpack_from(view, offset)
+    return (client, replying) if kind == address and reply & TYPE_MASK == CTA_TUPLE_REPLY else None
+
+
+def _selections(family: str, addresses: AbstractSet[bytes]) -> Iterator[bytes]:
+    """Yield the selections of entries that together are those of these addresses; an empty one is the whole table."""
+    if len(addresses) > _MOST_SELECTED:
+        yield b""
+        return
+    kind = CTA_IP_V6_SRC if family == IPV6 else CTA_IP_V4_SRC
+    for address in sorted(addresses):
+        source = nested(CTA_TUPLE_IP, attribute(kind, address))
+        yield selection(family, CTA_TUPLE_ORIG, source, CTA_FILTER_ORIG_FLAGS, FILTER_IP_SRC)
+        yield selection(family, CTA_TUPLE_REPLY, source, CTA_FILTER_REPLY_FLAGS, FILTER_IP_SRC)
+
+
+def _connections(sock: ConntrackSocket, family: str, addresses: AbstractSet[bytes]) -> Iterator[Optional[Connection]]:
+    """Yield the connections with one of these addresses at an end, and None after each portion of entries."""
+    layout, kind = (_SOURCE_V6, CTA_IP_V6_SRC) if family == IPV6 else (_SOURCE_V4, CTA_IP_V4_SRC)
+    for only in _selections(family, addresses):
+        is_everything = not only
+        for number, entry in enumerate(sock.dump(family, only), 1):
+            if number % _PORTION == 0:
+                yield None
+            ends = _ends(entry, layout, kind)
+            if ends is not None and ends[0] not in addresses and ends[1] not in addresses:
+                # The kernel does not know the selection.
+                is_everything = True
+                continue
+            connection = _connection(entry)
+            if connection is not None and not addresses.isdisjoint(connection[:2]):
+                yield connection
+        yield None
+        if is_everything:
+            return
+
+
+def cutting_connections(
+    family: str,
+    addresses: AbstractSet[bytes],
+    unwanted: Callable[[Connection], bool],
+    progress: Progress = unheeded,
+) -> Steps[int]:
+    """Delete the unwanted entries of a family with one of these addresses at an end; return how many existed.
+
+    Wherever it pauses, what is unwanted may change. Raises KernelError.
+    """
+
+    def read() -> Iterator[Optional[Connection]]:
+        return (each for each in _connections(sock, family, addresses) if each is None or unwanted(each))
+
+    deleted = 0
+    with ConntrackSocket(progress) as sock:
+        found = yield from collecting(read)
+        for start in range(0, len(found), _PORTION):
+            chosen = [each.identity for each in found[start : start + _PORTION] if unwanted(each)]
+            deleted += sock.delete(family, list(dict.fromkeys(chosen)))
+            yield
+    return deleted

@@ -18,6 +18,7 @@ from .messages import (
     CTA_TUPLE_IP,
     CTA_TUPLE_ORIG,
     CTA_TUPLE_PROTO,
+    FILTER_IP_DST,
     FILTER_IP_SRC,
     FILTER_PROTO_NUM,
     FILTER_PROTO_SRC_PORT,
@@ -33,7 +34,7 @@ from .socket import ConntrackSocket, collected
 Place = Tuple[str, int]
 
 _CTA_IP_V4_DST, _CTA_IP_V6_DST, _CTA_PROTO_DST_PORT = 2, 4, 3
-_FILTER_IP_DST, _FILTER_PROTO_DST_PORT = 1 << 1, 1 << 5
+_FILTER_PROTO_DST_PORT = 1 << 5
 _CTA_STATUS, _CTA_TIMEOUT = 3, 7
 # The names of the states of a protocol, by number.
 _STATES: Mapping[str, Tuple[str, ...]] = {
@@ -91,12 +92,12 @@ def _selection(family: str, protocol: str, source: Place, destination: Place) ->
     sender, receiver = place(*source), place(*destination)
     addresses = attribute(first, sender[:-2]) + attribute(second, receiver[:-2])
     transport = attribute(CTA_PROTO_NUM, bytes((PROTOCOLS[protocol],))) + attribute(_CTA_PROTO_DST_PORT, receiver[-2:])
-    fields = FILTER_IP_SRC | _FILTER_IP_DST | FILTER_PROTO_NUM | _FILTER_PROTO_DST_PORT
+    fields = FILTER_IP_SRC | FILTER_IP_DST | FILTER_PROTO_NUM | _FILTER_PROTO_DST_PORT
     if source[1]:
         transport += attribute(CTA_PROTO_SRC_PORT, sender[-2:])
         fields |= FILTER_PROTO_SRC_PORT
     parts = nested(CTA_TUPLE_IP, addresses) + nested(CTA_TUPLE_PROTO, transport)
-    return selection(CTA_TUPLE_ORIG, parts, CTA_FILTER_ORIG_FLAGS, fields)
+    return selection(family, CTA_TUPLE_ORIG, parts, CTA_FILTER_ORIG_FLAGS, fields)
 
 
 def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optional[TrackedFlow]:

@@ -26,7 +26,7 @@ CTA_IP_V4_SRC, CTA_IP_V6_SRC = 1, 3
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT = 1, 2
 CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
 # CTA_FILTER_F_...: the fields of a tuple that a dump selects by (kernel 5.8).
-FILTER_IP_SRC, FILTER_PROTO_NUM, FILTER_PROTO_SRC_PORT = 1 << 0, 1 << 3, 1 << 4
+FILTER_IP_SRC, FILTER_IP_DST, FILTER_PROTO_NUM, FILTER_PROTO_SRC_PORT = 1 << 0, 1 << 1, 1 << 3, 1 << 4
 NFGENMSG = struct.Struct("=BBH")
 PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
 
@@ -35,7 +35,7 @@ PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socke
 _TUPLE_V4 = struct.Struct("=HH4x2xH4s2xH4s4x2xHB3x2xH2s2x2xH2s2x")
 _TUPLE_V6 = struct.Struct("=HH4x2xH16s2xH16s4x2xHB3x2xH2s2x2xH2s2x")
 _TYPES_V4, _TYPES_V6 = (1, 2, 1, 2, 3), (3, 4, 1, 2, 3)
-_TYPE_MASK = 0x3FFF
+TYPE_MASK = 0x3FFF
 
 #: Protocol, source and destination place.
 ParsedTuple = Tuple[int, bytes, bytes]
@@ -64,8 +64,16 @@ def place(address: str, port: int) -> bytes:
     return (packed(address) or b"") + port.to_bytes(2, "big")
 
 
-def selection(tuple_kind: int, parts: bytes, flags_kind: int, flags: int) -> bytes:
-    """Return attributes by which a dump selects entries (CTA_FILTER, kernel 5.8): a tuple and the fields to compare."""
+def selection(family: str, tuple_kind: int, parts: bytes, flags_kind: int, flags: int) -> bytes:
+    """Return attributes by which a dump selects entries (CTA_FILTER, kernel 5.8): a tuple and the fields to compare.
+
+    The caller must compare the fields, too, since older kernels return all entries. Addresses of IPv6 are left to the
+    caller: Linux 6.18 returns the entries whose address differs from the given one. Empty if no field is left.
+    """
+    if family == IPV6:
+        flags &= ~(FILTER_IP_SRC | FILTER_IP_DST)
+    if not flags:
+        return b""
     return nested(tuple_kind, parts) + nested(CTA_FILTER, attribute(flags_kind, struct.pack("=I", flags)))
 
 
@@ -111,7 +119,7 @@ def read_entry(view: memoryview, start: int, end: int, ipv6: bool, wanted: str =
     offset = start + NFGENMSG.size
     if offset + 2 * size <= end:
         length, kind, t1, _source, t2, destination, t3, protocol, t4, _port, t5, port = layout.unpack_from(view, offset)
-        if (t1, t2, t3, t4, t5) == types and kind & _TYPE_MASK == CTA_TUPLE_ORIG:
+        if (t1, t2, t3, t4, t5) == types and kind & TYPE_MASK == CTA_TUPLE_ORIG:
             if protocol != number:
                 return None
             second = offset + ((length + 3) & ~3)
@@ -119,7 +127,7 @@ def read_entry(view: memoryview, start: int, end: int, ipv6: bool, wanted: str =
                 _length, kind, t1, source, t2, _to, t3, _protocol, t4, source_port, t5, _to_port = layout.unpack_from(
                     view, second
                 )
-                if (t1, t2, t3, t4, t5) == types and kind & _TYPE_MASK == CTA_TUPLE_REPLY:
+                if (t1, t2, t3, t4, t5) == types and kind & TYPE_MASK == CTA_TUPLE_REPLY:
                     return RawEntry(destination + port, source + source_port, view, start, end)
     return _read_slowly(view, start, end, number)
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Type, TypeVar
+from typing import Any, Callable, Generator, Iterable, Iterator, List, Optional, Sequence, Type, TypeVar
 
 from ...addresses import IPV6
 from ...errors import KernelError
@@ -34,22 +34,45 @@ _ATTEMPTS = 5
 Found = TypeVar("Found")
 
 
-def collected(read: Callable[[], Iterable[Found]]) -> List[Found]:
+#: Work that pauses wherever it yields, and returns a result.
+Steps = Generator[None, None, Found]
+
+
+def finished(steps: Steps[Found]) -> Found:
+    """Take all steps at once, and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Found = end.value
+            return result
+
+
+def collecting(read: Callable[[], Iterable[Optional[Found]]]) -> Steps[List[Found]]:
     """Return the items that ``read`` yields for a whole dump; call ``read`` again if the table changed meanwhile.
 
     A dump that is interrupted in each of several attempts is used nevertheless: its entries were in the table. On a
-    busy node, waiting for a consistent dump could take forever. Raises KernelError.
+    busy node, waiting for a consistent dump could take forever. Wherever ``read`` yields None, there is a pause. Raises
+    KernelError.
     """
     found: List[Found] = []
     for _attempt in range(_ATTEMPTS):
         found = []
         try:
             for item in read():
-                found.append(item)  # The entries read before the interruption are valid.
+                if item is None:
+                    yield
+                else:
+                    found.append(item)  # The entries read before the interruption are valid.
         except DumpInterrupted:
             continue
         break
     return found
+
+
+def collected(read: Callable[[], Iterable[Found]]) -> List[Found]:
+    """Return what :func:`collecting` does, without a pause."""
+    return finished(collecting(read))
 
 
 class ConntrackSocket:
@@ -91,7 +114,7 @@ class ConntrackSocket:
         """Yield the entries of a family and protocol (TCP, UDP, SCTP) as :meth:`dump` reads them."""
         ipv6 = family == IPV6
         number = nested(CTA_TUPLE_PROTO, attribute(CTA_PROTO_NUM, bytes((PROTOCOLS[protocol],))))
-        only = selection(CTA_TUPLE_ORIG, number, CTA_FILTER_ORIG_FLAGS, FILTER_PROTO_NUM)
+        only = selection(family, CTA_TUPLE_ORIG, number, CTA_FILTER_ORIG_FLAGS, FILTER_PROTO_NUM)
         for view, _kind, start, end in self.dump(family, only):
             entry = read_entry(view, start, end, ipv6, protocol)
             if entry is not None:

@@ -97,10 +97,10 @@ def _flows(sock: ConntrackSocket, family: str, endpoint: bytes) -> Iterator[_Flo
     transport = attribute(CTA_PROTO_NUM, bytes((_TCP,))) + attribute(CTA_PROTO_SRC_PORT, endpoint[-2:])
     reply = nested(CTA_TUPLE_IP, address) + nested(CTA_TUPLE_PROTO, transport)
     fields = FILTER_IP_SRC | FILTER_PROTO_NUM | FILTER_PROTO_SRC_PORT
-    for view, _kind, start, end in sock.dump(family, selection(CTA_TUPLE_REPLY, reply, CTA_FILTER_REPLY_FLAGS, fields)):
+    only = selection(family, CTA_TUPLE_REPLY, reply, CTA_FILTER_REPLY_FLAGS, fields)
+    for view, _kind, start, end in sock.dump(family, only):
         parts = parse_attributes(view, start + NFGENMSG.size, end)
         tuples = parse_tuples(parts)
-        # A kernel that does not know the filter returns all entries.
         if tuples is not None and tuples[1][:2] == (_TCP, endpoint):
             _protocol, source, destination = tuples[0]
             yield _Flow(source, destination, identity_of(parts))
