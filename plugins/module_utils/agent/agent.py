@@ -14,7 +14,6 @@ import signal
 import time
 from typing import Any, Callable, Dict, Optional
 
-from ..addresses import FAMILIES
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.modes.registry import with_listeners
@@ -357,8 +356,7 @@ class Agent:
             return
         if batch.kind == NODES.kind:
             parts = self.parts
-            if self.sync.node_changed(parts.node_name, lambda: self.sync.rebuild(parts.request(parts.configuration))):
-                families = frozenset(FAMILIES)
+            self.sync.node_changed(parts.node_name, lambda: self.sync.rebuild(parts.request(parts.configuration)))
         elif batch.kind == SERVICE_CIDRS.kind:
             self.sync.refresh_addresses_soon()
         if families:

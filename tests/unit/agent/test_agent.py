@@ -50,15 +50,12 @@ def test_a_change_queues_the_families_that_it_concerns(tmp_path, monkeypatch):
     agent = Agent(AgentOptions(configuration=str(path)), Log(io.StringIO()))
     queued = []
     monkeypatch.setattr(agent.sync, "note_queued", queued.append)
-    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: False)
+    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: None)
     agent._apply(Batch("Service", [manifests.service("a", "10.96.0.1", [])], []))
     assert queued == [{"IPv4"}]
     # A Node that changes nothing, while the Service is not programmed yet.
     agent._apply(Batch("Node", [manifests.node("n1", "192.0.2.1", "10.0.0.0/24")], []))
     assert queued == [{"IPv4"}]
-    monkeypatch.setattr(agent.sync, "node_changed", lambda _name, _rebuild: True)
-    agent._apply(Batch("Node", [manifests.node("n1", "192.0.2.2", "10.0.0.0/24")], []))
-    assert queued == [{"IPv4"}, {"IPv4", "IPv6"}]
 
 
 def test_each_address_in_a_known_range_of_pods_is_a_client(tmp_path):

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent import timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, node_follower, proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from tests.lab import manifests
@@ -357,6 +358,55 @@ def test_another_zone_applies_every_service_again(bench):
     bench.sync.node_changed("n1", lambda: pytest.fail("no need to set up again"))
     assert bench.view.dirty == set(bench.view.state.services)
     assert bench.sync.proxiers.families[0].context.node.zone == "west"
+    assert bench.sync.is_due or bench.sync.delay() < node_follower.ZONE_PAUSE_SECONDS
+
+
+def test_a_zone_that_changes_again_and_again_is_applied_now_and_then(bench):
+    bench.put(kubernetes_node())
+    bench.sync.follower.set_up_for(bench.view.state.nodes["n1"])
+    applied = 0
+    for number in range(120):
+        bench.put(kubernetes_node(metadata={"labels": {"topology.kubernetes.io/zone": f"z{number}"}}))
+        bench.view.pop_dirty()
+        bench.sync.node_changed("n1", lambda: pytest.fail("no need to set up again"))
+        bench.timers.run()
+        applied += bool(bench.view.dirty)
+        bench.now += 0.5
+    assert applied == 2
+    bench.now += node_follower.ZONE_PAUSE_SECONDS
+    bench.timers.run()
+    assert bench.sync.proxiers.families[0].context.node.zone == "z119"
+
+
+def dns(number):
+    """Return the EndpointSlice of a UDP Service with a new endpoint."""
+    ports = [manifests.port(53, protocol="UDP")]
+    return manifests.endpoint_slice("dns", [manifests.endpoint(f"10.244.1.{number}", "n2")], ports, namespace="d")
+
+
+def test_changed_udp_endpoints_read_connections_a_tenth_of_the_time(monkeypatch):
+    bench = SyncBench(monkeypatch)
+    monkeypatch.setattr(timers.time, "monotonic", lambda: bench.now)
+    examined = []
+    monkeypatch.setattr(
+        proxier, "delete_stale", lambda *_words: examined.append(bench.now) or bench.pass_time(1.0) or 0
+    )
+    bench.put(
+        manifests.service("dns", "10.96.0.10", [manifests.port(53, protocol="UDP")], namespace="d"), service("w", 1)
+    )
+    bench.put(dns(1))
+    bench.sync.sync(first=True)
+    examined.clear()
+    started = bench.now
+    for number in range(2, 42):
+        bench.put(dns(number))
+        bench.sync.sync()
+        bench.now += 0.5
+    assert 1 <= len(examined) <= (bench.now - started) / 10 + 1
+    bench.now += 10
+    bench.timers.run()
+    bench.sync.sync()
+    assert examined[-1] >= bench.now - 1, "the last change is examined without another one"
 
 
 CIDRS = {"podCIDRs": ["10.244.1.0/24"]}

@@ -78,7 +78,7 @@ class NodeSync:
             view, health, metrics=metrics, surface=surface, log=log, limited=limited, losses=losses, post=post
         )
         self.schedule = _schedule(configuration)
-        self.follower = NodeFollower(timers, log, limited)
+        self.follower = NodeFollower(timers, log, limited, zone_changed=self._zone_changed)
         self._view = view
         self._health = health
         self._metrics = metrics
@@ -106,8 +106,9 @@ class NodeSync:
         self._gauges = timers.add("refresh gauges", self._refresh_gauges)
         self._check = timers.add("check everything", self._check_everything)
         self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
-        self._held = timers.add("apply a change that was held back", self._apply_held)
-        self._rise = timers.add("raise the share of new endpoints", self._raise_shares)
+        self._held = timers.add("apply a change that was held back", self._request_sync)
+        self._examine = timers.add("examine connections", self._request_sync)
+        self._rise = timers.add("raise the share of new endpoints", self._request_sync)
 
     @property
     def drift(self) -> Optional[DriftWatch]:
@@ -229,6 +230,9 @@ class NodeSync:
             self._post(None, WARNING, Reason.ENDPOINTS_LOST, "Sync", outcome.loss)
         if outcome.held_until:
             self._held.restart(max(0.0, outcome.held_until - now))
+        for family in proxiers.families:
+            if family.examines_later:
+                self._examine.start(family.examines_later)
         if any(family.draining for family in proxiers.families):
             self._draining.start(DRAIN_SECONDS)
         self._gauges.start(GAUGES_SECONDS)
@@ -344,27 +348,28 @@ class NodeSync:
                 self._health.queued(family.family)
                 self._metrics.last_queued.labels(family.family).set_to_current_time()
 
-    def node_changed(self, name: str, rebuild: Callable[[], None]) -> bool:
-        """Follow a change of this node's Node object; return whether it concerns every Service.
-
-        ``rebuild`` sets the node up again.
-        """
+    def node_changed(self, name: str, rebuild: Callable[[], None]) -> None:
+        """Follow a change of this node's Node object. ``rebuild`` sets the node up again."""
         node = self._view.state.nodes.get(name)
         if node is None:
             self.follower.deleted(name)
-            return False
+            return
         self._health.node_seen(node)
-        if self.proxiers is None or not self.follower.follow(node, self.proxiers, rebuild):
-            return False
+        if self.proxiers is not None and self.follower.follow(node, self.proxiers, rebuild):
+            self._every_service_changed()
+
+    def _zone_changed(self, zone: str) -> None:
+        for family in self.proxiers.families if self.proxiers is not None else ():
+            family.set_zone(zone)
+            family.needs_full = True
+        self._every_service_changed()
+
+    def _every_service_changed(self) -> None:
         self._view.dirty |= set(self._view.state.services)
-        return True
+        self.note_queued()
 
-    def _raise_shares(self) -> None:
-        # The sync finds out which shares rise.
-        self.schedule.request()
-
-    def _apply_held(self) -> None:
-        # The schedule may have been replaced meanwhile, by a new configuration.
+    def _request_sync(self) -> None:
+        # The schedule may have been replaced meanwhile, by a new configuration. The sync finds out what is due.
         self.schedule.request()
 
     def _check_everything(self) -> None:

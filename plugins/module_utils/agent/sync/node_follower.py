@@ -12,8 +12,11 @@ from ...configuration.model import NODE_CIDR
 from ...errors import ProxyError
 from ..surface.log import LimitedLog, Log
 from ..surface.surface import RETRY_SECONDS
-from ..timers import Timers
+from ..timers import Pace, Timers
 from .setup import Proxiers
+
+#: A zone concerns every Service, and a controller may change the label again and again.
+ZONE_PAUSE_SECONDS = 30.0
 
 
 class NodeChange(NamedTuple):
@@ -43,15 +46,21 @@ class NodeFollower:
     The node is set up again when the Node becomes known, and when addresses or podCIDRs on which the settings depend
     have changed; kube-proxy must be restarted for that (its pkg/proxy/node.go). Values that the Node has lost remain in
     effect, since without them node ports would answer on more addresses than before, and no traffic of pods would be
-    recognised. ``in_effect``: the version for which the node was set up, None without a Node.
+    recognised. ``in_effect``: the version for which the node was set up, None without a Node. ``zone_changed`` is
+    called with a new zone, at most every ZONE_PAUSE_SECONDS.
     """
 
-    def __init__(self, timers: Timers, log: Log, limited: LimitedLog) -> None:
+    def __init__(self, timers: Timers, log: Log, limited: LimitedLog, *, zone_changed: Callable[[str], None]) -> None:
         self.in_effect: Optional[Node] = None
         # What the Node has lost, as reported.
         self._lost: Tuple[str, ...] = ()
         self._rebuild: Callable[[], None] = lambda: None
         self._retry = timers.add("apply a change of the Node", self._retry_set_up)
+        # The zone in effect, and that of the Node.
+        self._zone = self._latest_zone = ""
+        self._zone_changed = zone_changed
+        self._zone_pace = Pace(timers.clock, 0.0, ZONE_PAUSE_SECONDS)
+        self._zone_timer = timers.add("apply the zone of the Node", self._apply_zone)
         self._log = log
         self._limited = limited
 
@@ -87,16 +96,19 @@ class NodeFollower:
         elif change.found:
             self._log.info("the Node changed", node=node.name, changed=", ".join(change.found))
             return self._set_up_again()
-        return self._follow_zone(node, proxiers)
+        self._zone, self._latest_zone = proxiers.families[0].context.node.zone, node.zone
+        if self._zone_pace.rest():
+            self._zone_timer.start(self._zone_pace.rest())
+        else:
+            self._apply_zone()
+        return False
 
-    def _follow_zone(self, node: Node, proxiers: Proxiers) -> bool:
-        if node.zone == proxiers.families[0].context.node.zone:
-            return False
-        self._log.info("the zone of this node changed", zone=node.zone)
-        for family in proxiers.families:
-            family.set_zone(node.zone)
-            family.needs_full = True
-        return True
+    def _apply_zone(self) -> None:
+        if self._zone != self._latest_zone:
+            self._zone = self._latest_zone
+            self._zone_pace.worked(0)
+            self._log.info("the zone of this node changed", zone=self._zone)
+            self._zone_changed(self._zone)
 
     def _retry_set_up(self) -> None:
         self._set_up_again()

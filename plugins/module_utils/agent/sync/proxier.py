@@ -9,7 +9,6 @@ everything; it comes first, after a failure, and when another program may have c
 
 from __future__ import annotations
 
-import time
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar
 
 from ...addresses import family_of
@@ -36,10 +35,14 @@ from ...serviceports.flows import FlowChanges, released_protocols
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
 from ..failures import NOT_OF_ONE_OBJECT, Failures
+from ..timers import Pace, monotonic
 from .summaries import Summaries
 
 _SERVICES_BETWEEN_PROGRESS = 500
 _ENDPOINTS_BETWEEN_PROGRESS = 20_000
+# Any user may change the endpoints of a UDP Service. So where reading the connections takes longer than this, it takes
+# a tenth of the time at most.
+_SHORT_SECONDS, _EXAMINE_PAUSE_FACTOR = 0.02, 9.0
 _T = TypeVar("_T")
 
 
@@ -112,6 +115,7 @@ class Proxier:
         settings = configuration.node_proxy.behaviour
         self._flows = FlowChanges(released_protocols(settings.behaviour, settings.end_deleted))
         self._udp_changed: Set[NamespacedName] = set()
+        self._examined = Pace(monotonic, _EXAMINE_PAUSE_FACTOR)
         #: Services with ports that the mode cannot serve, and why.
         self.unserved: Dict[NamespacedName, List[str]] = {}
         #: Services whose policy the mode supports only in part, and what it does not support.
@@ -334,13 +338,15 @@ class Proxier:
 
         Like kube-proxy 1.36, examine the entries of all UDP Services after the endpoints of any of them changed: so
         those of addresses that a Service has got since then are found, too. Return how many were deleted and the
-        seconds it took (0 if no Service changed). Raises KernelError.
+        seconds it took (0 if no Service changed, or :attr:`examines_later`). Raises KernelError.
         """
+        if self._examined.rest():
+            return 0, 0.0
         udp, self._udp_changed = self._udp_changed, set()
         changed, released = self._flows.pop()
         if not self.mode.tracks_connections or not (udp or changed or released):
             return 0, 0.0
-        started = time.monotonic()
+        started = monotonic()
         examined = self.summaries.udp_services | changed if udp else changed
         ports = (port for name in examined for port in self.service_ports(state, name) or ())
         try:
@@ -350,4 +356,13 @@ class Proxier:
             self._udp_changed |= udp
             self._flows.put_back(changed, released)
             raise
-        return deleted, time.monotonic() - started
+        seconds = monotonic() - started
+        if seconds > _SHORT_SECONDS:
+            self._examined.worked(seconds)
+        return deleted, seconds
+
+    @property
+    def examines_later(self) -> float:
+        """The seconds until :meth:`clean_conntrack` will examine entries, because it has done so just now; else 0."""
+        waits = self.mode.tracks_connections and (self._udp_changed or self._flows.changed or self._flows.released)
+        return self._examined.rest() if waits else 0.0
