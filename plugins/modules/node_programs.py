@@ -5,14 +5,15 @@
 
 DOCUMENTATION = r"""
 module: node_programs
-short_description: Find programs on a node, and check its Python
+short_description: Find programs on a node, and check that no other service proxy runs there
 version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Returns which of the given programs a node has, as the modules of this collection find them.
-  - Like every module of the collection, it fails with one line on a Python that is too old. The roles use it as the
-    first task on a node, so that nothing is changed there before.
+  - Like every module of the collection, it fails with one line on a Python that is too old, and on request if another
+    service proxy runs on the node. The roles use it as the first task on a node, so that nothing is changed there
+    before.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
@@ -22,6 +23,19 @@ options:
     type: list
     elements: str
     required: true
+  exclusive:
+    description:
+      - Whether to fail if another service proxy runs on the node, such as kube-proxy. It needs root, which sees the
+        programs of all users.
+    type: bool
+    default: false
+  ignore_findings:
+    description:
+      - Service proxies to accept nevertheless, by the names that O(kubenode.proxy.service_proxy#module:ignore_findings)
+        lists, such as V(kube-proxy). Other names are accepted and have no effect.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Nothing is changed in any mode.
@@ -44,6 +58,11 @@ EXAMPLES = r"""
 - name: Stop if one is missing
   ansible.builtin.assert:
     that: programs.missing | length == 0
+
+- name: Stop if kube-proxy or another service proxy runs
+  kubenode.proxy.node_programs:
+    names: []
+    exclusive: true
 """
 
 RETURN = r"""
@@ -59,34 +78,48 @@ missing:
   returned: success
   sample: [ip6tables]
 error_kind:
-  description: The kind of failure, V(python).
+  description: The kind of failure, V(python), V(preflight) or V(configuration).
   type: str
   returned: failure
-  sample: python
+  sample: preflight
 """
 
-from typing import Dict
+from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import judge
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import service_proxy_findings
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(
-        argument_spec={"names": {"type": "list", "elements": "str", "required": True}},
-        supports_check_mode=True,
-    )
+def found_programs(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the paths of programs. Raises PreflightError if another service proxy runs and must not."""
+    if module.params["exclusive"]:
+        judge(service_proxy_findings(), module.params["ignore_findings"])
     found: Dict[str, str] = {}
     for name in module.params["names"]:
         path = find_program(name)
         if path:
             found[name] = path
     missing = [name for name in module.params["names"] if name not in found]
-    module.exit_json(changed=False, found=found, missing=missing)
+    return {"changed": False, "found": found, "missing": missing}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "exclusive": {"type": "bool", "default": False},
+            "ignore_findings": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    run(module, found_programs)
 
 
 if __name__ == "__main__":

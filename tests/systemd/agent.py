@@ -66,6 +66,35 @@ def dataplane(node: Node) -> List[str]:
     return sorted([*lines, *(word for table in mine for word in re.split(r"[\n,]", table))])
 
 
+class KubeProxy:
+    """A kube-proxy in the network namespace of a node, as a program of root; a context manager."""
+
+    PATH = "/tmp/kube-proxy"
+    UNIT = "kube-proxy.service"
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __enter__(self) -> KubeProxy:
+        self._node.copy(INSIDE / "kube_proxy.py", self.PATH)
+        self._node.run("chmod", "755", self.PATH)
+        self._node.run("systemd-run", f"--unit={self.UNIT}", "--collect", self.PATH)
+        wait_for("kube-proxy writes its chains", self.serves)
+        return self
+
+    def serves(self) -> bool:
+        """Return whether its chains are there."""
+        return "-A KUBE-SVC-STANDIN " in self._node.output("iptables-save", "-t", "nat")
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        problem: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self._node.run("systemctl", "stop", self.UNIT)
+
+
 def mark(node: Node) -> str:
     """Return the current position in the journal, for :func:`log_since`."""
     return node.output("journalctl", "--no-pager", "-n", "0", "--show-cursor").rsplit(": ", 1)[1].strip()

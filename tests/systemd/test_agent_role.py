@@ -14,7 +14,7 @@ import yaml
 
 from tests.molecule_support.portrait import differences
 
-from .agent import UNIT, dataplane, picture, start_of, status
+from .agent import UNIT, KubeProxy, dataplane, log_since, mark, picture, start_of, status
 from .cluster import POD, endpoint_slice
 from .node import collection, play, wait_for
 
@@ -65,6 +65,18 @@ def installed(node, before, variables):
 
 def rules(node):
     return node.output("iptables-save", "-t", "nat")
+
+
+def test_nothing_is_installed_beside_kube_proxy(node, before, variables):
+    with KubeProxy(node) as kube_proxy:
+        refused = node.role("agent", variables, failing=True)
+        assert "kube-proxy runs on this node (process " in refused.output and "[kube-proxy]" in refused.output
+        assert "with kubenode.proxy.migrate" in refused.output and refused.changed == 0
+        assert kube_proxy.serves()
+    node.run("iptables", "-t", "nat", "-F")
+    node.run("iptables", "-t", "nat", "-X")
+    node.run("iptables", "-t", "mangle", "-X")
+    assert differences(before, picture(node)) == []
 
 
 def endpoint_is_served(node, address):
@@ -238,6 +250,15 @@ def test_killed_agent_is_restarted_and_keeps_the_dataplane(node, installed):
     assert dataplane(node) == rules_before
     wait_for("active", lambda: node.unit(UNIT, "ActiveState")["ActiveState"] == "active")
     assert dataplane(node) == rules_before
+
+
+def test_the_agent_does_not_start_beside_kube_proxy(node, installed):
+    wanted, cursor = dataplane(node), mark(node)
+    with KubeProxy(node) as kube_proxy:
+        node.run("systemctl", "restart", UNIT, check=False)
+        wait_for("the reason", lambda: "kube-proxy runs on this node (process " in log_since(node, cursor))
+        assert node.unit(UNIT, "MainPID")["MainPID"] == "0" and kube_proxy.serves()
+    wait_for("what was served before", lambda: dataplane(node) == wanted)
 
 
 def test_external_removal_is_repaired(node, installed):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.molecule_support.portrait import differences
 
-from .agent import dataplane, picture
+from .agent import KubeProxy, dataplane, picture
 from .cluster import POD, Cluster, endpoint_slice, service
 from .cluster import node as node_object
 from .controller import Repository, install_ansible
@@ -102,6 +102,12 @@ def reschedule(node, variables):
     return result
 
 
+def test_nothing_is_scheduled_beside_kube_proxy(node, before, variables):
+    with KubeProxy(node):
+        refused = node.role("schedule", variables, "--check", failing=True)
+        assert "kube-proxy runs on this node (process " in refused.output and refused.changed == 0
+
+
 def test_second_application_changes_nothing(node, scheduled, variables):
     assert node.role("schedule", variables).changed_tasks == []
 
@@ -156,6 +162,14 @@ def test_failed_run_is_reported_and_the_dataplane_is_kept(node, scheduled):
     assert gauges["last_run_timestamp_seconds"] > before["last_run_timestamp_seconds"]
     assert f"--to-destination {POD}:8080" in node.output("iptables-save", "-t", "nat")
     node.run("mv", "/srv/away", "/srv/snapshot.json")
+
+
+def test_a_run_is_refused_while_kube_proxy_serves(node, scheduled):
+    with KubeProxy(node) as kube_proxy:
+        assert run_now(node, check=False) != 0
+        assert "kube-proxy runs on this node (process " in node.log(RUN)
+        assert kube_proxy.serves()
+    run_now(node)
 
 
 @pytest.mark.full

@@ -125,6 +125,12 @@ def _check_configuration(arguments: argparse.Namespace, streams: Streams) -> int
     return _show(check_configuration(arguments), arguments, streams)
 
 
+def _preflight(arguments: argparse.Namespace, streams: Streams) -> int:
+    from .preflight_command import check_node
+
+    return _show(check_node(arguments), arguments, streams)
+
+
 def _reload(arguments: argparse.Namespace, streams: Streams) -> int:
     from .agent_commands import reload_agent
 
@@ -205,6 +211,7 @@ COMMANDS = {
         options.add_check_configuration,
         _check_configuration,
     ),
+    "preflight": Command("check that no other service proxy runs on this node", options.add_preflight, _preflight),
     "reload": Command("make the agent read its configuration again", options.add_reload, _reload),
     "version": Command(
         "show the collection's version and the engine's hash, as --version does", options.add_nothing, _version

@@ -138,8 +138,11 @@ def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[st
 
 
 def _converged(request: Request, warnings: Sequence[str]) -> CommandResult:
-    """Converge the node to the request, or with ``request.check`` compare it; the ``warnings`` precede the report's."""
-    report = converge(request)
+    """Converge the node to the request; the ``warnings`` precede the report's."""
+    return _result(request, converge(request), warnings)
+
+
+def _result(request: Request, report: Report, warnings: Sequence[str]) -> CommandResult:
     code = DIFFERENT if request.check and report.changed else OK
     refused = tuple(f"skipped: {refusal}" for refusal in (*report.refused, *report.skipped))
     lines = _report_lines(report, request.check, request.describe)
@@ -195,8 +198,8 @@ def show_diff(arguments: argparse.Namespace) -> CommandResult:
     """Show every entry that a convergence would change (``diff``)."""
     configuration, warnings = _configuration(arguments)
     cluster, about_source = _cluster(arguments, configuration)
-    request = _request(arguments, cluster, configuration)._replace(check=True, describe=True, max_loss_percent=100.0)
-    return _converged(request, (*warnings, *about_source))
+    request = _request(arguments, cluster, configuration)._replace(check=True, describe=True)
+    return _result(request, inspect(request), (*warnings, *about_source))
 
 
 def clean_up(arguments: argparse.Namespace) -> CommandResult:

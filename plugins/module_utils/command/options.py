@@ -14,6 +14,7 @@ from .drain.options import add_file
 from .shared_options import (
     add_configuration,
     add_control,
+    add_findings,
     add_history,
     add_lock,
     add_node,
@@ -116,6 +117,12 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
 def add_check_configuration(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``check-configuration``."""
     parser.add_argument("file", metavar="FILE", help="a KubeProxyConfiguration")
+    add_output(parser)
+
+
+def add_preflight(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``preflight``."""
+    add_findings(parser)
     add_output(parser)
 
 

@@ -36,9 +36,16 @@ def add_node(parser: argparse.ArgumentParser) -> None:
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
     """Add the options that a command needs even if it serves nothing."""
+    add_findings(parser)
+    parser.add_argument(
+        "--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot"
+    )
+
+
+def add_findings(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the configuration and for what is ignored on the node."""
     add = parser.add_argument
     add("--config", default=_default_configuration(), metavar="FILE", help="a KubeProxyConfiguration")
-    add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot")
     add("--ignore", action="append", default=[], metavar="FINDING", help="ignore a preflight finding")
 
 

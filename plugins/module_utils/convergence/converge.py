@@ -116,7 +116,7 @@ class _Convergence:
         for item in families:
             self.warnings += unserved(mode.rendering, item.service_ports.values())
         with self.watch.stage("preflight"):
-            self.warnings += check_node(configuration, mode, families, request.ignore_findings)
+            self.warnings += check_node(configuration, mode, families, request.ignore_findings, request.compare)
             self.warnings += check_policies(request, view)
         self._run([node_modules(mode, configuration, view)])
         families = self._with_schedulers(mode, families)

@@ -14,7 +14,7 @@ from ..kernel.modules import ModulesResource
 from ..kernel.sysctls import Wanted
 from ..preflight.check import Intention, preflight
 from ..preflight.cluster_state import Host, completeness_findings, node_findings
-from ..preflight.findings import Finding, judge
+from ..preflight.findings import CONFLICTS, WARNING, Finding, judge
 from ..preflight.processes import processes, removal_findings
 from ..resources import Stage
 from .family import FamilyContext, FamilyServices
@@ -53,10 +53,12 @@ def check_node(
     mode: Mode,
     families: Sequence[FamilyServices],
     ignored: Sequence[str] = (),
+    compare: bool = False,
 ) -> List[str]:
     """Return warnings about the node and the ServicePorts to be served; change nothing.
 
-    ``ignored``: names of findings to ignore. Raises PreflightError if the mode cannot work here.
+    ``ignored``: names of findings to ignore. With ``compare``, conflicts with other programs are warnings. Raises
+    PreflightError if the mode cannot work here.
     """
     contexts = [item.context for item in families]
     intention = Intention(
@@ -66,7 +68,10 @@ def check_node(
         variants={context.family: context.variant for context in contexts if context.variant is not None},
         set_contributions=mode.set_contributions(families),
     )
-    return list(judge(preflight(intention), tuple(ignored)))
+    found = preflight(intention)
+    if compare:
+        found = [item._replace(severity=WARNING) if item.name in CONFLICTS else item for item in found]
+    return list(judge(found, tuple(ignored)))
 
 
 def check_removal(ignored: Sequence[str]) -> List[str]:

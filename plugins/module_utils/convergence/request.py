@@ -34,6 +34,8 @@ class Request(NamedTuple):
     fallback: str = ""
     #: Change nothing at all.
     check: bool = False
+    #: Only compare: another program that conflicts with a convergence causes a warning.
+    compare: bool = False
     #: Include the lines of every changed table.
     describe: bool = False
     #: The directory of the lock and the ledger, which should not survive a reboot.

@@ -73,7 +73,7 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
         where = f"(process {process.number})"
         if "kube-proxy" in names:
             what = f"kube-proxy runs on this node {where} and would revert the changes"
-            remedy = "remove its DaemonSet from this node or stop its unit, then run again"
+            remedy = "preview and take over with kubenode.proxy.migrate, or stop its unit if it is no DaemonSet"
             findings.append(Finding(KUBE_PROXY, ERROR, what, remedy))
         elif "kube-router" in names and option(process, "run-service-proxy") not in _FALSE:
             what = f"kube-router runs its own service proxy on this node {where}"
@@ -92,6 +92,14 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
             remedy = "systemctl disable --now firewalld, or converge again after every firewall-cmd --reload"
             findings.append(Finding(FIREWALLD, WARNING, what, remedy))
     return list(dict.fromkeys(findings))
+
+
+def service_proxy_findings(root: str = "") -> List[Finding]:
+    """Return an error for each other service proxy that runs on this node. Only root can see the programs of all users.
+
+    Modules, roles, and the units of the agent and of the timer check this before they program any Service.
+    """
+    return [finding for finding in process_findings(processes(root)) if finding.severity == ERROR]
 
 
 def removal_findings(running: Sequence[Process]) -> List[Finding]:

@@ -177,7 +177,7 @@ class _Seen(ProxyError):
     ("words", "function"),
     [
         (("converge",), "converge"),
-        (("diff",), "converge"),
+        (("diff",), "inspect"),
         (("status", "--control", "/nowhere"), "inspect"),
         (("explain", "10.96.0.7:80"), "choose_mode"),
         (("explain", "--from", "10.0.0.1", "--to", "10.96.0.7:80"), "choose_mode"),

@@ -26,6 +26,6 @@ def converge(request: Request, witness: Optional[Witness] = None) -> Report:
 def inspect(request: Request) -> Report:
     """Return what a convergence would change, and the number of programmed entries, without changing anything.
 
-    A difference of any size is not an error.
+    A difference of any size is not an error, nor is another service proxy on the node.
     """
-    return converge(request._replace(check=True, max_loss_percent=100.0))
+    return converge(request._replace(check=True, compare=True, max_loss_percent=100.0))
