@@ -280,6 +280,24 @@ def test_a_finding_on_one_host_is_reported_before_any_host_is_changed(cluster, b
     assert_untouched(cluster, before, *NODES)
 
 
+def test_a_kernel_parameter_that_cannot_be_changed_is_reported_before_any_host_is_changed(cluster, before):
+    wanted = {"kernel_unchangeable": "fail", "kernel_sysctls": {"net.netfilter.nf_conntrack_max": 77777}}
+    status, text = cluster.migrate("-e", json.dumps(wanted))
+    assert status != 0 and "net.netfilter.nf_conntrack_max" in text and "kernel_unchangeable" in text, text
+    assert cluster.api.patched == [] and cluster.with_kube_proxy() == list(NODES)
+    assert_untouched(cluster, before, *NODES)
+
+
+def test_the_preview_shows_the_rules_that_differ(cluster, before):
+    node = cluster.nodes["node-a"]
+    saved = node.run(["iptables-nft-save", "-t", "nat"])
+    node.run(["nft", "flush", "chain", "ip", "nat", "KUBE-NODEPORTS"])
+    status, text = cluster.migrate("--check", "--diff", "--limit", "node-a")
+    node.run(["iptables-nft-restore"], saved)
+    assert status == 0 and "+++ after: IPv4 chains" in text, text
+    assert "\n+nat: -A KUBE-NODEPORTS " in text, text
+
+
 def test_check_mode_reports_no_difference_from_kube_proxy_and_changes_nothing(cluster, before):
     status, text = cluster.migrate("--check", "--diff")
     assert status == 0, text
@@ -299,7 +317,7 @@ def test_a_first_host_that_does_not_answer_is_rolled_back_and_stops_the_rollout(
     status, text = cluster.migrate()
     node.start_endpoint()
     assert status != 0 and "10.96.2.1 port 80 does not answer from node-a" in text, text
-    assert "kube-proxy serves this host again" in text
+    assert '(kube-proxy serves this host again)"' in text, text
     assert cluster.labelled() == [] and cluster.with_kube_proxy() == list(NODES)
     assert f"/api/v1/nodes/{NODES[0]}" in {path for path, _body in cluster.api.patched}
     assert f"/api/v1/nodes/{NODES[1]}" not in {path for path, _body in cluster.api.patched}
