@@ -119,13 +119,17 @@ summary:
   sample: "IPv4 chains: 1 different; IPv4 real servers: 2 missing"
 difference:
   description:
-    - The lines that differ, in the syntax of the usual tool of each table, at most O(diff_lines) of a table. C(-) marks
-      lines that only the node has, C(+) lines that it lacks.
+    - A unified diff of each table that differs, in the syntax of its usual tool, of at most O(diff_lines) lines. C(-)
+      marks lines that only the node has, C(+) lines that it lacks.
     - The default callback plugin prints C(diff) only for tasks that report a change, which this module never does.
   type: list
   elements: str
   returned: a source of the cluster state is given, in diff mode
-  sample: ["IPv4 chains:", "+-t nat -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"]
+  sample:
+    - "--- before: IPv4 chains"
+    - "+++ after: IPv4 chains"
+    - "@@ -0,0 +1 @@"
+    - "+-t nat -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"
 newer:
   description:
     - How the node differs from the given cluster state because its agent serves another one, in one line. Empty if it

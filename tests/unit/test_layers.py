@@ -22,6 +22,7 @@ ORDER = (
         "event_reasons",
         "addresses",
         "clients",
+        "differences",
         "mode_names",
         "progress",
         "resources",

@@ -15,7 +15,8 @@ PASSING = ("forwarded", "unchanged", "left")
 _WIDTH = 80
 #: The rows of one kind that the text shows; JSON has all.
 _ROWS = 40
-_MARKS = {"": " ", "missing": "-", "extra": "+"}
+#: As in every diff: what will be added, and what goes.
+_MARKS = {"": " ", "missing": "+", "extra": "-"}
 
 
 def wrapped(indent: int, text: str) -> List[str]:

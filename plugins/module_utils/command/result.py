@@ -37,15 +37,14 @@ class CommandResult(NamedTuple):
 
 
 def change_lines(changes: Sequence[TableChange], checking: bool, with_entries: bool) -> List[str]:
-    """Return the lines that list changes: the entries before and after, or with ``with_entries`` False their counts."""
+    """Return the lines that list changes: the diff of each table, or with ``with_entries`` False the counts."""
+    if with_entries:
+        from ..differences import unified
+
+        return [line for change in changes for line in unified(change.table, change.before, change.after)]
     words = ("to add", "to replace", "to remove") if checking else ("added", "replaced", "removed")
     lines = []
     for change in changes:
-        if with_entries:
-            lines += [f"--- {change.table}", *(f"-{line}" for line in change.before)]
-            lines += [f"+{line}" for line in change.after]
-        else:
-            numbers = (change.added, change.replaced, change.removed)
-            parts = (f"{number} {word}" for number, word in zip(numbers, words))
-            lines.append(f"{change.table}: {', '.join(parts)}")
+        parts = (f"{number} {word}" for number, word in zip((change.added, change.replaced, change.removed), words))
+        lines.append(f"{change.table}: {', '.join(parts)}")
     return lines

@@ -11,6 +11,7 @@ from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.ipvs_glue import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
+from ..differences import unified
 from ..errors import Refusal
 from .tables import text_difference
 
@@ -121,20 +122,11 @@ def kernel_settings(configuration: KubeProxyConfiguration, glue: str, localhost:
 
 
 def difference_lines(changes: Iterable[TableChange], limit: int) -> List[str]:
-    """Return the lines that differ, each with ``-`` or ``+``, below the name of their table.
-
-    At most ``limit`` lines of each table, all of them if it is 0 or less. Lines that an entry has before and after,
-    such as the other rules of a chain, are omitted.
-    """
-    lines = []
+    """Return the diffs of all tables that differ, of at most ``limit`` lines each, all of them if it is 0 or less."""
+    lines: List[str] = []
     for change in changes:
-        before, after = set(change.before), set(change.after)
-        differing = [f"-{line.expandtabs(2)}" for line in change.before if line not in after]
-        differing += [f"+{line.expandtabs(2)}" for line in change.after if line not in before]
-        shown = differing[:limit] if limit > 0 else differing
-        lines += [f"{change.table}:", *shown]
-        if len(differing) > len(shown):
-            lines.append(f"... and {len(differing) - len(shown)} more lines")
+        before, after = ([line.expandtabs(2) for line in side] for side in (change.before, change.after))
+        lines += unified(change.table, before, after, limit)
     return lines
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
+from ..differences import differing
 from ..errors import ProxyError
 from ..resources import Change, PlannedChange, Resource
 
@@ -39,7 +40,12 @@ def _text(lines: Sequence[str], limit: int) -> str:
 
 
 def difference_entry(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
-    """Return one entry of a result's ``diff``: two texts of at most ``limit`` lines each, with headers."""
+    """Return one entry of a result's ``diff``: two texts of at most ``limit`` lines each, with headers.
+
+    Lines that both have count only if all do not fit.
+    """
+    if max(len(before), len(after)) > limit:
+        before, after = differing(before, after)
     return {
         "before_header": name,
         "after_header": name,

@@ -29,6 +29,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.live im
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.routes import Way
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
@@ -268,8 +269,13 @@ def test_entries_that_are_missing_or_not_desired_differ() -> None:
         for stage in kernel.stages(family):
             assert isinstance(stage.resource, Stub)
             stage.resource.table.clear()
-        differences = document(mode, OUTSIDE, "10.96.0.7:80", kernel=kernel)["differences"]
-        assert any(line.startswith("missing in the kernel: ") for line in differences), mode
+        found = document(mode, OUTSIDE, "10.96.0.7:80", kernel=kernel)
+        assert any(line.startswith("missing in the kernel: ") for line in found["differences"]), mode
+        assert (found["flows"][0]["verdict"], found["flows"][0]["reason"]) == (
+            "unchanged",
+            "the kernel holds nothing for this destination (desired: forwarded)",
+        )
+        assert any(line.startswith("    + ") for line in connection_lines(found, why_not=False)), mode
     family = family_of("ipvs", (SERVICE, ENDPOINTS), SETTINGS)
     kernel = held_by("ipvs", family)
     servers = table_of(kernel, family, "real servers")
@@ -282,11 +288,31 @@ def test_entries_that_are_missing_or_not_desired_differ() -> None:
     lists = [key for key in table if isinstance(key, ElementKey) and key.name == "service-endpoints"]
     (key,) = [key for key in lists if key.key.startswith(bytes((10, 96, 0, 7)))]
     table[key] = table[key][:1]
-    differences = document("nftables", OUTSIDE, "10.96.0.7:80", kernel=kernel)["differences"]
-    assert differences == [
+    found = document("nftables", OUTSIDE, "10.96.0.7:80", kernel=kernel)
+    assert found["flows"][0]["verdict"] == "uncertain"
+    assert found["differences"] == [
         "missing in the kernel: element ip kube-proxy service-endpoints "
         "{ 10.96.0.7 . tcp . 80 . 1 : 10.244.2.5 . 8080 }"
     ]
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("chain", "verdict", "reason"),
+    [
+        ("KUBE-SERVICES", "unchanged", "the kernel holds nothing for this destination"),
+        ("KUBE-SVC-", "unchanged", "the kernel holds no entry that leads to an endpoint"),
+        ("KUBE-MARK-MASQ", "uncertain", "the kernel holds other entries than desired"),
+    ],
+)
+def test_the_verdict_is_about_the_entries_of_the_kernel(chain: str, verdict: str, reason: str) -> None:
+    family = family_of("iptables", (SERVICE, ENDPOINTS), SETTINGS)
+    kernel = held_by("iptables", family)
+    table = table_of(kernel, family, "chains")
+    for key in [key for key in table if isinstance(key, ChainKey) and key.chain.startswith(chain)]:
+        table[key] = ()
+    (flow,) = document("iptables", OUTSIDE, "10.96.0.7:80", kernel=kernel)["flows"]
+    assert flow["verdict"] == verdict and flow["reason"].startswith(reason), flow
 
 
 @pytest.mark.usefixtures("quiet")

@@ -25,13 +25,14 @@ from .explain import ExplainedFamily, left_services
 from .frontends import EXTERNAL, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT, Frontend, answering
 from .target import Destination
 
-FORWARDED, REFUSED, DROPPED, UNSERVED, UNCHANGED, LEFT = (
+FORWARDED, REFUSED, DROPPED, UNSERVED, UNCHANGED, LEFT, UNCERTAIN = (
     "forwarded",
     "refused",
     "dropped",
     "not served",
     "unchanged",
     "left",
+    "uncertain",
 )
 
 _UNKNOWN = "no Service has this destination; the packet is not changed"

@@ -13,14 +13,15 @@ from ...cluster.state import ClusterState
 from ...errors import KernelError, PreflightError
 from ...kernel.rtnetlink.routes import way_to
 from ...rendering.decision import Client
+from ...rendering.rendering import Rendering
 from ...resources import Stage
 from ...serviceports.info import ServicePortInfo
 from ..handles import KernelHandles
 from ..live import Flow, LiveConnection, Remembered
 from ..modes.mode import Mode
 from .explain import ExplainedFamily
-from .flow import FORWARDED, Decision, Origin, arrival_of, decide, origin_of
-from .held import EXTRA, MISSING, Held
+from .flow import FORWARDED, UNCERTAIN, UNCHANGED, Decision, Origin, arrival_of, decide, origin_of
+from .held import EXTRA, MISSING, Held, Row, holds_none
 from .target import Destination
 
 #: States in which a connection is over; its entry only waits for late packets.
@@ -111,6 +112,8 @@ class FlowExplainer:
             found["differences"] += [f"missing in the kernel: {row.line}" for row in rows if row.state == MISSING]
             found["differences"] += [f"not desired: {row.line}" for row in rows if row.state == EXTRA]
             found["differences"] += held.common_differences(name) if port is not None else []
+            if found["differences"]:
+                _judge_kernel(found, rows, decision, family.tables.rendering)
         nothing: List[Any] = []
         for arrival in arrivals:
             flow = Flow(name, client, arrival)
@@ -191,6 +194,16 @@ def _decided(origin: Origin, decision: Decision, destination: Destination, famil
     if hairpin and not decision.masquerade.applies:
         found["notes"].append(f"{hairpin[0]} is the client itself: a connection to it is masqueraded")
     return found
+
+
+def _judge_kernel(found: Dict[str, Any], rows: Sequence[Row], decision: Decision, rendering: Rendering[Any]) -> None:
+    """Replace the verdict of the model, which is about desired entries, by what the entries of the kernel do."""
+    verdict, reason = UNCERTAIN, "the kernel holds other entries than desired; --live shows what happens to a packet"
+    if decision.verdict == FORWARDED and all(row.state == MISSING for row in rows):
+        verdict, reason = UNCHANGED, "the kernel holds nothing for this destination"
+    elif decision.verdict == FORWARDED and not rendering.closes_cluster_ips and holds_none(rows, decision.chosen):
+        verdict, reason = UNCHANGED, "the kernel holds no entry that leads to an endpoint"
+    found.update(verdict=verdict, reason=f"{reason} (desired: {decision.verdict})")
 
 
 def _judge(found: Dict[str, Any], decision: Decision) -> None:

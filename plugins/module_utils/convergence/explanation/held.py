@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...rendering.decision import Arrival
@@ -21,6 +22,18 @@ class Row(NamedTuple):
 
     line: str
     state: str = ""
+
+
+def holds_none(rows: Sequence[Row], endpoints: Sequence[str]) -> bool:
+    """Return whether an entry is desired for each endpoint (ADDRESS:PORT), and the kernel holds none of them."""
+    # nf_tables joins address and port by a dot, and has no brackets.
+    plain = [(row.state, f" {re.sub('[][]', '', row.line).replace(' . ', ':')} ") for row in rows if row.state != EXTRA]
+    for endpoint in endpoints:
+        text = re.sub("[][]", "", endpoint)
+        states = [state for state, line in plain if re.search(rf"[ :]{re.escape(text)}[ ,;]", line)]
+        if not states or "" in states:
+            return False
+    return True
 
 
 class Held:
