@@ -31,6 +31,8 @@ class Reason(str, Enum):
 
     DRIFT_NOT_REPAIRED = "DriftNotRepaired", Subject.NODE, "drift"
     DRIFT_REPAIRED = "DriftRepaired", Subject.NODE, "repair"
+    OTHER_SERVICE_PROXY = "OtherServiceProxy", Subject.NODE, "drift"
+    OTHER_SERVICE_PROXY_GONE = "OtherServiceProxyGone", Subject.NODE, "repair"
     OBJECT_REFUSED = "ObjectRefused", Subject.OBJECT, "refused"
     POLICY_IGNORED = "PolicyIgnored", Subject.OBJECT, "refused"
     ENDPOINT_FAILING = "EndpointFailing", Subject.OBJECT_ON_NODE, "check_failed"

@@ -252,9 +252,15 @@ def test_killed_agent_is_restarted_and_keeps_the_dataplane(node, installed):
     assert dataplane(node) == rules_before
 
 
-def test_the_agent_does_not_start_beside_kube_proxy(node, installed):
+def test_a_kube_proxy_that_returns_is_named_and_the_agent_does_not_start_beside_it(node, installed):
     wanted, cursor = dataplane(node), mark(node)
     with KubeProxy(node) as kube_proxy:
+        wait_for("the agent notices it", lambda: status(node)["otherProxy"])
+        shown = node.run("kubenode-proxy", "status", check=False)
+        assert shown.returncode == 4 and "not healthy: another program writes the rules of Services" in shown.stdout
+        assert "another service proxy runs on this node" in log_since(node, cursor)
+        # It is not fought: its rules are in use, and stay.
+        assert all(kube_proxy.serves() for _time in range(5))
         node.run("systemctl", "restart", UNIT, check=False)
         wait_for("the reason", lambda: "kube-proxy runs on this node (process " in log_since(node, cursor))
         assert node.unit(UNIT, "MainPID")["MainPID"] == "0" and kube_proxy.serves()

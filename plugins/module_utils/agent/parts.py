@@ -21,6 +21,7 @@ from ..convergence.modes.registry import mode_object
 from ..convergence.request import Request
 from ..event_reasons import Reason
 from ..mode_names import MODES
+from ..preflight.findings import KUBE_PROXY
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
@@ -31,6 +32,7 @@ from .failures import Steps
 from .forwarding import Forwarding
 from .memory import MemoryBudget
 from .options import AgentOptions, command_line_flags
+from .other_proxy import OtherProxy
 from .settings import configure_log, load_settings
 from .source.cluster_source import ClusterSource
 from .source.first_services import FirstObjects
@@ -133,12 +135,15 @@ class Parts:
             flags=command_line_flags(options),
             started=self.started,
         )
+        self.other_proxy = OtherProxy(self.timers.clock, self.limited, self.post, expected=self._expects_other_proxy)
+        self.health.other_proxy = lambda: self.other_proxy.text
         self.ports = PortKeeper(
             self.surface,
             self.limited,
             self.timers,
             self.post,
             must_bind=lambda: self.configuration.bind_address_hard_fail,
+            other_proxy=self.other_proxy,
         )
         self.sync = NodeSync(
             loaded,
@@ -153,6 +158,7 @@ class Parts:
             limited=self.limited,
             losses=LossWatch(options.max_loss_percent, options.hold_loss, self.timers.clock),
             post=self.post,
+            other_proxy=self.other_proxy,
         )
         self.policy = PolicySync(
             self.source.view,
@@ -232,6 +238,7 @@ class Parts:
             drain=self.drain,
             traffic=self.traffic,
             memory=self.memory,
+            other_proxy=self.other_proxy.text,
         )
 
     def tell_pods_apart(self) -> None:
@@ -240,6 +247,11 @@ class Parts:
         node = self.source.view.state.nodes.get(self.node_name)
         of_node = node.pod_cidrs if node is not None else ()
         self.clients.set_pods((*loaded.cluster_cidrs, *loaded.node_proxy.network_policy.pod_cidrs, *of_node))
+
+    def _expects_other_proxy(self) -> bool:
+        """Return whether another program is meant to serve the Services, or was accepted beside the agent."""
+        only = self.settings.configuration.node_proxy.network_policy.only
+        return only or KUBE_PROXY in self.options.ignore_findings
 
     def _memory_factor(self) -> float:
         """Return the memory factor of the mode in effect; before that, the configured mode's, or the smallest."""

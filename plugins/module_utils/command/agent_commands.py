@@ -58,6 +58,8 @@ def reload_agent(arguments: argparse.Namespace) -> CommandResult:
 
 def _status_lines(document: AgentStatus) -> List[str]:
     healthy = "healthy" if document["healthy"] else "not healthy"
+    if document.get("otherProxy"):
+        healthy += f": {document['otherProxy']}"
     lost = document.get("apiServerLostSeconds", {})
     if lost and all(lost.values()):
         healthy += f", without the API server for {min(lost.values()):.0f} s"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from typing import Iterator, Tuple
 
 from ..addresses import FAMILIES
 from ..rendering.networkpolicy.sets import TABLE_NAME
@@ -14,7 +15,7 @@ from .facts import kernel_release, read_text
 from .modules import present_modules
 from .netlink.protocol import NETLINK_NETFILTER
 from .netlink.socket import NetlinkSocket
-from .nftables.listing import nft_chains, nft_tables
+from .nftables.listing import NftTable, nft_chains, nft_tables
 from .xtables.legacy_tables import TableReader
 
 # The names are kube-proxy's, in all of its modes.
@@ -28,7 +29,15 @@ def holds_dataplane() -> bool:
     with contextlib.suppress(OSError):
         socket.if_nametoindex(_DEVICE)
         return True
-    return _in_nftables() or _in_legacy_tables()
+    return _holds_table() or _holds_chains()
+
+
+def holds_other_mode(chains: bool, table: bool) -> bool:
+    """Return whether a service proxy programs iptables, or the table of nftables mode, and the caller does not.
+
+    ``chains``, ``table``: what the caller programs. Raises KernelError.
+    """
+    return (not chains and _holds_chains()) or (not table and _holds_table())
 
 
 def holds_policies() -> bool:
@@ -39,16 +48,24 @@ def holds_policies() -> bool:
         return any(table.name == TABLE_NAME for table in nft_tables(sock, "inet"))
 
 
-def _in_nftables() -> bool:
-    if not present_modules(["nf_tables"], kernel_release()):
-        return False
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        for family in FAMILIES:
-            if any(table.name == _TABLE and table.uses for table in nft_tables(sock, family)):
-                return True
-            if any(chain.name == _CHAIN for chain in nft_chains(sock, family)):
-                return True
-    return False
+def _holds_table() -> bool:
+    return any(table.name == _TABLE and table.uses for _sock, table, _family in _nft_tables())
+
+
+def _holds_chains() -> bool:
+    # Without iptables-nft's table there is no need to list the chains of all tables.
+    for sock, table, family in _nft_tables():
+        if table.name == "nat" and any(chain.name == _CHAIN for chain in nft_chains(sock, family)):
+            return True
+    return _in_legacy_tables()
+
+
+def _nft_tables() -> Iterator[Tuple[NetlinkSocket, NftTable, str]]:
+    if present_modules(["nf_tables"], kernel_release()):
+        with NetlinkSocket(NETLINK_NETFILTER) as sock:
+            for family in FAMILIES:
+                for table in nft_tables(sock, family):
+                    yield sock, table, family
 
 
 def _in_legacy_tables() -> bool:

@@ -38,7 +38,10 @@ def state_of(answer: AgentStatus) -> Dict[str, Any]:
     return {
         "running": True,
         "healthy": answer.get("healthy", False),
-        "error": answer.get("lastError") or answer.get("reloadError") or _policy_error(answer),
+        "error": answer.get("lastError")
+        or answer.get("otherProxy")
+        or answer.get("reloadError")
+        or _policy_error(answer),
         "mode": answer.get("mode", ""),
         "version": answer.get("version", ""),
         "last_sync_age": round(max(time.time() - last, 0.0), 1) if last else None,

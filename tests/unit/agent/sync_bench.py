@@ -9,6 +9,7 @@ import io
 from types import SimpleNamespace
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.other_proxy import OtherProxy
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
@@ -132,6 +133,12 @@ class SyncBench:
         )
         monkeypatch.setattr(node, "set_up", self.set_up)
         monkeypatch.setattr(watching, "DriftWatch", Drift)
+        limited = LimitedLog(log)
+
+        def post(*event):
+            self.events.append(event)
+
+        self.other_proxy = OtherProxy(timers.clock, limited, post, expected=lambda: False)
         self.sync = node.NodeSync(
             load(configuration or {}, "").configuration,
             view=self.view,
@@ -142,9 +149,10 @@ class SyncBench:
             handles=KernelHandles(),
             timers=timers,
             log=log,
-            limited=LimitedLog(log),
+            limited=limited,
             losses=LossWatch(50.0, 0.0, timers.clock),
-            post=lambda *event: self.events.append(event),
+            post=post,
+            other_proxy=self.other_proxy,
         )
         self.sync.set_up(self.request())
 

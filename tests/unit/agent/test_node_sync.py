@@ -118,6 +118,7 @@ def test_repairs_that_repeat_are_reported_as_often_as_they_are_logged(bench):
         bench.sync.syncer.suspects["IPv4"] = "a test"
         bench.sync.sync()
     assert len(bench.events) == bench.text.getvalue().count("repaired external changes") == 5
+    assert bench.other_proxy.text == ""
 
 
 def test_a_repair_that_fails_is_reported_once_until_it_succeeds(bench):

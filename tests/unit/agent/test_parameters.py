@@ -86,7 +86,7 @@ def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monk
     stream, metrics, events = io.StringIO(), Metrics(), []
     log = Log(stream)
     parts = {"metrics": metrics, "log": log, "limited": LimitedLog(log)}
-    repairs = Repairs(**parts, post=lambda *event: events.append((event[2], event[4])))
+    repairs = Repairs(**parts, post=lambda *event: events.append((event[2], event[4])), other_proxy=None)
     kernel(CLOSE_WAIT).write_text("60\n")
     repairs.repair_parameters(WANTED)
     assert repairs.count == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Hashable, Iterable, Sequence, Tuple
 
 from ...rendering.iptables.tables import ChainKey, DormantKey, JumpKey
 from ...rendering.ipvs.model import RealServerKey, SetElementKey, VirtualServerKey
@@ -81,6 +81,24 @@ def summary(entries: Iterable[Tuple[str, Any]]) -> str:
 def _is_empty(value: Any) -> bool:
     """Return whether a chain has no rules; chains are tuples of rules, or have them in a field."""
     return value == () or getattr(value, "rules", None) == ()
+
+
+def _has_more(before: Any, now: Any) -> bool:
+    """Return whether a value has something that the desired one lacks; chains are tuples of rules."""
+    if isinstance(before, tuple) and isinstance(now, tuple):
+        return not set(before) <= set(now)
+    return not _is_empty(before)
+
+
+def written(changes: Sequence[PlannedChange]) -> FrozenSet[Hashable]:
+    """Return the entries that another program has added, or to which it has given another value.
+
+    ``changes``: what the repair changed.
+    """
+    found = {(item.resource.label, key) for item in changes for key in item.change.removed}
+    for item in changes:
+        found |= {(item.resource.label, key) for key, values in item.change.replaced.items() if _has_more(*values)}
+    return frozenset(found)
 
 
 def attributed(changes: Sequence[PlannedChange]) -> Dict[str, str]:

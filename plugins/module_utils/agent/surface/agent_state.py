@@ -43,3 +43,4 @@ class AgentState(NamedTuple):
     drain: Drain
     traffic: Traffic
     memory: MemoryBudget
+    other_proxy: str

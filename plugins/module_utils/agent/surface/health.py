@@ -49,6 +49,8 @@ class ProxyHealth:
         self.drained: Callable[[], bool] = bool
         #: Returns whether only part of the Services is served yet; the agent replaces it.
         self.preliminary: Callable[[], bool] = bool
+        #: Returns which other service proxy is noticed, in one line; the agent replaces it.
+        self.other_proxy: Callable[[], str] = str
         self._clock = clock
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -93,9 +95,9 @@ class ProxyHealth:
 
     @property
     def healthy(self) -> bool:
-        """Return whether no thread is stuck and no family has a change pending for longer than the timeout."""
+        """Return whether nothing is stuck or pending for longer than the timeout, and no other proxy is noticed."""
         with self._lock:
-            return not self._stuck and all(self._families().values())
+            return not self._stuck and not self.other_proxy() and all(self._families().values())
 
     def answer(self, with_eligibility: bool) -> Response:
         """Return the answer of /healthz (with the node's eligibility) or /livez (without)."""
@@ -104,7 +106,8 @@ class ProxyHealth:
             families = self._families()
             updated = dict(self._updated)
             eligible = self._node_eligible and not self.drained() and not self.preliminary()
-            healthy = not self._stuck and all(families.values())
+            # Load balancers, which look at the eligibility, need not leave: Services are served, if by two proxies.
+            healthy = not self._stuck and all(families.values()) and (with_eligibility or not self.other_proxy())
         good = healthy and (eligible or not with_eligibility)
         last = now if good else max(updated.values(), default=None)
         body: Dict[str, object] = {"lastUpdated": json_time(last), "currentTime": json_time(now)}

@@ -11,6 +11,7 @@ from ...cluster.model import NamespacedName
 from ...event_reasons import Reason
 from ..api.events import WARNING, Post, service_reference
 from ..fatal import Fatal
+from ..other_proxy import OtherProxy
 from ..timers import Timers
 from .log import INFO, LimitedLog
 from .service_health import FailedPort
@@ -24,12 +25,20 @@ class PortKeeper:
     """
 
     def __init__(
-        self, surface: Surface, limited: LimitedLog, timers: Timers, post: Post, *, must_bind: Callable[[], bool]
+        self,
+        surface: Surface,
+        limited: LimitedLog,
+        timers: Timers,
+        post: Post,
+        *,
+        must_bind: Callable[[], bool],
+        other_proxy: OtherProxy,
     ) -> None:
         self._surface = surface
         self._limited = limited
         self._post = post
         self._must_bind = must_bind
+        self._other_proxy = other_proxy
         self._failed: Set[NamespacedName] = set()
         self._own_ports = timers.add("open own ports", self.open)
         self._health_ports = timers.add("open health check node ports", self._retry)
@@ -39,7 +48,10 @@ class PortKeeper:
         for listener in self._surface.listeners:
             known = listener.failure
             if listener.open():
+                self._other_proxy.port_open(listener.name)
                 continue
+            if listener.in_use and listener.address is not None:
+                self._other_proxy.port_in_use(listener.name, listener.address.port)
             if listener.failure != known:
                 self._limited.warning(
                     ("own port", listener.name),

@@ -59,6 +59,7 @@ def status_document(state: AgentState) -> AgentStatus:
         "behaviour": state.sync.configuration.behaviour.name,
         "ipvsGlue": proxiers.mode.glue if proxiers is not None else "",
         "healthy": state.healthy,
+        "otherProxy": state.other_proxy,
         "since": round(state.started, 3),
         "uptimeSeconds": round(time.time() - state.started, 1),
         "apiServer": {
@@ -109,6 +110,8 @@ def _served_text(state: AgentState) -> str:
     proxiers, syncer = state.sync.proxiers, state.sync.syncer
     if proxiers is None:
         return "waiting for the API server"
+    if state.other_proxy:
+        return state.other_proxy
     if syncer.last_error:
         return f"last sync failed: {syncer.last_error}"
     if state.reload_error:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -53,12 +54,16 @@ def parse_address(text: str) -> Optional[Address]:
 
 
 class Listener:
-    """One of the agent's own ports, which is opened as soon as its address is free."""
+    """One of the agent's own ports, which is opened as soon as its address is free.
+
+    ``failure``: why it is not open; ``in_use``: because another program listens there.
+    """
 
     def __init__(self, name: str, server: HttpServer, address: Optional[Address], respond: Responder) -> None:
         self.name = name
         self.address = address
         self.failure = ""
+        self.in_use = False
         self._server = server
         self._respond = respond
         self._open: Optional[OpenPort] = None
@@ -88,6 +93,8 @@ class Listener:
                 self.failure = ""
             except KernelError as error:
                 self.failure = str(error)
+                cause = error.__cause__
+                self.in_use = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
         return not self.pending
 
     def close(self) -> None:

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Collection, Optional
+from typing import Callable, Collection, Dict, Mapping, Optional
 
 from ...addresses import FAMILIES
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.request import Request
-from ...errors import ProxyError
+from ...errors import KernelError, ProxyError
 from ...event_reasons import Reason
+from ...kernel.presence import holds_other_mode
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import NORMAL, WARNING, Post
@@ -22,6 +23,7 @@ from ..collector import trim_memory
 from ..drift.parameters import PARAMETERS_SECONDS
 from ..drift.watch import DriftWatch
 from ..failures import error_text
+from ..other_proxy import OtherProxy
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import INFO, LimitedLog, Log
@@ -41,6 +43,7 @@ from .watching import Watching
 
 DRAIN_SECONDS = 60.0
 GAUGES_SECONDS = 30.0
+OTHER_MODE_SECONDS = 30.0
 ADDRESS_PAUSE_SECONDS = 0.5
 #: kube-proxy 1.36 syncs at least this often in iptables and nftables mode.
 LONGEST_INTERVAL_SECONDS = 3600.0
@@ -70,12 +73,21 @@ class NodeSync:
         limited: LimitedLog,
         losses: LossWatch,
         post: Post,
+        other_proxy: OtherProxy,
     ) -> None:
         self.configuration = configuration
         self.proxiers: Optional[Proxiers] = None
         self.last_sync_end = 0.0
         self.syncer = Syncer(
-            view, health, metrics=metrics, surface=surface, log=log, limited=limited, losses=losses, post=post
+            view,
+            health,
+            metrics=metrics,
+            surface=surface,
+            log=log,
+            limited=limited,
+            losses=losses,
+            post=post,
+            other_proxy=other_proxy,
         )
         self.schedule = _schedule(configuration)
         self.follower = NodeFollower(timers, log, limited, zone_changed=self._zone_changed)
@@ -89,6 +101,7 @@ class NodeSync:
         self._log = log
         self._limited = limited
         self._post = post
+        self._other_proxy = other_proxy
         self._policy_warnings = PolicyWarnings(log, post)
         self._refusals = RefusalEvents(limited, post)
         # Whether the Event about the change to the mode in effect was posted.
@@ -101,6 +114,10 @@ class NodeSync:
         self._slow_start = SlowStart(timers.clock)
         self._draining = timers.add("remove drained real servers", self._drain)
         self._leftovers = timers.add("remove leftovers of other modes", self.clean_up)
+        self._other_mode = timers.add("look for rules of another mode", self._look_for_other_mode)
+        # Families whose repair is put off, with the reason for it.
+        self._unrepaired: Dict[str, str] = {}
+        self._put_off = timers.add("repair what was put off", self._repair_put_off)
         self._watching = Watching(handles, timers, self._watch_again, log=log, limited=limited)
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)
         self._gauges = timers.add("refresh gauges", self._refresh_gauges)
@@ -277,6 +294,10 @@ class NodeSync:
         """Remove other modes' leftovers now that this mode is serving. Failures are logged and not fatal."""
         if self.proxiers is None:
             return
+        if self._other_proxy.answers or self._other_proxy.pause:
+            # They may be in use.
+            self._leftovers.start(self._other_proxy.pause or DRAIN_SECONDS)
+            return
         self._leftovers_due = False
         try:
             found = remove_leftovers(self.proxiers, self._handles)
@@ -297,15 +318,46 @@ class NodeSync:
         except Exception as error:
             self._log.warning("leftovers of another mode cannot be removed", error=error_text(error))
         self._watching.synced(True, False)
+        self._other_mode.start(OTHER_MODE_SECONDS)
         trim_memory()
+
+    def _look_for_other_mode(self) -> None:
+        """Notice a service proxy that programs another mode again, and remove that less and less often."""
+        used = self.proxiers.mode.subsystems if self.proxiers is not None and self.proxiers.mode.serves else None
+        if used is None or self._leftovers.due is not None:
+            return
+        self._other_mode.start(OTHER_MODE_SECONDS)
+        if self._other_proxy.pause:
+            return
+        try:
+            holds = holds_other_mode(chains=used.chains, table=used.nftables)
+        except KernelError as error:
+            self._log.debug("cannot determine whether the kernel holds rules of another mode", error=error)
+            return
+        self._other_proxy.other_mode(holds)
+        if self._other_proxy.pause:
+            self._leftovers.start(self._other_proxy.pause)
 
     def look(self) -> None:
         """Poll the drift watch for changes by other programs."""
         found = self._watching.look()
         if found.addresses:
             self.refresh_addresses_soon()
-        for family, reason in found.suspects.items():
+        self._suspect(found.suspects)
+
+    def _suspect(self, families: Mapping[str, str]) -> None:
+        """Have the next sync observe families, each with the reason, unless another service proxy would revert it."""
+        if families and self._other_proxy.pause:
+            self._unrepaired.update(families)
+            self._put_off.start(self._other_proxy.pause)
+            return
+        for family, reason in families.items():
             self.syncer.suspects.setdefault(family, reason)
+
+    def _repair_put_off(self) -> None:
+        unrepaired, self._unrepaired = self._unrepaired, {}
+        self._suspect(unrepaired)
+        self.schedule.request()
 
     def report_refusals(self) -> None:
         """Report objects that have become invalid; they cause no sync."""
@@ -374,8 +426,8 @@ class NodeSync:
 
     def _check_everything(self) -> None:
         """Have the next sync compare every family with the kernel, even if no change was detected."""
-        for family in self.proxiers.families if self.proxiers is not None else ():
-            self.syncer.suspects.setdefault(family.family, "regular check")
+        families = self.proxiers.families if self.proxiers is not None else ()
+        self._suspect({family.family: "regular check" for family in families})
         self._view.retry()
         self.schedule.request()
 

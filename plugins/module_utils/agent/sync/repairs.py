@@ -11,8 +11,9 @@ from ...errors import KernelError, ProxyError
 from ...event_reasons import Reason
 from ...kernel.sysctls import SysctlsResource, Wanted
 from ..api.events import WARNING, Post
-from ..drift.attribution import attributed
+from ..drift.attribution import attributed, written
 from ..drift.parameters import repair_parameters
+from ..other_proxy import OtherProxy
 from ..surface.log import LimitedLog, Log
 from ..surface.metrics import Metrics
 from .proxier import SyncResult
@@ -24,8 +25,9 @@ class Repairs:
     ``count``: the entries and parameters that were repaired. ``post`` sends an Event.
     """
 
-    def __init__(self, *, metrics: Metrics, log: Log, limited: LimitedLog, post: Post) -> None:
+    def __init__(self, *, metrics: Metrics, log: Log, limited: LimitedLog, post: Post, other_proxy: OtherProxy) -> None:
         self.count = 0
+        self._other_proxy = other_proxy
         self._metrics = metrics
         self._log = log
         self._limited = limited
@@ -39,11 +41,12 @@ class Repairs:
         """Count the repaired entries of a family and log them in one line; return their number."""
         count = sum(len(item.change) for item in result.changes)
         self.count += count
+        self._other_proxy.repaired(written(result.changes), suspicion)
         for item in result.changes:
             self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
         if count:
             what = attributed(result.changes)
-            written = self._limited.warning(
+            logged = self._limited.warning(
                 ("repair", family),
                 "repaired external changes",
                 family=family,
@@ -52,7 +55,7 @@ class Repairs:
                 entries=count,
                 seconds=round(seconds, 4),
             )
-            if written:
+            if logged:
                 words = "; ".join(f"{word}: {text}" for word, text in what.items())
                 self._post(None, WARNING, Reason.DRIFT_REPAIRED, "Repair", f"{family}: {words}")
         else:

@@ -28,6 +28,7 @@ from ...preflight.cluster_state import loss_findings
 from ...resources import PlannedChange
 from ..api.events import Post
 from ..failures import MOST_FAILURES
+from ..other_proxy import OtherProxy
 from ..source.first_services import FIRST_SERVICES
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
@@ -98,6 +99,7 @@ class Syncer:
         limited: LimitedLog,
         losses: Optional[LossWatch] = None,
         post: Post,
+        other_proxy: OtherProxy,
     ) -> None:
         self.view = view
         self.suspects: Dict[str, str] = {}
@@ -113,7 +115,7 @@ class Syncer:
         self.surface = surface
         self._log = log
         self._notices = Notices(metrics=metrics, log=log, limited=limited)
-        self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post)
+        self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post, other_proxy=other_proxy)
         self.losses = losses or LossWatch(DEFAULT_LOSS_PERCENT, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
         # The Services of a sync that has failed, which some family may not have applied.

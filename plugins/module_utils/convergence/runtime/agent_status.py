@@ -93,6 +93,7 @@ class AgentStatus(TypedDict):
     behaviour: str
     ipvsGlue: str
     healthy: bool
+    otherProxy: str
     since: float
     uptimeSeconds: float
     apiServer: Dict[str, str]

@@ -1,0 +1,110 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Another service proxy that serves the node beside the agent, as the agent notices it.
+
+The agent's user sees no processes of other users: before each start the unit checks for them as root. A kube-proxy that
+returns later is noticed by what it does: it answers at the agent's ports, or writes rules again that the agent has
+removed. Both would revert each other's changes without end, so the agent reports it, and reverts less and less often.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, FrozenSet, Hashable
+
+from ..event_reasons import Reason
+from .api.events import NORMAL, WARNING, Post
+from .surface.log import LimitedLog
+
+#: Another program is taken for a service proxy after this many repairs of entries that it has written, in this time.
+REPAIRS, REPAIRS_SECONDS = 3, 600.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30.0, 600.0
+#: The two kinds of evidence in the kernel; others are the names of the agent's ports.
+_REPAIRED, _OTHER_MODE = "repaired", "other mode"
+
+
+class OtherProxy:
+    """Evidence of another service proxy. ``expected``: whether one is meant to serve, which then is no evidence.
+
+    ``post`` sends an Event.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], limited: LimitedLog, post: Post, *, expected: Callable[[], bool]
+    ) -> None:
+        self._clock = clock
+        self._limited = limited
+        self._post = post
+        self._expected = expected
+        self._found: Dict[str, str] = {}
+        self._entries: FrozenSet[Hashable] = frozenset()
+        self._repairs = 0
+        self._since = 0.0
+        self._pause = 0.0
+        self._until = 0.0
+
+    @property
+    def text(self) -> str:
+        """All evidence in one line; empty without any."""
+        return "; ".join(self._found.values())
+
+    @property
+    def pause(self) -> float:
+        """Seconds for which no change of another program is reverted; 0 without evidence that it would come back."""
+        return max(0.0, self._until - self._clock())
+
+    @property
+    def answers(self) -> bool:
+        """Whether another program answers at a port of the agent, so that what it has programmed is in use."""
+        return not self._found.keys() <= {_REPAIRED, _OTHER_MODE}
+
+    def port_in_use(self, name: str, port: int) -> None:
+        """Record that another program listens at a port of the agent."""
+        self._find(name, f"another service proxy answers on port {port} ({name})")
+
+    def port_open(self, name: str) -> None:
+        """Record that the agent listens at its port."""
+        self._lose(name)
+
+    def repaired(self, written: FrozenSet[Hashable], noticed_by: str) -> None:
+        """Record a repair. ``written``: the entries that another program had added or changed, not only removed."""
+        now = self._clock()
+        if not written:
+            self._lose(_REPAIRED)
+            return
+        if not written & self._entries or now - self._since > REPAIRS_SECONDS:
+            self._repairs, self._since = 0, now
+        self._entries = written
+        self._repairs += 1
+        if self._repairs >= REPAIRS:
+            self._since = now
+            self._came_back(_REPAIRED, f"another program writes the rules of Services again and again ({noticed_by})")
+
+    def other_mode(self, holds: bool) -> None:
+        """Record whether the kernel holds rules of another mode although the agent has removed them."""
+        if holds:
+            self._came_back(_OTHER_MODE, "another program serves Services in another mode: its rules came back")
+        else:
+            self._lose(_OTHER_MODE)
+
+    def _came_back(self, name: str, text: str) -> None:
+        if self._find(name, text):
+            self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
+            self._until = self._clock() + self._pause
+
+    def _find(self, name: str, text: str) -> bool:
+        """Report new evidence; return whether evidence counts here."""
+        if self._expected():
+            return False
+        if name not in self._found:
+            advice = "stop it, or give the node back to it (kubenode.proxy.migrate with migrate_direction=back)"
+            if self._limited.warning(("other proxy", name), "another service proxy runs on this node", evidence=text):
+                self._post(None, WARNING, Reason.OTHER_SERVICE_PROXY, "Serve", f"{text}: {advice}")
+        self._found[name] = text
+        return True
+
+    def _lose(self, name: str) -> None:
+        if self._found.pop(name, "") and not self._found:
+            self._pause = self._until = 0.0
+            note = "no other service proxy is noticed any more"
+            self._post(None, NORMAL, Reason.OTHER_SERVICE_PROXY_GONE, "Serve", note)

@@ -1,0 +1,115 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Another service proxy beside the agent: it is named, and not fought without end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.parts import Parts
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.status import status_document
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Leftovers
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import API_VERSION, KIND
+from tests.unit.agent.sync_bench import SyncBench, service
+
+AGAIN = "another program writes the rules of Services again and again (nf_tables (iptables-restore))"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    synced = SyncBench(monkeypatch)
+    synced.put(service("web", 1))
+    synced.sync.sync(first=True)
+    return synced
+
+
+def write(bench):
+    """Let another program replace an entry of ours; return whether the next sync repairs it."""
+    key = sorted(bench.table, key=str)[-1]
+    bench.table[key] = "written by another program"
+    bench.sync._suspect({"IPv4": "nf_tables (iptables-restore)"})
+    if bench.sync.syncer.suspects:
+        bench.sync.sync()
+    return bench.table[key] != "written by another program"
+
+
+def reasons(bench):
+    return [reason for _about, _kind, reason, _action, _note in bench.events if reason.startswith("Other")]
+
+
+def pass_seconds(bench, seconds):
+    bench.now += seconds
+    bench.timers.run()
+    if bench.sync.syncer.suspects:
+        bench.sync.sync()
+
+
+def test_a_program_that_writes_again_and_again_is_named_and_reverted_less_often(bench):
+    assert [write(bench) for _time in range(5)] == [True, True, True, False, False]
+    assert bench.other_proxy.text == AGAIN and reasons(bench) == ["OtherServiceProxy"]
+    pass_seconds(bench, 30)
+    assert "written by another program" not in bench.table.values()
+    # It continues: the pause grows, and nothing is reported twice.
+    assert not write(bench)
+    assert 30 < bench.other_proxy.pause <= 60 and reasons(bench) == ["OtherServiceProxy"]
+    pass_seconds(bench, 60)
+    pass_seconds(bench, 600)
+    bench.sync._suspect({"IPv4": "regular check"})
+    bench.sync.sync()
+    assert bench.other_proxy.text == "" and reasons(bench) == ["OtherServiceProxy", "OtherServiceProxyGone"]
+    assert write(bench)
+
+
+def test_rules_of_another_mode_that_come_back_are_named_and_removed_less_often(bench, monkeypatch):
+    removed = []
+    monkeypatch.setattr(node, "remove_leftovers", lambda *_: removed.append(bench.now) or Leftovers(0, 0))
+    monkeypatch.setattr(node, "holds_other_mode", lambda chains, table: not chains and table)
+    bench.sync.clean_up()
+    for _second in range(400):
+        pass_seconds(bench, 1)
+    gaps = [later - earlier for earlier, later in zip(removed, removed[1:])]
+    assert gaps == sorted(gaps) and gaps[0] >= 60 and gaps[-1] >= 150
+    assert "its rules came back" in bench.other_proxy.text and reasons(bench) == ["OtherServiceProxy"]
+
+
+def test_leftovers_are_kept_while_another_program_answers_at_a_port(bench, monkeypatch):
+    removed = []
+    monkeypatch.setattr(node, "remove_leftovers", lambda *_: removed.append(1) or Leftovers(0, 0))
+    bench.other_proxy.port_in_use("healthz", 10256)
+    bench.sync.clean_up()
+    pass_seconds(bench, 61)
+    assert removed == []
+    bench.other_proxy.port_open("healthz")
+    pass_seconds(bench, 61)
+    assert removed == [1]
+
+
+@pytest.mark.parametrize(("ignored", "named"), [((), True), (("kube-proxy",), False)])
+def test_another_program_at_a_port_of_the_agent_is_a_conflict(tmp_path, ignored, named):
+    with socket.socket() as other, contextlib.ExitStack() as stack:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        path = tmp_path / "config.yaml"
+        given = {"healthzBindAddress": f"127.0.0.1:{port}", "metricsBindAddress": f"127.0.0.2:{port}"}
+        path.write_text(json.dumps({"apiVersion": API_VERSION, "kind": KIND, **given}))
+        options = AgentOptions(configuration=str(path), cache="", control="", ignore_findings=ignored)
+        with (tmp_path / "log").open("w") as log:
+            parts = Parts(options, Log(log), lambda: None)
+            stack.callback(parts.surface.close)
+            parts.ports.open()
+            evidence = f"another service proxy answers on port {port} (healthz)" if named else ""
+            document = status_document(parts.state())
+            assert (document["otherProxy"], document["healthy"]) == (evidence, not named)
+            assert parts.health.answer(with_eligibility=False).code == (503 if named else 200)
+            other.close()
+            parts.ports.open()
+            assert parts.state().other_proxy == "" and parts.health.healthy
