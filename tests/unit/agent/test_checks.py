@@ -140,7 +140,9 @@ def test_tls_is_verified_by_authority_and_name(prober, certificates):
         assert not found.passing and "certificate: " in found.error and "other.example" in found.error
         missing = trusted._replace(ca="/nowhere/ca.crt")
         found = verdict(prober, Target(NAME, "127.0.0.1", server.port, missing))
-        assert (found.passing, found.error) == (False, "No such file or directory")
+        assert (found.passing, found.error) == (False, "/nowhere/ca.crt: No such file or directory")
+        found = verdict(prober, Target(NAME, "127.0.0.1", server.port, trusted._replace(ca=__file__)))
+        assert (found.passing, found.error) == (False, f"{__file__}: holds no certificate")
 
 
 @pytest.mark.parametrize("setting", [{"server_name": "a" * 64}, {"ca": "/a\0b"}, {"ca": "/a\ud800b"}])

@@ -99,7 +99,7 @@ def written(directory: Path, archive: Path, variables):
                     **NODE,
                     "apiServers": {
                         "discover": False,
-                        "servers": ["[192.0.2.11]:7443", "192.0.2.12:6444", "[fd00::1]:7443", "[fd00::2]:6444"],
+                        "servers": ["192.0.2.11:7443", "192.0.2.12:6444", "[fd00::1]:7443", "[fd00::2]:6444"],
                     },
                 },
             ),

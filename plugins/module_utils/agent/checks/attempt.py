@@ -113,13 +113,22 @@ class Attempt:
         if check.scheme == "tcp":
             return True
         if check.scheme == "https":
-            context = self._contexts.get(check.ca)
+            context = self._context()
             name = check.server_name or self.target.address
             self.socket = context.wrap_socket(self.socket, do_handshake_on_connect=False, server_hostname=name)
             self._phase = self._encrypted
         else:
             self._phase = self._ask
         return False
+
+    def _context(self) -> ssl.SSLContext:
+        ca = self.target.check.ca
+        try:
+            return self._contexts.get(ca)
+        except ssl.SSLError as error:
+            raise Failed(f"{ca}: holds no certificate") from error
+        except OSError as error:
+            raise Failed(f"{ca}: {error.strerror or error}") from error
 
     def _encrypted(self) -> bool:
         if isinstance(self.socket, ssl.SSLSocket):
