@@ -116,6 +116,11 @@ refused_count:
   type: int
   returned: the agent answers
   sample: 1
+isolated_pods:
+  description: Number of pods of this node that network policies isolate.
+  type: int
+  returned: the agent answers
+  sample: 2
 cautions:
   description: What has no effect on this node, such as annotations that its mode does not support.
   type: list

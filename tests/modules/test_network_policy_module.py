@@ -65,7 +65,7 @@ def test_a_change_of_policies_is_previewed_applied_watched_and_rolled_back(node,
     before = snapshot(tmp_path / "before.json", ("from-web", "web"))
     after = snapshot(tmp_path / "after.json", ("from-nobody", "nobody"))
     list_grants = {"ansible.builtin.command": f"nft list map {TABLE} grants-in4"}
-    first, preview, applied, granted, _flushed, drift, repaired, rolled, back, same = node.play(
+    first, preview, applied, granted, _flushed, drift, repaired, rolled, back, same, off = node.play(
         {MODULE: before},
         {MODULE: after, "check_mode": True},
         {MODULE: after},
@@ -76,6 +76,7 @@ def test_a_change_of_policies_is_previewed_applied_watched_and_rolled_back(node,
         {ROLLBACK: {"to": 2}},
         list_grants,
         {MODULE: before, "check_mode": True},
+        {MODULE: {**before, "node_configuration": {}}, "check_mode": True},
     )
     assert first["changed"] and of_policies(first), first
     assert preview["changed"] and of_policies(preview) == of_policies(applied) and applied["changed"]
@@ -93,3 +94,6 @@ def test_a_change_of_policies_is_previewed_applied_watched_and_rolled_back(node,
     assert repaired["changed"] and of_policies(repaired)
     assert rolled["changed"] and "10.244.1.12" in back["stdout"]
     assert not same["changed"], same["changes"]
+    assert [line for line in off["warnings"] if line.startswith("ends the isolation of ")] == [
+        "ends the isolation of 1 pod: network policies are not enabled"
+    ]

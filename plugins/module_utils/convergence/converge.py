@@ -28,7 +28,14 @@ from .node import NodeView, family_services, removal_contexts, view_node
 from .prepare import check_cluster, check_node, check_policies, check_removal, node_modules, wanted_node_sysctls
 from .probing.probe import default_probes
 from .probing.traffic import traffic_targets
-from .removal import leaving_stages, leftover_contexts, leftover_stages, policy_removal_stages, removal_stages
+from .removal import (
+    ended_isolation,
+    leaving_stages,
+    leftover_contexts,
+    leftover_stages,
+    policy_removal_stages,
+    removal_stages,
+)
 from .report import Stopwatch, conflict_warnings, counts, ignored_policies, table_changes, unserved
 from .request import Report, Request
 from .runtime.ledger import flows_of, forget, read_ledger, write_ledger
@@ -264,6 +271,7 @@ class _Convergence:
         with self.watch.stage("observe"):
             planned = plan(stages)
             judge_plan(planned)
+        self._note(ended_isolation(planned))
         if not self.request.check:
             if any(item.change for item in planned):
                 with self.watch.stage("save"):

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Dict, List, Sequence, Set
 
+from ..rendering.networkpolicy.sets import ISOLATED
 from ..rendering.userspace.model import DEVICE
-from ..resources import Stage
+from ..resources import Kind, PlannedChange, Stage
 from .family import FamilyContext
 from .handles import KernelHandles
 from .modes.mode import Mode
@@ -82,6 +83,25 @@ def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) ->
         *userspace_removal_stages(handles),
         *policy_removal_stages(handles),
     ]
+
+
+def ended_isolation(planned: Sequence[PlannedChange]) -> List[str]:
+    """Return a line if the plan removes the whole table of network policies, with the number of pods that it opens."""
+    for item in planned:
+        removed = item.change.removed
+        if item.resource.kind != Kind.POLICY_OBJECTS or not any(key.kind == "table" for key in removed):
+            continue
+        pods: Dict[str, Set[bytes]] = {}
+        for key in removed:
+            if key.kind == "element" and key.name.startswith(f"{ISOLATED}-"):
+                # A pod has one address of each family, and may be isolated in both directions.
+                pods.setdefault(key.name[-1], set()).add(key.key)
+        count = max(map(len, pods.values()), default=0)
+        if count:
+            return [
+                f"ends the isolation of {count} {'pod' if count == 1 else 'pods'}: network policies are not enabled"
+            ]
+    return []
 
 
 def policy_removal_stages(handles: KernelHandles) -> List[Stage]:

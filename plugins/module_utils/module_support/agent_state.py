@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any, Dict, List, Optional
 
-from ..convergence.runtime.agent_status import AgentStatus, DrainStatus, FamilyStatus, ask_status
+from ..convergence.runtime.agent_status import AgentStatus, DrainStatus, FamilyStatus, PolicyStatus, ask_status
 from ..convergence.runtime.state_directory import control_socket
 from ..errors import ProxyError
 from ..timestamps import timestamp
@@ -59,6 +59,7 @@ def served_state(answer: AgentStatus) -> Dict[str, Any]:
     families: Dict[str, FamilyStatus] = answer.get("families") or {}
     refused: List[str] = answer.get("refused") or []
     numbers = list(families.values())
+    policy: PolicyStatus = answer.get("networkPolicy") or {}
     return {
         "node_name": answer.get("node", ""),
         "mode": answer.get("mode", ""),
@@ -78,6 +79,7 @@ def served_state(answer: AgentStatus) -> Dict[str, Any]:
         },
         "refused": [_refusal(line) for line in refused],
         "refused_count": answer.get("refusedCount", len(refused)),
+        "isolated_pods": max(0, policy.get("pods", 0) - len(policy.get("unselectedPods", ()))),
         "cautions": [str(line) for line in answer.get("ignored") or []],
     }
 
