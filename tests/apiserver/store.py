@@ -34,6 +34,7 @@ KINDS = {
         Kind("/api/v1/nodes", "v1", "Node", namespaced=False),
         Kind("/api/v1/namespaces", "v1", "Namespace", namespaced=False),
         Kind("/api/v1/pods", "v1", "Pod"),
+        Kind("/api/v1/configmaps", "v1", "ConfigMap"),
         Kind("/apis/apps/v1/daemonsets", "apps/v1", "DaemonSet"),
         Kind("/apis/discovery.k8s.io/v1/endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
         Kind("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR", namespaced=False),

@@ -65,6 +65,13 @@ VARIABLES = (
     ),
     PlaybookVariable("migrate_agent", ("migrate",), "true", "Whether to install the agent."),
     PlaybookVariable(
+        "migrate_configuration",
+        ("migrate",),
+        "compare",
+        "`compare`: the hosts' configuration is compared with kube-proxy's ConfigMap, and a field that changes traffic "
+        "and differs is an error if the hosts do not set it; `kube-proxy`: such fields are adopted; `own`: neither.",
+    ),
+    PlaybookVariable(
         "migrate_direction", ("migrate",), "forward", "`forward`, or `back` to give the hosts back to kube-proxy."
     ),
     PlaybookVariable(

@@ -280,6 +280,25 @@ def test_a_finding_on_one_host_is_reported_before_any_host_is_changed(cluster, b
     assert_untouched(cluster, before, *NODES)
 
 
+def test_a_difference_from_kube_proxys_configuration_is_named_and_adopted_on_request(cluster, before):
+    configuration = CASE.proxy_configuration("iptables", "", None)
+    metadata = {"namespace": "kube-system", "name": "kube-proxy"}
+    data = {"config.conf": json.dumps(configuration), "kubeconfig.conf": "kind: Config"}
+    cluster.store.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    nothing = json.dumps({"service_proxy_configuration": {"conntrack": configuration["conntrack"]}})
+    status, text = cluster.migrate("-e", nothing)
+    assert status != 0 and "clusterCIDR: kube-proxy has 10.244.0.0/16,fd00:10:244::/48, the host none" in text, text
+    assert "conntrack" not in text and cluster.api.patched == [] and cluster.with_kube_proxy() == list(NODES)
+    assert_untouched(cluster, before, *NODES)
+    status, text = cluster.migrate(
+        "-e", nothing, "-e", "migrate_configuration=kube-proxy", "--check", "--limit", NODES[0]
+    )
+    assert status == 0 and "by iptables: 0 entries added, 0 replaced, 0 removed" in text, text
+    assert 'service_proxy_configuration: {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48"' in text.replace("\\", ""), (
+        text
+    )
+
+
 def test_a_kernel_parameter_that_cannot_be_changed_is_reported_before_any_host_is_changed(cluster, before):
     wanted = {"kernel_unchangeable": "fail", "kernel_sysctls": {"net.netfilter.nf_conntrack_max": 77777}}
     status, text = cluster.migrate("-e", json.dumps(wanted))

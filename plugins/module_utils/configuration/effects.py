@@ -332,10 +332,10 @@ def without_effect(configuration: KubeProxyConfiguration, source: Mapping[str, A
         if field.effect != NOTHING:
             continue
         if field.attribute:
-            value = _at(configuration, field.attribute)
-            given = value != _at(KubeProxyConfiguration(), field.attribute) and value not in field.harmless
+            value = value_of(configuration, field.attribute)
+            given = value != value_of(KubeProxyConfiguration(), field.attribute) and value not in field.harmless
         else:
-            given = not _is_zero(_in_source(source, field.name))
+            given = not _is_zero(given_value(source, field.name))
         if given:
             found.append(f"{field.name}: has no effect here: {field.text}")
     for name, on in configuration.feature_gates:
@@ -351,14 +351,16 @@ def without_effect(configuration: KubeProxyConfiguration, source: Mapping[str, A
     return found
 
 
-def _at(configuration: KubeProxyConfiguration, attribute: str) -> Any:
+def value_of(configuration: KubeProxyConfiguration, attribute: str) -> Any:
+    """Return the value of a field by its attribute in the model, with dots."""
     value: Any = configuration
     for part in attribute.split("."):
         value = getattr(value, part)
     return value
 
 
-def _in_source(source: Mapping[str, Any], name: str) -> Any:
+def given_value(source: Mapping[str, Any], name: str) -> Any:
+    """Return the value that a document gives a field, by its name with dots; None if it gives none."""
     value: Any = source
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

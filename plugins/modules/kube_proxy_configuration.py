@@ -1,0 +1,169 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+DOCUMENTATION = r"""
+module: kube_proxy_configuration
+short_description: Compare kube-proxy's configuration in the cluster with that of hosts
+version_added: 1.0.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Reads kube-proxy's configuration from its ConfigMap, and compares it field by field with the configurations with
+    which hosts are about to serve instead.
+  - It fails if a field that changes traffic differs and a host's configuration does not set it. The mode is not
+    compared, nor is what only concerns kube-proxy itself, such as its credentials.
+  - The playbook kubenode.proxy.migrate uses it before any host is touched.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes.info
+  - kubenode.proxy.attributes
+  - kubenode.proxy.kubernetes_api
+options:
+  configurations:
+    description: The KubeProxyConfiguration of each host, by the name of the host.
+    type: dict
+    default: {}
+  differences:
+    description: Whether a field that differs is an error, V(fail), or a warning, V(warn).
+    type: str
+    choices: [fail, warn]
+    default: fail
+  namespace:
+    description: Namespace of the ConfigMap.
+    type: str
+    default: kube-system
+  name:
+    description:
+      - Name of the ConfigMap. Its entry C(config.conf) is read, as kubeadm writes it, or else the only entry with a
+        KubeProxyConfiguration.
+    type: str
+    default: kube-proxy
+attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.kubernetes_api)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.kubernetes_api
+notes:
+  - Requires permission to get the ConfigMap.
+  - Command-line flags of kube-proxy, as k3s has them, are not read.
+seealso:
+  - module: kubenode.proxy.kube_proxy_placement
+"""
+
+EXAMPLES = r"""
+- name: Compare kube-proxy's configuration with that of the nodes
+  kubenode.proxy.kube_proxy_configuration:
+    configurations:
+      worker-1: {mode: nftables, clusterCIDR: 10.244.0.0/16}
+    kubeconfig: ~/.kube/config
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+found:
+  description: Whether the ConfigMap exists. If not, nothing is compared.
+  type: bool
+  returned: success
+  sample: true
+configuration:
+  description:
+    - The fields of kube-proxy's configuration that change traffic and differ from their defaults, and its mode. With
+      these below its own fields, a host serves as kube-proxy does.
+  type: dict
+  returned: success
+  sample: {clusterCIDR: 10.244.0.0/16, mode: iptables}
+differences:
+  description: The fields that differ, by the name of the host.
+  type: dict
+  returned: success
+  sample:
+    worker-1: ["conntrack.maxPerCore: kube-proxy has 0, the host none"]
+error_kind:
+  description: The kind of failure, V(api) or V(configuration).
+  type: str
+  returned: failure
+  sample: configuration
+"""
+
+import os
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+# pylint: disable-next=unused-import
+import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.comparison import adopted
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.kube_proxy_configuration import (
+    ConfigMap,
+    compared,
+    read_configuration,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+
+
+def comparison(module: AnsibleModule) -> Dict[str, Any]:
+    """Return kube-proxy's configuration and the differences. Raises ConfigurationError if they are not to be there."""
+    parameters = module.params
+    place = ConfigMap(parameters["namespace"], parameters["name"])
+    client = ApiClient(api_connection(parameters, os.environ), parameters["api_timeout"])
+    try:
+        theirs = read_configuration(client, place)
+    finally:
+        client.close()
+    if theirs is None:
+        module.warn(
+            f"{place} does not exist, so kube-proxy's configuration is not compared with that of the hosts; if it has "
+            "flags instead, as in k3s, docs/distributions.md has the fields for them"
+        )
+        return {"changed": False, "found": False, "configuration": {}, "differences": {}}
+    found = compared(theirs, parameters["configurations"])
+    for item in found:
+        if item.text(chosen=True):
+            module.warn(f"differs from kube-proxy's configuration, as set: {item.text(chosen=True)}")
+    problems = [item.text(chosen=False) for item in found if item.text(chosen=False)]
+    if problems and parameters["differences"] == "fail":
+        raise ConfigurationError(
+            f"the configuration differs from kube-proxy's ({place}): {'; '.join(problems)}: set these fields in "
+            "service_proxy_configuration, to other values if that is wanted, or adopt them: "
+            "migrate_configuration=kube-proxy"
+        )
+    for problem in problems:
+        module.warn(f"differs from kube-proxy's configuration: {problem}")
+    return {
+        "changed": False,
+        "found": True,
+        "configuration": adopted(theirs),
+        "differences": {
+            host: [str(field) for field in item.differences]
+            for item in found
+            for host in item.hosts
+            if item.differences
+        },
+    }
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "configurations": {"type": "dict", "default": {}},
+            "differences": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
+            "namespace": {"type": "str", "default": "kube-system"},
+            "name": {"type": "str", "default": "kube-proxy"},
+            **api_spec(),
+        },
+        supports_check_mode=True,
+    )
+    run(module, comparison)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""kube-proxy's configuration in the cluster, read from the test API server, and the text of its differences."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.kube_proxy_configuration import (
+    ConfigMap,
+    compared,
+    read_configuration,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+
+PLACE = ConfigMap()
+TEXT = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.244.0.0/16\n"
+KUBECONFIG = "apiVersion: v1\nkind: Config\n"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """Provide a client, and the store of its server."""
+    scratch, store = tmp_path_factory.mktemp("api"), Store()
+    certificates = make_certificates(scratch / "tls")
+    server = ApiServer(store, certificates)
+    path = write_kubeconfig(scratch / "kubeconfig", server.url, certificates.authority, server.token)
+    with contextlib.closing(server), contextlib.closing(ApiClient(ApiConnection(kubeconfig=str(path)))) as made:
+        yield made, store
+
+
+def put(store: Store, data: Dict[str, str]) -> None:
+    metadata = {"namespace": "kube-system", "name": "kube-proxy"}
+    store.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+
+
+def test_a_cluster_without_the_config_map_has_none(client):
+    assert read_configuration(client[0], PLACE) is None
+
+
+@pytest.mark.parametrize("key", ["config.conf", "kube-proxy-config.yaml"])
+def test_the_configuration_is_found_beside_a_kubeconfig(client, key):
+    put(client[1], {"kubeconfig.conf": KUBECONFIG, key: TEXT})
+    assert read_configuration(client[0], PLACE)["clusterCIDR"] == "10.244.0.0/16"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"kubeconfig.conf": KUBECONFIG}, "has no KubeProxyConfiguration; its entries are kubeconfig.conf"),
+        ({"a": TEXT, "b": TEXT}, "has several (a, b)"),
+        ({"config.conf": KUBECONFIG}, "config.conf: "),
+        ({}, "its entries are empty"),
+    ],
+)
+def test_other_contents_are_named(client, data, reason):
+    put(client[1], data)
+    with pytest.raises(ConfigurationError) as raised:
+        read_configuration(client[0], PLACE)
+    assert str(raised.value).startswith("ConfigMap kube-system/kube-proxy: ") and reason in str(raised.value)
+
+
+def test_hosts_with_the_same_configuration_are_named_once():
+    theirs: Dict[str, Any] = {"clusterCIDR": "10.244.0.0/16", "iptables": {"masqueradeAll": True}}
+    own = {f"n{number}": {} for number in range(5)}
+    chosen = {"iptables": {"masqueradeAll": False}}
+    first, second = compared(theirs, {**own, "other": chosen})
+    text = "clusterCIDR: kube-proxy has 10.244.0.0/16, the host none"
+    assert first.text(chosen=False) == (
+        f"n0, n1, n2 and 2 more: iptables.masqueradeAll: kube-proxy has true, the host none; {text}"
+    )
+    assert (second.text(chosen=False), second.text(chosen=True)) == (
+        f"other: {text}",
+        "other: iptables.masqueradeAll: kube-proxy has true, the host false",
+    )
+    with pytest.raises(ConfigurationError, match=r"^n9: KubeProxyConfiguration: mode: "):
+        compared(theirs, {"n9": {"mode": "carrier-pigeon"}})
