@@ -10,18 +10,18 @@ its count rises. When a watch cannot continue, the Events are listed again, so n
 from __future__ import annotations
 
 import random
-import re
 import threading
 import time
 from typing import Any, Callable, Collection, Dict, Iterator, List, Optional
 
 from ..cluster.answers import InvalidAnswer
 from ..cluster.api import ApiClient
-from ..cluster.api_errors import Expired, WatchFailed
-from ..cluster.fields import Invalid, dns_subdomain
-from ..cluster.resource_types import ResourceType
+from ..cluster.api_errors import FORBIDDEN, ApiStatusError, Expired, WatchFailed, unless_absent
+from ..cluster.fields import is_dns_subdomain
+from ..cluster.resource_types import NODES, ResourceType
 from ..errors import ProxyError
 from ..event_reasons import OTHER, Reason
+from .border import harmless, other_meaning
 
 REPORTER = "kube-proxy"
 EVENTS = ResourceType(
@@ -33,16 +33,13 @@ KINDS = tuple(dict.fromkeys(KIND_OF_REASON.values()))
 _WATCH_SECONDS = (300, 600)
 _SHORTEST_WATCH_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
-_BRACE = re.compile(r"\{(?! )")
 
 
 def described(raw: Dict[str, Any]) -> Dict[str, Any]:
-    """Return an Event as the dictionary that docs/automation.md describes."""
-    regarding, series = _mapping(raw.get("regarding")), _mapping(raw.get("series"))
-    first = _text(raw.get("eventTime")) or _text(raw.get("deprecatedFirstTimestamp"))
-    last = _text(series.get("lastObservedTime")) or _text(raw.get("deprecatedLastTimestamp")) or first
+    """Return an Event as the dictionary that docs/automation.md describes; all of it is what its creator claims."""
+    regarding = _mapping(raw.get("regarding"))
     found = {
-        "kind": KIND_OF_REASON.get(_text(raw.get("reason")), OTHER),
+        "kind": _kind(raw),
         "reason": _text(raw.get("reason")),
         "type": _text(raw.get("type")),
         "action": _text(raw.get("action")),
@@ -50,11 +47,24 @@ def described(raw: Dict[str, Any]) -> Dict[str, Any]:
         "node": _node(raw, regarding),
         "object": {name: _text(regarding.get(name)) for name in ("kind", "namespace", "name")},
         "count": _count(raw),
-        "first_seen": first,
-        "last_seen": last,
+        "first_seen": _first_seen(raw),
+        "last_seen": _last_seen(raw),
         "uid": _text(_mapping(raw.get("metadata")).get("uid")),
     }
     return {"agent_event": found}
+
+
+def _kind(raw: Dict[str, Any]) -> str:
+    return KIND_OF_REASON.get(_text(raw.get("reason")), OTHER)
+
+
+def _last_seen(raw: Dict[str, Any]) -> str:
+    last = _text(_mapping(raw.get("series")).get("lastObservedTime")) or _text(raw.get("deprecatedLastTimestamp"))
+    return last or _first_seen(raw)
+
+
+def _first_seen(raw: Dict[str, Any]) -> str:
+    return _text(raw.get("eventTime")) or _text(raw.get("deprecatedFirstTimestamp"))
 
 
 def _mapping(value: object) -> Dict[str, Any]:
@@ -62,20 +72,17 @@ def _mapping(value: object) -> Dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """Return a text in which a space follows each opening brace, empty for another type.
-
-    Users of the cluster determine parts of it. ansible-rulebook writes what a rulebook's templates yield into a
-    playbook, where Ansible would evaluate a template in it on the control node.
-    """
-    return _BRACE.sub("{ ", value) if isinstance(value, str) else ""
+    """Return a text as ansible-rulebook may have it, empty for another type."""
+    return harmless(value) if isinstance(value, str) else ""
 
 
 def _node_name(value: object) -> str:
-    """Return the name of a Node, empty if it is not valid; ansible-rulebook limits playbooks to it as a pattern."""
-    try:
-        return dns_subdomain(value, "name")
-    except Invalid:
-        return ""
+    """Return the name of a Node, empty if it is not valid or means something else to Ansible.
+
+    ansible-rulebook limits playbooks to it as a pattern.
+    """
+    is_name = isinstance(value, str) and is_dns_subdomain(value) and not other_meaning(value)
+    return str(value) if is_name else ""
 
 
 def _count(raw: Dict[str, Any]) -> int:
@@ -85,7 +92,7 @@ def _count(raw: Dict[str, Any]) -> int:
 
 
 def _node(raw: Dict[str, Any], regarding: Dict[str, Any]) -> str:
-    """Return the name of the node whose agent has posted the Event.
+    """Return the name of the node whose agent seems to have posted the Event.
 
     It is that of the Node which the Event regards or to which it is related; otherwise the host name of the agent;
     empty if that is not a valid name of a Node.
@@ -101,8 +108,8 @@ class EventFollower:
     """Follows the Events of agents. :meth:`events` runs in one thread; any other may call :meth:`stop`.
 
     ``connect`` returns a new client. ``kinds``: which ones to deliver, all if empty. ``replay``: also deliver the
-    Events that exist at the start. ``failed`` is called with each new reason why Events cannot be read. ``wait``
-    and ``clock`` replace the time in tests.
+    Events that exist at the start. ``failed`` is called with each new reason why Events, or the Nodes that they name,
+    cannot be read. ``wait`` and ``clock`` replace the time in tests.
     """
 
     def __init__(
@@ -125,6 +132,9 @@ class EventFollower:
         self._wait = wait or self._ending.wait
         self._clock = clock
         self._client: Optional[ApiClient] = None
+        #: Reads Nodes while the other client watches.
+        self._lookups: Optional[ApiClient] = None
+        self._may_read_nodes = True
         self._version = ""
         self._error = ""
         self._pause = _FIRST_PAUSE_SECONDS
@@ -132,9 +142,9 @@ class EventFollower:
     def stop(self) -> None:
         """End :meth:`events` soon."""
         self._ending.set()
-        client = self._client
-        if client is not None:
-            client.interrupt()
+        for client in (self._client, self._lookups):
+            if client is not None:
+                client.interrupt()
 
     def events(self) -> Iterator[Dict[str, Any]]:
         """Yield Events until :meth:`stop`, despite failures of the server or the connection.
@@ -152,9 +162,10 @@ class EventFollower:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        clients, self._client, self._lookups = (self._client, self._lookups), None, None
+        for client in clients:
+            if client is not None:
+                client.close()
 
     def _rest(self, reason: str) -> None:
         """Report a new failure, and pause. The next client reads kubeconfig and certificates again."""
@@ -162,7 +173,7 @@ class EventFollower:
         if self._ending.is_set():
             return
         if reason != self._error:
-            self._failed(reason)
+            self._failed(f"Events cannot be read, trying again: {reason}")
         self._error = reason
         self._wait(self._pause * (1.0 + random.random()))
         self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
@@ -183,11 +194,13 @@ class EventFollower:
 
     def _listed(self, items: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
         """Yield the Events of a list that are new, the oldest first; of the first list none, except with ``replay``."""
-        before, self._known = self._known, {_identity(raw): _count(raw) for raw in items}
         silent, self._silent = self._silent, False
-        new = [] if silent else [raw for raw in items if before.get(_identity(raw), 0) < _count(raw)]
-        for raw in sorted(new, key=lambda item: str(described(item)["agent_event"]["last_seen"])):
-            yield from self._selected(raw)
+        if silent:
+            self._known = {_identity(raw): _count(raw) for raw in items}
+        existing = {_identity(raw) for raw in items}
+        self._known = {name: count for name, count in self._known.items() if name in existing}
+        for raw in sorted(items, key=_last_seen):
+            yield from self._changed(raw)
 
     def _watch(self, client: ApiClient) -> Iterator[Dict[str, Any]]:
         started = self._clock()
@@ -211,19 +224,39 @@ class EventFollower:
             self._wait(_SHORTEST_WATCH_SECONDS)
 
     def _changed(self, raw: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
-        """Yield an Event of a watch unless it was delivered with this count."""
+        """Yield an Event unless it was delivered with this count. Raises ProxyError if its Node cannot be read now."""
         name, count = _identity(raw), _count(raw)
         if self._known.get(name, 0) < count:
+            selected = self._selected(raw)
             self._known[name] = count
-            yield from self._selected(raw)
+            yield from selected
 
-    def _selected(self, raw: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
-        event = described(raw)
+    def _selected(self, raw: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Return the Event as it is delivered, or nothing."""
         # A server that cannot select by this field returns the Events of all programs.
-        if raw.get("reportingController") == REPORTER and (
-            not self._kinds or event["agent_event"]["kind"] in self._kinds
-        ):
-            yield event
+        if raw.get("reportingController") != REPORTER or (self._kinds and _kind(raw) not in self._kinds):
+            return []
+        event = described(raw)
+        node = event["agent_event"]["node"]
+        if node and not self._is_node(node):
+            event["agent_event"]["node"] = ""
+        return [event]
+
+    def _is_node(self, name: str) -> bool:
+        """Return whether the cluster has a Node of this name; false if the account may not read Nodes."""
+        if not self._may_read_nodes:
+            return False
+        if self._lookups is None:
+            self._lookups = self._connect()
+        client = self._lookups
+        try:
+            return unless_absent(lambda: client.get(NODES, name)) is not None
+        except ApiStatusError as error:
+            if error.code != FORBIDDEN:
+                raise
+            self._may_read_nodes = False
+            self._failed(f"No event names a node: {error}")
+            return False
 
 
 def _identity(raw: Dict[str, Any]) -> str:

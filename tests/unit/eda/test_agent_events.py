@@ -21,10 +21,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
     service_reference,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.agent_events import KINDS, described
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.border import harmless
 from ansible_collections.kubenode.proxy.plugins.module_utils.event_reasons import Reason
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
+from tests.border.forms import ACTION, LITERALS, RARE, TEMPLATES
 from tests.conftest import ROOT
+from tests.lab.manifests import node
 
 EDA = ROOT / "extensions" / "eda"
 SOURCE = EDA / "plugins" / "event_source" / "agent_events.py"
@@ -73,10 +76,11 @@ class Rulebook:
 
 @pytest.fixture
 def api(monkeypatch):
-    """Provide an API server without any Event, and no connection in the environment."""
+    """Provide an API server with one Node and without any Event, and no connection in the environment."""
     for name in ("K8S_AUTH_KUBECONFIG", "KUBECONFIG", "K8S_AUTH_CONTEXT", "K8S_AUTH_HOST"):
         monkeypatch.delenv(name, raising=False)
     server = ApiServer(Store(), None)
+    server.store.put(node("worker-1", "192.0.2.11", "10.1.1.0/24"))
     yield server
     server.close()
 
@@ -96,8 +100,16 @@ def run(api, steps, **options):
 
 async def watching(api):
     """Wait until the source watches."""
-    while not any("watch=true" in path for path in api.requests):
+    await requested(api, "watch=true")
+
+
+async def requested(api, part):
+    """Wait until the source has requested a path with this part."""
+    for _attempt in range(int(SECONDS / 0.02)):
+        if any(part in path for path in api.requests):
+            return
         await asyncio.sleep(0.02)
+    pytest.fail(f"nothing with {part} was requested")
 
 
 def test_new_events_of_agents_are_emitted_once(api):
@@ -220,18 +232,54 @@ def test_an_event_with_wrong_types_is_described(raw):
     assert (found["kind"], found["count"], found["node"], found["note"]) == ("other", 1, "", "")
 
 
-@pytest.mark.parametrize("text", ["{{ 6 * 7 }}", "{{{ 6 * 7 }}", "{% set a = 1 %}", "{# note #}", 'is "{{ 6 * 7 }}"'])
-def test_no_text_of_an_event_is_a_template(text):
+@pytest.mark.parametrize("text", [*TEMPLATES.values(), *RARE.values(), *LITERALS.values()])
+def test_no_text_of_an_event_is_passed_on_as_it_would_be_evaluated(text):
+    text = text.replace(ACTION, "6 * 7")
     found = described(event(text, {"kind": text, "name": text, "namespace": text}, note=text, action=text, type=text))
     texts = [item for item in found["agent_event"].values() if isinstance(item, str)]
     texts += found["agent_event"]["object"].values()
-    assert sum("{" in item for item in texts) == 7
-    # Nor do two texts, one after the other, make one.
-    for item in [*texts, "".join(texts)]:
-        assert jinja2.Environment().from_string(item).render() == item
-    halves = described(event("x{", note="{ 6 * 7 }}"))["agent_event"]
-    both = halves["reason"] + halves["note"]
-    assert jinja2.Environment().from_string(both).render() == both
+    assert texts.count(harmless(text)) == 7 and text not in texts
+
+
+@pytest.mark.parametrize("name", ["all", "ungrouped", "ready", "localhost", "127.0.0.1", "worker-2"])
+def test_an_event_names_only_a_node_that_exists_and_means_nothing_else(api, name):
+    if name != "worker-2":
+        api.store.put(node(name, "192.0.2.12", "10.1.2.0/24"))
+
+    async def steps(rulebook):
+        await watching(api)
+        for number, claimed in enumerate((name, "worker-1")):
+            api.store.put(event("DriftNotRepaired", node_reference(claimed), note=str(number)))
+        return await rulebook.take(2)
+
+    assert [item["agent_event"]["node"] for item in run(api, steps)] == ["", "worker-1"]
+
+
+def test_an_account_that_may_not_read_nodes_is_told_once_and_gets_no_names(api, caplog):
+    api.failing["/api/v1/nodes/worker-1"] = 403
+
+    async def steps(rulebook):
+        await watching(api)
+        for number in range(3):
+            api.store.put(event("DriftNotRepaired", note=str(number)))
+        return await rulebook.take(3)
+
+    assert [item["agent_event"]["node"] for item in run(api, steps)] == ["", "", ""]
+    assert [record.message.count("get nodes worker-1: not allowed (403)") for record in caplog.records] == [1]
+
+
+def test_no_event_is_lost_while_nodes_cannot_be_read(api):
+    async def steps(rulebook):
+        await watching(api)
+        api.failing["/api/v1/nodes/worker-1"] = 500
+        for number in range(3):
+            api.store.put(event("DriftNotRepaired", note=str(number)))
+        await requested(api, "/api/v1/nodes/worker-1")
+        api.failing.clear()
+        return await rulebook.take(3)
+
+    found = [item["agent_event"] for item in run(api, steps)]
+    assert [(item["note"], item["node"]) for item in found] == [(str(number), "worker-1") for number in range(3)]
 
 
 @pytest.mark.parametrize("name", ["worker-1,all", "*", "worker-1 worker-2", "{{ x }}", "@/etc/hosts", "!worker-1", ""])

@@ -15,7 +15,8 @@ short_description: Events of the agents of kubenode.proxy
 description:
   - Reads the Events that agents post to the API server of the cluster (events.k8s.io) - drift, repairs, refused
     objects, failed checks of endpoints, changes of the mode, drains.
-  - The account needs to list and to watch events of the API group events.k8s.io in all namespaces.
+  - The account needs to list and to watch events of the API group events.k8s.io in all namespaces, and to get nodes.
+    A user who may create Events can forge those of agents, so an event names a node only if the cluster has it.
   - If no option and no environment variable names an API server, the ServiceAccount of the pod is used.
 options:
   kubeconfig:
@@ -171,7 +172,7 @@ async def main(queue: asyncio.Queue, args: Dict[str, Any]) -> None:
         connector(options),
         kinds=options["kinds"],
         replay=options["replay"],
-        failed=lambda reason: _LOGGER.warning("Events cannot be read, trying again: %s", reason),
+        failed=lambda reason: _LOGGER.warning("%s", reason),
     )
     events = follower.events()
     pending = None
