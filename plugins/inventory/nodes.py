@@ -27,8 +27,15 @@ notes:
   - Kubelets report the addresses and most labels of their own Nodes. What identifies a host to Ansible is its ssh host
     key, so check host keys, and select by labels that kubelets cannot set, such as those with the prefix
     C(node-restriction.kubernetes.io/), where that matters.
-  - A Node that cannot be used, or that has the name of a group, is skipped with a warning; a group of O(keyed_groups)
-    that has the name of a host is skipped, too. It is an error if the cluster has Nodes but none can be used.
+  - A Node that cannot be used is skipped with a warning. So is one whose name means something else to Ansible, which
+    would widen C(--limit) or take over tasks that are delegated to the controller - a group, C(localhost) and other
+    names and addresses of the controller itself, and a host of an earlier source (see O(merge_hosts)).
+  - A group made of what Nodes report, which is any but O(group) and those of O(groups), is skipped with a warning if it
+    has the name of a host, of another group of this configuration, or of a group of an earlier source (see
+    O(merge_groups)), unless that source is one of this plugin, too.
+  - Name the configuration so that it is read after other sources, which Ansible reads in alphabetical order in a
+    directory. Ansible itself merges hosts and groups of later sources without asking.
+  - It is an error if the cluster has Nodes but none can be used.
 extends_documentation_fragment:
   - constructed
   - inventory_cache
@@ -60,6 +67,21 @@ options:
     elements: str
     choices: [InternalIP, ExternalIP, Hostname, InternalDNS, ExternalDNS]
     default: [InternalIP, ExternalIP, Hostname]
+  merge_hosts:
+    description:
+      - Whether a Node may have the name of a host of an earlier source of the inventory, to whose variables and groups
+        those of the Node are then added. Such a Node is skipped otherwise, since a user who may register Nodes chooses
+        their names.
+    type: bool
+    default: false
+  merge_groups:
+    description:
+      - Groups of earlier sources of the inventory that Nodes may join by their labels or conditions, by the names that
+        the groups have in the inventory.
+      - Not needed for O(group), for groups in O(groups) and for parent groups, which the configuration names.
+    type: list
+    elements: str
+    default: []
 seealso:
   - module: kubenode.proxy.cluster_snapshot
 """
@@ -95,7 +117,8 @@ cache_timeout: 300
 import contextlib
 import hashlib
 import os
-from typing import Any, Dict, List, Set
+import weakref
+from typing import Any, Collection, Dict, List, Mapping, MutableSet
 
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
@@ -105,6 +128,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.fields import Invalid
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import object_key
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NODES
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.border import (
+    GROUPS_OF_ANSIBLE,
+    GROUPS_OF_NODES,
+    other_meaning,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.node_hosts import NodeHost, node_host
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError, Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_OPTIONS, api_connection
@@ -112,44 +140,74 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 _SUFFIXES = ("nodes.yml", "nodes.yaml")
 
 
-def untemplated(value: Any) -> Any:
-    """Return a value of the cluster in which no string can be a template; Ansible would evaluate one."""
-    if isinstance(value, dict):
-        return {untemplated(key): untemplated(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [untemplated(item) for item in value]
-    # Other strings are not marked: ansible-inventory would print each of them as an object.
-    return wrap_var(value) if isinstance(value, str) and "{" in value else value
+#: The groups that sources of this plugin have made of what Nodes report. Several clusters may have them in common.
+_MADE: MutableSet[Any] = weakref.WeakSet()
 
 
-class _KeyedInventory:
-    """The inventory without the names of hosts as names of groups, which make the hosts ambiguous.
+class _ReportedGroups:
+    """The inventory for groups that are made of what Nodes report: such a group means only that, or it is not made.
 
-    Labels, of which keyed groups are made, are less trustworthy than names of Nodes, so such a group is skipped.
+    Kubelets set most labels of their Nodes. A group with the name of a host, of a group that the configuration has, or
+    of a group of an earlier source, on which other plays run, is skipped with a warning. ``kind``: what to call it;
+    ``own``: groups that the configuration has; ``parents``: those to which groups are added; ``merge``: groups of
+    earlier sources that Nodes may join.
     """
 
-    def __init__(self, inventory: Any, display: Any) -> None:
+    def __init__(
+        self,
+        inventory: Any,
+        display: Any,
+        kind: str,
+        own: Collection[str],
+        merge: Collection[str],
+        parents: Collection[str] = (),
+    ) -> None:
         self._inventory = inventory
         self._display = display
+        self._kind = kind
+        self._own = (*GROUPS_OF_ANSIBLE, *own)
+        self._parents = parents
+        self._earlier = {name for name, group in inventory.groups.items() if group not in _MADE}.difference(merge)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inventory, name)
 
-    def add_group(self, group: str) -> str:
-        """Add a group, unless a host has its name; return its name."""
+    def _refusal(self, group: str) -> str:
+        """Return what else the name of a group means, empty if nothing."""
         if group in self._inventory.hosts:
-            self._display.warning(f"skipped the keyed group {group}: it is the name of a host")
+            return "the name of a host"
+        if group in self._own or group in self._parents:
+            return "the name of another group"
+        return "a group of an earlier source (see merge_groups)" if group in self._earlier else ""
+
+    def _is_parent(self, group: str) -> bool:
+        return group in self._parents and group not in self._inventory.hosts
+
+    def add_group(self, group: str) -> str:
+        """Add a group unless its name means something else; return its name."""
+        if self._is_parent(group):
+            return str(self._inventory.add_group(group))
+        if self._is_refused(group):
             return group
-        return str(self._inventory.add_group(group))
+        name = str(self._inventory.add_group(group))
+        _MADE.add(self._inventory.groups[name])
+        return name
+
+    def _is_refused(self, group: str) -> bool:
+        """Return whether a group is skipped, and show a warning if it is; Ansible shows equal ones once."""
+        refusal = self._refusal(group)
+        if refusal:
+            self._display.warning(f"skipped the {self._kind} {group}: it is {refusal}")
+        return bool(refusal)
 
     def add_host(self, host: str, group: str) -> None:
         """Add a host to a group that was not skipped."""
-        if group not in self._inventory.hosts:
+        if not self._is_refused(group):
             self._inventory.add_host(host, group)
 
     def add_child(self, group: str, child: str) -> None:
         """Add a group to a group, if neither was skipped."""
-        if group not in self._inventory.hosts and child not in self._inventory.hosts:
+        if not self._refusal(child) and (self._is_parent(group) or not self._refusal(group)):
             self._inventory.add_child(group, child)
 
 
@@ -170,32 +228,45 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             hosts = self._hosts(path, cache)
         except ProxyError as error:
             raise AnsibleParserError(f"{path}: {error}") from error
-        group = self.inventory.add_group(self._sanitize_group_name(self.get_option("group")))
-        taken = self._group_names(hosts)
-        added: Dict[str, Dict[str, Any]] = {}
-        for host in hosts:
-            if host.name in taken:
-                # Ansible would put the group in place of the host into other groups, or refuse the whole inventory.
-                reason = f"{host.name} is the name of a group"
-                self.display.warning(f"skipped {Refusal(NODES.kind, '', host.name, 'metadata.name', reason)}")
-            else:
-                added[host.name] = self._add(host, group)
-        self._add_keyed_groups(added)
+        group = self._sanitize_group_name(self.get_option("group"))
+        own = {group, *map(self._sanitize_group_name, self.get_option("groups") or ())}
+        reported = {self._sanitize_group_name(found) for host in hosts for found in host.groups}
+        merge = self.get_option("merge_groups")
+        taken = {*self.inventory.groups, *own, *reported}
+        usable = [host for host in hosts if self._is_usable(host.name, taken)]
+        groups = _ReportedGroups(self.inventory, self.display, "group", own, merge)
+        self.inventory.add_group(group)
+        for host in usable:
+            self.inventory.add_host(host.name, group=group)
+        added = {host.name: self._complete(host, groups) for host in usable}
+        self._add_keyed_groups(added, {*own, *reported, *GROUPS_OF_NODES}, merge)
 
-    def _add_keyed_groups(self, hosts: Dict[str, Dict[str, Any]]) -> None:
-        """Add keyed groups once all hosts are known; ``hosts``: variables by name."""
-        inventory, self.inventory = self.inventory, _KeyedInventory(self.inventory, self.display)
+    def _is_usable(self, name: str, groups: Collection[str]) -> bool:
+        """Return whether the name of a Node means nothing else to Ansible, and show a warning if it does."""
+        meaning = other_meaning(name)
+        if name in groups:
+            # Ansible would put the group in place of the host into other groups, or refuse the whole inventory.
+            meaning = "the name of a group"
+        elif name in self.inventory.hosts and not self.get_option("merge_hosts"):
+            meaning = meaning or "a host of an earlier source (see merge_hosts)"
+        if meaning:
+            refusal = Refusal(NODES.kind, "", name, "metadata.name", f"{name} is {meaning}")
+            self.display.warning(f"skipped {refusal}")
+        return not meaning
+
+    def _add_keyed_groups(
+        self, hosts: Mapping[str, Dict[str, Any]], own: Collection[str], merge: Collection[str]
+    ) -> None:
+        """Add keyed groups once all hosts and other groups are known; ``hosts``: variables by name."""
+        keyed = self.get_option("keyed_groups")
+        parents = {self._sanitize_group_name(entry["parent_group"]) for entry in keyed if entry.get("parent_group")}
+        inventory = self.inventory
+        self.inventory = _ReportedGroups(inventory, self.display, "keyed group", own, merge, parents)
         try:
             for name, variables in hosts.items():
-                strict = self.get_option("strict")
-                self._add_host_to_keyed_groups(self.get_option("keyed_groups"), variables, name, strict=strict)
+                self._add_host_to_keyed_groups(keyed, variables, name, strict=self.get_option("strict"))
         finally:
             self.inventory = inventory
-
-    def _group_names(self, hosts: List[NodeHost]) -> Set[str]:
-        """Return the names of the groups of these hosts and of those that exist; keyed groups are not known yet."""
-        names = {*self.inventory.groups, *(self.get_option("groups") or ())}
-        return names | {self._sanitize_group_name(found) for host in hosts for found in host.groups}
 
     def _hosts(self, path: str, cache: bool) -> List[NodeHost]:
         """Return the hosts from the cache if it may be used and has them; otherwise read them. Raises ProxyError."""
@@ -235,17 +306,18 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             raise ProxyError(f"none of the {len(items)} Nodes of the cluster can be used")
         return [hosts[name] for name in sorted(hosts)]
 
-    def _add(self, host: NodeHost, group: str) -> Dict[str, Any]:
-        """Add a host with its variables, which are returned, to all groups but keyed ones."""
-        name = self.inventory.add_host(host.name, group=group)
-        variables: Dict[str, Any] = untemplated(host.variables)
+    def _complete(self, host: NodeHost, groups: _ReportedGroups) -> Dict[str, Any]:
+        """Give a host its variables, which are returned, and add it to all groups but keyed ones."""
+        name = host.name
+        # All strings, and keys: a template could also be made of several.
+        variables: Dict[str, Any] = wrap_var(host.variables)
         address = host.address(self.get_option("address_types"))
         if address:
             variables["ansible_host"] = address
         for key, value in variables.items():
             self.inventory.set_variable(name, key, value)
         for found in host.groups:
-            self.inventory.add_child(self.inventory.add_group(self._sanitize_group_name(found)), name)
+            groups.add_host(name, groups.add_group(self._sanitize_group_name(found)))
         strict = self.get_option("strict")
         self._set_composite_vars(self.get_option("compose"), variables, name, strict=strict)
         self._add_host_to_composed_groups(self.get_option("groups"), variables, name, strict=strict)

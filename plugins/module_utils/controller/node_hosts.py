@@ -10,6 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 
 from ..addresses import canonical_address
 from ..cluster.fields import dns_subdomain, flag, mapping, sequence, text
+from .border import is_controller
 
 #: The types of addresses of a Node, in the order of the documentation of Kubernetes.
 ADDRESS_TYPES = ("Hostname", "InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS")
@@ -84,13 +85,17 @@ def _is_ready(status: Dict[str, Any]) -> bool:
 
 
 def _addresses(status: Dict[str, Any]) -> Dict[str, List[str]]:
-    """Return the valid addresses by type; kubelets report them, and a connection plugin passes them to programs."""
+    """Return the valid addresses by type, without those of the controller itself.
+
+    Kubelets report them, and a connection plugin passes them to programs.
+    """
     found: Dict[str, List[str]] = {}
     for item in sequence(status.get("addresses"), "status.addresses"):
         entry = mapping(item, "status.addresses")
         kind, value = text(entry.get("type"), "status.addresses.type"), text(entry.get("address"), "status.addresses")
         address = canonical_address(value) if kind.endswith("IP") else value
-        if kind in ADDRESS_TYPES and address and (kind.endswith("IP") or _HOST_NAME.fullmatch(address)):
+        is_address = address and (kind.endswith("IP") or _HOST_NAME.fullmatch(address))
+        if kind in ADDRESS_TYPES and address and is_address and not is_controller(address):
             found.setdefault(kind, []).append(address)
     return found
 

@@ -167,6 +167,78 @@ def test_a_node_that_cannot_be_used_is_skipped_by_name(cluster):
     assert "skipped Node worker-3: spec.unschedulable" in errors.replace("\n", " ")
 
 
+def test_no_node_takes_the_place_of_the_controller(cluster):
+    names = ("localhost", "127.0.0.1", "127.1", "a.localhost")
+    for name in names:
+        cluster.store.put(node(name, "192.0.2.99", "10.1.9.0/24"))
+    playbook = cluster.directory / "play.yml"
+    task = {"ansible.builtin.command": {"argv": ["echo", "here"]}, "run_once": True}
+    tasks = [{**task, "delegate_to": name} for name in names[:2]]
+    playbook.write_text(yaml.safe_dump([{"hosts": "k8s_cluster", "gather_facts": False, "tasks": tasks}]))
+    status, output, errors = cluster.run("playbook", str(playbook))
+    assert status == 0 and output.count("changed: [cp -> ") == 2, output + errors
+    for name in names:
+        line = f"skipped Node {name}: metadata.name: {name} is a name of the controller"
+        assert " ".join(errors.split()).count(line) == 1
+
+
+def test_nodes_and_their_labels_do_not_join_what_other_sources_have(cluster):
+    """Labels name groups on which other plays run, and the Node a host of theirs."""
+    static = {"databases": {"hosts": {"db1": {"secret": 1}}}, "zone_eu_1a": {"hosts": {"other": {}}}, "ready": {}}
+    (cluster.source.parent / "hosts.yml").write_text(yaml.safe_dump(static))
+    labels = {"labels": {"pool": "databases", "topology.kubernetes.io/zone": "eu-1b"}}
+    for name in ("db1", "a", "databases"):
+        cluster.store.put(node(name, "192.0.2.99", "10.1.9.0/24", metadata=labels))
+    options = {"keyed_groups": [{"prefix": "", "separator": "", "key": "kubernetes_node_labels.pool"}]}
+    groups, variables = cluster.inventory(**options)
+    assert (groups["databases"], groups["zone_eu_1a"], groups["zone_eu_1b"]) == (["db1"], ["other"], ["a"])
+    assert sorted(groups["k8s_cluster"]) == ["a", "cp", "worker-1", "worker-2"] and variables["db1"] == {"secret": 1}
+    _status, _output, errors = cluster.run("inventory", "--list", **options)
+    text = " ".join(errors.split())
+    for line in (
+        "skipped Node db1: metadata.name: db1 is a host of an earlier source (see merge_hosts)",
+        "skipped Node databases: metadata.name: databases is the name of a group",
+        "skipped the group zone_eu_1a: it is a group of an earlier source (see merge_groups)",
+        "skipped the keyed group databases: it is a group of an earlier source (see merge_groups)",
+    ):
+        assert text.count(line) == 1, text
+    options.update(merge_hosts=True, merge_groups=["databases", "zone_eu_1a"])
+    groups, variables = cluster.inventory(**options)
+    assert sorted(groups["databases"]) == ["a", "db1"] and sorted(groups["zone_eu_1a"]) == ["other", "worker-2"]
+    assert variables["db1"]["secret"] == 1 and variables["db1"]["kubernetes_node_name"] == "db1"
+
+
+def test_labels_do_not_rearrange_the_groups_of_the_configuration(cluster):
+    names = ("all", "ungrouped", "_meta", "k8s_cluster", "ready", "role_control_plane", "pools", "racks", "cp")
+    for number, name in enumerate(names):
+        labels = {"labels": {"pool": name, "rack": "pools"}}
+        cluster.store.put(node(f"n{number}", "192.0.2.99", "10.1.9.0/24", metadata=labels))
+    key = {"prefix": "", "separator": ""}
+    keyed = [
+        {**key, "key": "kubernetes_node_labels.pool", "parent_group": "pools"},
+        {**key, "key": "kubernetes_node_labels.rack", "parent_group": "racks"},
+    ]
+    before, _variables = cluster.inventory()
+    groups, variables = cluster.inventory(keyed_groups=keyed)
+    assert {name: hosts for name, hosts in groups.items() if hosts} == {
+        name: hosts for name, hosts in before.items() if hosts
+    }
+    assert len(variables) == 3 + len(names)
+
+
+def test_two_clusters_share_the_groups_of_their_labels_but_no_host(cluster):
+    (cluster.source.parent / "a.nodes.yml").write_text(
+        yaml.safe_dump(
+            {"plugin": "kubenode.proxy.nodes", "host": cluster.api.url, "label_selector": "!example.com/proxy-mode"}
+        )
+    )
+    cluster.store.put(node("cp-2", "192.0.2.20", "10.2.0.0/24", metadata=CONTROL["metadata"] | {"name": "cp-2"}))
+    groups, _variables = cluster.inventory(label_selector="example.com/proxy-mode", group="second")
+    assert (groups["second"], groups["ready"]) == (["worker-2"], ["worker-2"])
+    _status, _output, errors = cluster.run("inventory", "--list")
+    assert " ".join(errors.split()).count("is a host of an earlier source (see merge_hosts)") == 3
+
+
 def test_a_node_with_the_name_of_a_group_is_skipped(cluster):
     for name in ("all", "ready", "unschedulable", "arm"):
         cluster.store.put(node(name, "192.0.2.99", "10.1.9.0/24"))
@@ -201,6 +273,13 @@ def test_an_api_server_that_cannot_be_read_is_an_error(cluster):
     cluster.api.failing["/api/v1/nodes"] = 403
     _status, _output, errors = cluster.run("inventory", "--list")
     assert "list nodes" in errors and "403" in errors
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost", "0.0.0.0", "127.1"])
+def test_an_address_of_the_controller_is_ignored(address):
+    for kind in ("Hostname", "InternalIP", "ExternalDNS"):
+        raw = node("a", "", "10.0.0.0/24", status={"addresses": [{"type": kind, "address": address}]})
+        assert node_host(raw).address(["Hostname", "InternalIP", "ExternalDNS"]) == ""
 
 
 @pytest.mark.parametrize(
