@@ -9,6 +9,7 @@ import argparse
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from ..convergence.explanation.target import ServiceTarget
 from ..convergence.runtime.agent_client import RELOAD, AgentBusy, NoAgent, ask_agent
 from ..convergence.runtime.agent_status import AgentStatus, MemoryStatus, PolicyStatus, ask_status
 from ..errors import ProxyError
@@ -172,6 +173,10 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
         from .commands import explain_node
 
         document = explain_node(arguments, arguments.target, client)
+    if not document["found"] and not document["leftToPrograms"] and isinstance(arguments.target, ServiceTarget):
+        from .absent_service import why_absent
+
+        document["reason"] = why_absent(arguments, arguments.target.namespace, arguments.target.name)
     lines = _lines_of(lambda: _explanation_lines(document))
     return CommandResult(OK if document["found"] else DIFFERENT, lines, document)
 
@@ -187,6 +192,13 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
         from .commands import explain_connection
 
         document = explain_connection(arguments)
+    except ProxyError as error:
+        end = arguments.destination
+        if not end.name or not str(error).startswith("there is no "):
+            raise
+        from .absent_service import why_absent
+
+        raise ProxyError(f"{error}: {why_absent(arguments, end.namespace, end.name)}") from error
     lines = _lines_of(lambda: connection_lines(document, arguments.why_not))
     if arguments.live is not None:
         from .live_lines import follow_flows, traced_lines
@@ -206,7 +218,8 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
     if document["leftToPrograms"]:
         return [*lines, f"  left to a program on this node: Service {', '.join(document['leftToPrograms'])}"]
     if not document["found"]:
-        return [*lines, "  no Service has this destination; the packet is not changed"]
+        reason = document.get("reason") or "no Service has this destination; the packet is not changed"
+        return [*lines, f"  {reason}"]
     shown: List[str] = []
     for item in document["found"]:
         lines.append(f"  Service {item['service']}, port {item['port']}, by its {item['via']}")

@@ -85,7 +85,8 @@ def _row_lines(rows: List[Dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         left -= not row["state"]
         if row["state"] or left >= 0:
-            yield from wrapped(4, f"{_MARKS[row['state']]} {row['line']}")
+            # Not wrapped, so that it can be pasted.
+            yield f"    {_MARKS[row['state']]} {row['line']}"
     if left < 0:
         yield f"      and {-left} more as desired"
 

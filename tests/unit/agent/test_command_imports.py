@@ -47,7 +47,7 @@ STATUS = {
     "destination": "shop/web",
     "zone": "",
     "found": [],
-    "leftToPrograms": [],
+    "leftToPrograms": ["shop/web"],
     "client": "",
     "from": "shop/web",
     "to": "shop/db:80/tcp",

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import os
+import socket
 
 import pytest
 
@@ -15,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.contr
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.absent_service import why_absent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.explain import (
     desired_family,
     explain,
@@ -27,6 +31,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.unit.agent.node_command import ENDPOINTS, SERVICE, run
 
 SETTINGS = DataplaneSettings(
@@ -265,3 +272,74 @@ def test_explanations_of_the_agent_use_the_syntax_of_each_mode(tmp_path, mode):
     for sent, received in zip(document["found"], answer["found"]):
         assert received["programmed"] == [line.expandtabs() for line in sent["programmed"]] != []
         assert not any("?" in line for line in received["programmed"])
+
+
+def named(name, **spec):
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "shop", "name": name}, "spec": spec}
+
+
+ABSENT = [
+    (
+        "web-headless",
+        "shop/web-headless is headless: DNS gives clients the addresses of its pods, and no node",
+    ),
+    ("out", 'shop/out is an ExternalName: DNS gives clients the name "example.org", and no node programs anything'),
+    (
+        "other",
+        "shop/other is left to another program, which its label service.kubernetes.io/service-proxy-name",
+    ),
+    ("wen", "there is no Service shop/wen; did you mean web? (namespace shop has other, out, web, web-headless)"),
+    ("web", "shop/web exists, but no such port of it is served here: it has http (80/tcp)"),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), ABSENT)
+@pytest.mark.parametrize("source", ["snapshot", "API server"])
+def test_a_service_that_no_node_serves_has_a_reason(tmp_path, api_of_absent, name, reason, source):
+    objects, kubeconfig = api_of_absent
+    path = tmp_path / "snapshot.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    snapshot = str(path) if source == "snapshot" else ""
+    options = argparse.Namespace(snapshot=snapshot, from_cache=False, kubeconfig=kubeconfig, config="")
+    assert why_absent(options, "shop", name).startswith(reason)
+
+
+@pytest.fixture(scope="module")
+def api_of_absent(tmp_path_factory):
+    """Provide Services that no node serves, and the kubeconfig of an API server that has them."""
+    labelled = named("other", clusterIP="10.96.0.9")
+    labelled["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "else"}
+    objects = [SERVICE, named("web-headless", clusterIP="None"), labelled]
+    objects.append(named("out", type="ExternalName", externalName="example.org"))
+    directory = tmp_path_factory.mktemp("absent")
+    certificates, store = make_certificates(directory), Store()
+    for item in objects:
+        store.put(item)
+    api = ApiServer(store, certificates)
+    try:
+        yield objects, str(write_kubeconfig(directory / "kubeconfig", api.url, certificates.authority, api.token))
+    finally:
+        api.close()
+
+
+def test_without_an_api_server_the_reason_names_what_is_possible(tmp_path):
+    options = argparse.Namespace(snapshot="", from_cache=False, kubeconfig=str(tmp_path / "none"), config="")
+    found = why_absent(options, "shop", "web")
+    assert "it does not exist, or it is headless or an ExternalName" in found and "cannot be asked: " in found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("words", [("status",), ("top",), ("drain", "status"), ("explain", "shop/web"), ("reload",)])
+def test_a_command_without_the_rights_of_root_says_so(tmp_path, words):
+    path = tmp_path / "agent.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    os.chmod(path, 0o600)
+    os.seteuid(65534)
+    try:
+        found = run(*words, "--control", str(path))
+    finally:
+        os.seteuid(0)
+        listener.close()
+    assert found == (1, "", f"kubenode-proxy: {path}: permission denied: run this as root\n")

@@ -114,8 +114,8 @@ def _receivers(subject: Subject, end: End) -> Sequence[str]:
 def _cluster_ips(subject: Subject, end: End) -> Iterator[str]:
     service = subject.state.services.get(NamespacedName(end.namespace, end.name))
     if service is None:
-        kinds = "pod" if subject.policies is not None else "Service"
-        raise ProxyError(f"there is no {kinds} {end.namespace}/{end.name}")
+        kinds = "pod or Service" if subject.policies is not None else "Service"
+        raise ProxyError(f"there is no {kinds} {end.namespace}/{end.name} that this node serves")
     for family in subject.families:
         address = cluster_ip_of(service, family.context.family)
         if address:

@@ -50,6 +50,8 @@ def ask_agent(path: str, question: Question) -> Answer:
     except socket.timeout as error:
         # Only one question is answered at a time.
         raise AgentBusy(f"{path}: {BUSY['error']}") from error
+    except PermissionError as error:
+        raise ProxyError(f"{path}: permission denied: run this as root") from error
     except OSError as error:
         raise NoAgent(f"{path}: no agent answers: {error.strerror or error}") from error
     try:
