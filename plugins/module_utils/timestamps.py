@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from typing import Optional
 
+TIMESTAMP = "%Y-%m-%dT%H:%M:%SZ"
+
 
 def timestamp(seconds: Optional[float] = None) -> str:
     """Format a time, in seconds since 1970 (None for now), as RFC 3339 text in UTC without fractions."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    return time.strftime(TIMESTAMP, time.gmtime(seconds))

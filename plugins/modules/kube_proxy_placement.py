@@ -58,6 +58,18 @@ options:
         gone from every node, or ready on it. With V(0) the module does not wait.
     type: float
     default: 300
+  wait_part:
+    description:
+      - How often, in seconds, a line on the controller says what the module waits for, and why. The action plugin of
+        the module runs it in parts of this length.
+    type: float
+    default: 10
+  continued:
+    description:
+      - Whether an earlier part returned RV(waiting). The module then also waits for the DaemonSet to replace its pods,
+        although it does not change the rule again. The action plugin sets it.
+    type: bool
+    default: false
 attributes:
   action_group:
     description:
@@ -109,6 +121,11 @@ changes:
   elements: str
   returned: success
   sample: ["Node worker-1: labelled kubenode.proxy/managed"]
+waiting:
+  description: What the cluster has not done yet. Empty if it has done all, or if the module does not wait.
+  type: str
+  returned: success
+  sample: "kube-proxy is not ready on node worker-1: pod kube-proxy-2tsxv is Pending (ContainerCreating)"
 error_kind:
   description: The kind of failure, V(api) or V(configuration).
   type: str
@@ -128,6 +145,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placemen
     DEFAULT_LABEL,
     Placement,
     Placer,
+    StillWaiting,
     Waiting,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
@@ -143,17 +161,22 @@ def placed(module: AnsibleModule) -> Dict[str, Any]:
         raise ConfigurationError("remove_rule: only allowed with state absent")
     placement = Placement(parameters["namespace"], parameters["name"], parameters["label"])
     client = ApiClient(connection, parameters["api_timeout"])
+    waiting = Waiting(min(parameters["wait_part"], parameters["wait_timeout"]), parameters["continued"])
+    placer, problem = Placer(client, placement, module.check_mode, waiting), ""
     try:
-        placer = Placer(client, placement, module.check_mode, Waiting(parameters["wait_timeout"]))
         if parameters["state"] == "present":
-            outcome = placer.keep_off(parameters["nodes"])
+            placer.keep_off(parameters["nodes"])
         else:
-            outcome = placer.bring_back(parameters["nodes"], parameters["remove_rule"])
+            placer.bring_back(parameters["nodes"], parameters["remove_rule"])
+    except StillWaiting as error:
+        problem = str(error)
     finally:
         client.close()
+    outcome = placer.outcome()
     return {
         "changed": bool(outcome.changes),
         "changes": list(outcome.changes),
+        "waiting": problem,
         "diff": {"before": outcome.before, "after": outcome.after},
     }
 
@@ -169,6 +192,8 @@ def main() -> None:
             "name": {"type": "str", "default": "kube-proxy"},
             "label": {"type": "str", "default": DEFAULT_LABEL},
             "wait_timeout": {"type": "float", "default": 300.0},
+            "wait_part": {"type": "float", "default": 10.0},
+            "continued": {"type": "bool", "default": False},
             **api_spec(),
         },
         supports_check_mode=True,

@@ -26,6 +26,14 @@ options:
       - Number of the saved state to restore.
       - Defaults to the newest state that was saved before a convergence. A second rollback then changes nothing.
     type: int
+  accept_loss:
+    description:
+      - Whether to restore a state in which nothing was programmed, or of whose endpoints more than half do not exist
+        any more. Otherwise this fails. Fewer lost endpoints are a warning.
+      - Which endpoints exist is known from the copy of the cluster that the agent keeps on the node, or from the
+        snapshot of the role P(kubenode.proxy.service_proxy#role), whichever is newer. Without both, none is lost.
+    type: bool
+    default: false
   stop_agent:
     description:
       - Whether to stop the agent, C(kubenode-proxy.service), and the timer of the role
@@ -160,6 +168,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.lost_endpoints import judge_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
     RollbackRequest,
     rollback,
@@ -186,6 +195,7 @@ def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
         stop_units=parameters["stop_agent"],
         state_directory=parameters["state_directory"],
         lock_timeout=parameters["lock_timeout"],
+        judge=lambda record: judge_state(record, parameters["accept_loss"]),
     )
     report = rollback(request)
     warn(module, report.warnings, ())
@@ -208,6 +218,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "to": {"type": "int"},
+            "accept_loss": {"type": "bool", "default": False},
             "stop_agent": {"type": "bool", "default": True},
             **convergence_spec(),
             **history_spec(keep=None),

@@ -25,6 +25,12 @@ _ALL = ("agent", "cleanup", "converge", "drain", "explain", "migrate", "report",
 _AT_ONCE = tuple(name for name in _ALL if name not in ("drain", "migrate"))
 
 VARIABLES = (
+    PlaybookVariable(
+        "cleanup_leave_unserved",
+        ("cleanup",),
+        "false",
+        "Whether to clean up hosts that kube-proxy is kept off, so that nothing serves them afterwards.",
+    ),
     PlaybookVariable("drain_agent_timeout", ("drain",), "300", "Seconds to wait for a healthy agent after the tasks."),
     PlaybookVariable(
         "drain_cut",
@@ -81,10 +87,12 @@ VARIABLES = (
         "The mode of kube-proxy, if the hosts are served in another one. They are converged to it before they are "
         "given back.",
     ),
-    PlaybookVariable("migrate_kube_proxy_name", ("migrate",), "kube-proxy", "Name of kube-proxy's DaemonSet."),
-    PlaybookVariable("migrate_kube_proxy_namespace", ("migrate",), "kube-system", "Its namespace."),
     PlaybookVariable(
-        "migrate_label", ("migrate",), "kubenode.proxy/managed", "Label of Nodes that kube-proxy is kept off."
+        "migrate_kube_proxy_name", ("cleanup", "migrate"), "kube-proxy", "Name of kube-proxy's DaemonSet."
+    ),
+    PlaybookVariable("migrate_kube_proxy_namespace", ("cleanup", "migrate"), "kube-system", "Its namespace."),
+    PlaybookVariable(
+        "migrate_label", ("cleanup", "migrate"), "kubenode.proxy/managed", "Label of Nodes that kube-proxy is kept off."
     ),
     PlaybookVariable(
         "migrate_manage_kube_proxy",
@@ -154,6 +162,13 @@ VARIABLES = (
         ("migrate",),
         "[1, '10%', '25%', '100%']",
         "The same. No further batch is started after one in which a host failed.",
+    ),
+    PlaybookVariable(
+        "rollback_accept_loss",
+        ("rollback",),
+        "false",
+        "Whether to restore a state in which nothing was programmed, or of whose endpoints more than half do not exist "
+        "any more.",
     ),
     PlaybookVariable(
         "rollback_to",

@@ -183,14 +183,14 @@ class Cluster:
         inventory = {"k8s_cluster": {"hosts": hosts, "vars": variables}}
         (self.scratch / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
 
-    def migrate(self, *options: str) -> Tuple[int, str]:
-        """Run the playbook; return its status and output."""
+    def migrate(self, *options: str, playbook: str = "kubenode.proxy.migrate") -> Tuple[int, str]:
+        """Run a playbook; return its status and output."""
         environment = {
             **os.environ,
             **ansible_environment(self.scratch),
             "TMPDIR": str(self.scratch),
         }
-        argv = [*ansible_playbook(), "-i", str(self.scratch / "inventory.json"), "kubenode.proxy.migrate", *options]
+        argv = [*ansible_playbook(), "-i", str(self.scratch / "inventory.json"), playbook, *options]
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -356,6 +356,48 @@ def test_all_hosts_are_taken_over_without_changes_while_the_cluster_changes(clus
     for name, node in cluster.nodes.items():
         assert sorted(node.rules()) == sorted(before[name])
         assert SNAPSHOT in node.files()
+        assert f"{name}: served in iptables mode, kube-proxy kept off, verified. The rules do not survive" in text
+
+
+def test_cleaning_up_a_host_that_kube_proxy_is_kept_off_is_refused(cluster, before):
+    status, text = cluster.migrate(playbook="kubenode.proxy.cleanup")
+    assert status != 0 and "nothing would serve it after the clean-up. Let kube-proxy" in text, text
+    assert "-e migrate_direction=back" in text
+    assert [sorted(node.rules()) for node in cluster.nodes.values()] == [sorted(before[name]) for name in NODES]
+
+
+def test_a_wait_for_kube_proxy_says_what_it_waits_for(cluster, tmp_path):
+    play = {
+        "hosts": NODES[0],
+        "gather_facts": False,
+        "tasks": [
+            {
+                "kubenode.proxy.kube_proxy_placement": {
+                    "nodes": [NODES[0]],
+                    "state": "absent",
+                    "kubeconfig": str(cluster.kubeconfig),
+                    "wait_part": 0.2,
+                    "wait_timeout": 8,
+                },
+                "delegate_to": "localhost",
+            }
+        ],
+    }
+    path = tmp_path / "wait.yml"
+    path.write_text(json.dumps([play]), encoding="utf-8")
+    controller = next(item for item in cluster.api.controllers if isinstance(item, DaemonSetController))
+    controller.ready = False
+    try:
+        status, text = cluster.migrate(playbook=str(path))
+    finally:
+        controller.ready = True
+        cluster.store.delete("Pod", "kube-system", f"kube-proxy-{NODES[0]}")
+        cluster.api.run_controllers()
+    words = "kube-proxy is not ready on node node-a: pod kube-proxy-node-a is Running"
+    assert status != 0 and f"{NODES[0]}: waiting: {words}" in text, text
+    assert f"{words} after 8 s. It is no longer kept off, so it returns as soon as the node works" in text
+    assert cluster.labelled() == list(NODES[1:])
+    assert cluster.migrate("--limit", NODES[0])[0] == 0
 
 
 def test_a_host_that_an_earlier_run_has_finished_is_not_reverted_because_of_drift(cluster, before):

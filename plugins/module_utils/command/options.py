@@ -10,6 +10,7 @@ import argparse
 from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOSS_PERCENT
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
+from ..mode_names import MODES
 from .drain.options import add_file
 from .shared_options import (
     add_configuration,
@@ -105,6 +106,10 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--to", type=int, default=None, metavar="N", help="number of the state (default: the newest)")
     add("--list", action="store_true", help="only list the saved states")
+    text = "only save what is programmed, if that is not of this mode, so that it can be restored"
+    add("--save-before", default="", choices=["", *MODES], metavar="MODE", help=text)
+    text = "even if nothing was programmed, or most endpoints of the state do not exist any more"
+    add("--accept-loss", action="store_true", help=text)
     add("--check", action="store_true", help="change nothing; exit with 3 if something differs")
     add("--diff", action="store_true", help="show every entry that changes")
     add_history(parser)

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
+from ..convergence.handles import KernelHandles
+from ..convergence.history.lost_endpoints import judge_state
 from ..convergence.history.restore import RollbackRequest, rollback
+from ..convergence.history.state import observe_state
 from ..convergence.history.store import History, SavedState
+from ..convergence.history.units import RUN_UNIT
 from .result import DIFFERENT, OK, CommandResult, change_lines
 
 
@@ -29,10 +33,23 @@ def list_states(directory: str) -> CommandResult:
     return CommandResult(OK, lines, {"states": [item._asdict() for item in states]})
 
 
+def save_before(mode: str, directory: str, keep: Optional[int]) -> CommandResult:
+    """Save what is programmed before the agent changes the mode. Raises HistoryError, KernelError."""
+    with KernelHandles() as handles:
+        state = observe_state(handles)
+    before, number = state.mode(), None
+    if before and before != mode:
+        number = History(directory, keep).save(state).number
+    line = f"nothing to save: {before or 'nothing'} is programmed" if number is None else f"saved as {number}: {before}"
+    return CommandResult(OK, [line], {"savedState": number, "mode": before})
+
+
 def roll_back(arguments: argparse.Namespace) -> CommandResult:
     """Restore a saved state, with --check show what would change, with --list list the states (``rollback``)."""
     if arguments.list:
         return list_states(arguments.history)
+    if arguments.save_before:
+        return save_before(arguments.save_before, arguments.history, arguments.keep_states)
     request = RollbackRequest(
         to=arguments.to,
         history_directory=arguments.history,
@@ -41,12 +58,14 @@ def roll_back(arguments: argparse.Namespace) -> CommandResult:
         describe=arguments.diff,
         state_directory=arguments.state_directory,
         lock_timeout=arguments.lock_timeout,
+        judge=lambda record: judge_state(record, arguments.accept_loss),
     )
     report = rollback(request)
     lines = change_lines(report.changes, arguments.check, arguments.diff)
     if report.stopped:
         verb = "would stop" if arguments.check else "stopped"
-        lines.append(f"{verb} {', '.join(report.stopped)}: starting it again undoes the rollback")
+        started = " ".join(unit for unit in report.stopped if unit != RUN_UNIT)
+        lines.append(f"{verb} {', '.join(report.stopped)}: systemctl start {started} undoes the rollback")
     number = report.record.number
     if not report.changed:
         lines.append(f"the node already matches state {number}")

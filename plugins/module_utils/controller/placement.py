@@ -62,10 +62,19 @@ class PlacementChange(NamedTuple):
     after: Object
 
 
+class StillWaiting(ApiError):
+    """The cluster has not applied a change in time; the text is what is missing."""
+
+
 class Waiting(NamedTuple):
-    """How long to wait for the cluster to apply a change, in seconds; 0 not to wait. The other fields are for tests."""
+    """How long to wait for the cluster to apply a change, in seconds; 0 not to wait.
+
+    ``continued``: an earlier call, which may have changed the rule, has not waited until the end. The other fields are
+    for tests.
+    """
 
     timeout: float = 300.0
+    continued: bool = False
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -195,7 +204,7 @@ class Placer:
         if not self._check:
             for name in nodes:
                 self._wait(functools.partial(self._still_there, name))
-        return self._outcome()
+        return self.outcome()
 
     def bring_back(self, nodes: Sequence[str], remove_rule: bool = False) -> PlacementChange:
         """Remove the label from the nodes and wait until kube-proxy is ready on them again.
@@ -214,9 +223,10 @@ class Placer:
         if not self._check:
             for name in nodes:
                 self._wait(functools.partial(self._not_ready, name))
-        return self._outcome()
+        return self.outcome()
 
-    def _outcome(self) -> PlacementChange:
+    def outcome(self) -> PlacementChange:
+        """Return what was changed so far."""
         return PlacementChange(tuple(self._changes), self._before, self._after)
 
     def _patch(self, path: str, patch: Object, purpose: str) -> None:
@@ -242,6 +252,8 @@ class Placer:
             before = _pod_spec(daemon_set).get("affinity") or {}
             after = change(before, label)
             if after == before:
+                if self._waiting.continued and not self._check:
+                    self._wait(functools.partial(self._unfinished_rollout, 0))
                 return
             if not self._check:
                 affinity = merge_patch(before, after) if after and before else (after or None)
@@ -300,14 +312,14 @@ class Placer:
     # ---- conditions to wait for: each returns a sentence about what is missing, or empty text
 
     def _wait(self, missing: Callable[[], str]) -> None:
-        timeout, sleep, clock = self._waiting
+        timeout, _continued, sleep, clock = self._waiting
         deadline = clock() + timeout
         while timeout > 0:
             problem = missing()
             if not problem:
                 return
             if clock() >= deadline:
-                raise ApiError(f"{problem} after {timeout:g} s")
+                raise StillWaiting(problem)
             sleep(_POLL_SECONDS)
 
     def _pods(self, node: str) -> List[Object]:
@@ -326,9 +338,11 @@ class Placer:
         return f"pod {pods[0]['metadata']['name']} of kube-proxy is still on node {node}" if pods else ""
 
     def _not_ready(self, node: str) -> str:
-        if any(_is_ready(pod) for pod in self._pods(node)):
+        pods = self._pods(node)
+        if any(_is_ready(pod) for pod in pods):
             return ""
-        return f"kube-proxy is not ready on node {node}"
+        found = [f"pod {pod['metadata']['name']} is {_condition(pod)}" for pod in pods] or ["it has no pod there yet"]
+        return f"kube-proxy is not ready on node {node}: {', '.join(found)}"
 
     def _unfinished_rollout(self, available: int) -> str:
         """Return how far the DaemonSet has replaced its pods after a change of the template; empty when it is done.
@@ -354,6 +368,27 @@ def _is_ready(pod: Object) -> bool:
         return False
     conditions = (pod.get("status") or {}).get("conditions") or []
     return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
+
+
+def _one_line(value: object) -> str:
+    """Return text of a kubelet as short printable text on one line."""
+    return "".join(each for each in " ".join(str(value).split()) if each.isprintable())[:200]
+
+
+def _condition(pod: Object) -> str:
+    """Return the phase of a pod that is not ready, and the reason: of a container, of a condition, or of the pod."""
+    status = pod.get("status") or {}
+    phase = (
+        "being deleted" if (pod.get("metadata") or {}).get("deletionTimestamp") else status.get("phase") or "Pending"
+    )
+    states = [item.get("state") or {} for item in status.get("containerStatuses") or []]
+    stopped = [state.get("waiting") or state.get("terminated") or {} for state in states]
+    missing = [item for item in status.get("conditions") or [] if item.get("status") != "True"]
+    for item in [*stopped, *missing, status]:
+        parts = [_one_line(item[key]) for key in ("reason", "message") if item.get(key)]
+        if parts:
+            return f"{phase} ({': '.join(parts)})"
+    return phase
 
 
 def _label_selector(selector: Object) -> str:

@@ -20,7 +20,7 @@ OWNER = "this collection"
 # How similar a name without its prefix must be to a variable: difflib's ratio.
 _ALIKE = 0.75
 # Prefixes of distinctive names, and those with which variables of other software in an inventory begin as well.
-_OWN_PREFIXES = ("drain_", "explain_", "migrate_", "rollback_", "service_proxy_")
+_OWN_PREFIXES = ("cleanup_", "drain_", "explain_", "migrate_", "rollback_", "service_proxy_")
 _COMMON_PREFIXES = ("agent_", "kernel_", "proxy_", "report_", "schedule_", "verify_")
 
 

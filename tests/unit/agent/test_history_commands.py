@@ -59,7 +59,7 @@ def test_a_missing_saved_state_is_reported(directory):
 @pytest.mark.parametrize(
     ("check", "status", "last"),
     [
-        (True, 3, "would stop kubenode-proxy.service: starting it again undoes the rollback"),
+        (True, 3, "would stop kubenode-proxy.service: systemctl start kubenode-proxy.service undoes the rollback"),
         (False, 0, "rolled back to state 4; saved the previous state as 5"),
     ],
 )

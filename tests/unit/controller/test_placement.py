@@ -15,6 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placemen
     DEFAULT_LABEL,
     Placement,
     Placer,
+    StillWaiting,
     Waiting,
     merge_patch,
     with_rule,
@@ -104,8 +105,10 @@ class Cluster:
         self.now += seconds
         self.while_waiting()
 
-    def placer(self, check=False, timeout=10.0, placement=None):
-        return Placer(self.client, placement or Placement(), check, Waiting(timeout, self._sleep, lambda: self.now))
+    def placer(self, check=False, timeout=10.0, placement=None, continued=False):
+        return Placer(
+            self.client, placement or Placement(), check, Waiting(timeout, continued, self._sleep, lambda: self.now)
+        )
 
     def where(self):
         """Return the nodes with a pod of kube-proxy."""
@@ -183,7 +186,7 @@ def test_a_concurrent_change_by_another_client_is_not_lost(cluster):
 
 def test_timeouts_name_the_missing_condition(cluster):
     cluster.controller.lingering = True
-    with pytest.raises(ApiError, match=r"pod kube-proxy-node-b of kube-proxy is still on node node-b after 10 s"):
+    with pytest.raises(StillWaiting, match=r"pod kube-proxy-node-b of kube-proxy is still on node node-b"):
         cluster.placer().keep_off(["node-b"])
     assert cluster.now >= 10
     cluster.controller.lingering = False
@@ -191,13 +194,54 @@ def test_timeouts_name_the_missing_condition(cluster):
     assert cluster.placer().keep_off(["node-b"]).changes == ()
     cluster.controller.ready = False
     cluster.while_waiting = lambda: None
-    with pytest.raises(ApiError, match="kube-proxy is not ready on node node-b after 10 s"):
-        cluster.placer().bring_back(["node-b"])
-    with pytest.raises(ApiError, match="DaemonSet kube-system/kube-proxy: 3 of 3 pods are updated, 0 are available"):
-        cluster.controller.ready = True
-        cluster.controller(cluster.store)
-        cluster.controller.ready = False
+    placer = cluster.placer()
+    with pytest.raises(StillWaiting, match=r"not ready on node node-b: pod kube-proxy-node-b is Running"):
+        placer.bring_back(["node-b"])
+    assert placer.outcome().changes == (f"Node node-b: no longer labelled {DEFAULT_LABEL}",)
+    rollout = "DaemonSet kube-system/kube-proxy: 3 of 3 pods are updated, 0 are available"
+    cluster.controller.ready = True
+    cluster.controller(cluster.store)
+    cluster.controller.ready = False
+    with pytest.raises(StillWaiting, match=rollout):
         cluster.placer().bring_back([], remove_rule=True)
+
+
+def test_a_continued_call_waits_for_the_rollout_of_the_first(cluster):
+    cluster.placer().keep_off([])
+    outdated = {"observedGeneration": 0, "desiredNumberScheduled": 3, "updatedNumberScheduled": 1}
+    found = cluster.store.list(DAEMON_SETS)[0][0]
+    cluster.store.put({**found, "status": outdated})
+    assert cluster.placer().keep_off([]).changes == ()
+    with pytest.raises(StillWaiting, match="0 of 3 pods are updated"):
+        cluster.placer(continued=True).keep_off([])
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            {
+                "phase": "Pending",
+                "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+            },
+            "Pending (Unschedulable)",
+        ),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "a\nb"}}}],
+            },
+            "Running (CrashLoopBackOff: a b)",
+        ),
+        ({}, "Pending"),
+    ],
+)
+def test_a_pod_that_is_not_ready_has_a_phase_and_a_reason(cluster, status, words):
+    pod = next(item for item in cluster.store.list(PODS)[0] if item["spec"]["nodeName"] == "node-a")
+    cluster.store.put({**pod, "status": status})
+    with pytest.raises(StillWaiting) as caught:
+        cluster.placer().bring_back(["node-a"])
+    assert str(caught.value) == f"kube-proxy is not ready on node node-a: pod kube-proxy-node-a is {words}"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.documentation import collection
 from tests.documentation.playbook_variables import VARIABLES
 
 # A role's variable, a part of another name or an attribute is none of these.
-_NAME = r"(?<![\w.])((?:drain|explain|migrate|proxy|rollback|verify)_[a-z_]+)\b"
+_NAME = r"(?<![\w.])((?:cleanup|drain|explain|migrate|proxy|rollback|verify)_[a-z_]+)\b"
 # A list, a quoted text, a number or a truth value. Others are templates.
 _LITERAL = re.compile(_NAME + r" \| default\((\[[^]]*\]|'[^']+'|\d+|true|false)[,)]")
 

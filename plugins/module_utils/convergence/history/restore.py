@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import FAMILIES
 from ...errors import HistoryError, KernelError, ProxyError
@@ -71,7 +71,8 @@ class RollbackRequest(NamedTuple):
     ``to``: the number of a saved state; None for the newest that was saved before a convergence. ``check``: change
     nothing at all. ``describe``: fill in the lines of every changed table. ``keep``: how many saved states are kept;
     None for all. ``stop_units``: stop the agent and the timer of scheduled convergences, which would undo the rollback.
-    ``state_directory`` and ``lock_timeout``: as for a convergence.
+    ``state_directory`` and ``lock_timeout``: as for a convergence. ``judge``: returns warnings about the saved state,
+    or raises HistoryError if it must not be restored.
     """
 
     to: Optional[int] = None
@@ -82,6 +83,7 @@ class RollbackRequest(NamedTuple):
     stop_units: bool = True
     state_directory: str = DEFAULT_STATE
     lock_timeout: float = DEFAULT_LOCK_SECONDS
+    judge: Callable[[StateRecord], Tuple[str, ...]] = lambda _record: ()
 
 
 class RollbackReport(NamedTuple):
@@ -296,9 +298,10 @@ def rollback(request: RollbackRequest) -> RollbackReport:
     The current state is saved first. Raises HistoryError if there is no such state or its file cannot be used;
     PreflightError without the necessary privileges; KernelError if the kernel refuses a change.
     """
-    warnings = judge(rights_findings(capabilities()))
+    warnings: List[str] = list(judge(rights_findings(capabilities())))
     history = History(request.history_directory, request.keep)
     record = history.load(history.newest() if request.to is None else request.to)
+    warnings += request.judge(record)
     running = tuple(units.running_units()) if request.stop_units else ()
     if not request.check:
         units.stop(running)
@@ -309,9 +312,7 @@ def rollback(request: RollbackRequest) -> RollbackReport:
                 # A pending change that cannot be read is an error before anything is changed.
                 pending.read()
             handles = stack.enter_context(KernelHandles())
-            report = restore(
-                request, record, history=history, handles=handles, stopped=running, warnings=list(warnings)
-            )
+            report = restore(request, record, history=history, handles=handles, stopped=running, warnings=warnings)
             if request.check:
                 return report
             # Only now: if the rollback fails, the automatic revert of an unconfirmed change is still armed.

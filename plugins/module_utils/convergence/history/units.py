@@ -11,8 +11,10 @@ from typing import List, Sequence, Tuple
 from ...errors import HistoryError, KernelError
 from ...kernel.programs import Completed, find_program, run
 
+#: A scheduled convergence, which the timer starts.
+RUN_UNIT = "kubenode-proxy-schedule.service"
 #: Units that would undo a rollback: the agent, and the timer of scheduled convergences.
-CONVERGING_UNITS = ("kubenode-proxy.service", "kubenode-proxy-schedule.timer", "kubenode-proxy-schedule.service")
+CONVERGING_UNITS = ("kubenode-proxy.service", "kubenode-proxy-schedule.timer", RUN_UNIT)
 _TIMEOUT_SECONDS = 120.0
 
 

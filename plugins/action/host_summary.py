@@ -1,0 +1,26 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run kubenode.proxy.host_summary on the controller, where it prints."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+
+class ActionModule(ActionBase):
+    """The action of the module, which has no part that runs on a host."""
+
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        """Print the sentence and return the result of the task."""
+        result: Dict[str, Any] = super().run(tmp, task_vars)
+        _validation, options = self.validate_argument_spec({"sentence": {"type": "str", "required": True}})
+        sentence = " ".join(options["sentence"].split())
+        Display().display(f"{(task_vars or {}).get('inventory_hostname', '')}: {sentence}")
+        return {**result, "changed": False, "sentence": sentence}

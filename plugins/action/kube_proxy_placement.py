@@ -1,0 +1,48 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run kubenode.proxy.kube_proxy_placement in parts, and show between them what it waits for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, Optional
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+_PART_SECONDS = 10.0
+
+
+class ActionModule(ActionBase):
+    """The action of the module."""
+
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        """Return the result of the task: that of the last part, with the changes of all."""
+        result: Dict[str, Any] = super().run(tmp, task_vars)
+        given = self._task.args
+        timeout, part = float(given.get("wait_timeout", 300)), float(given.get("wait_part", _PART_SECONDS))
+        end, first = time.monotonic() + timeout, None
+        while True:
+            left = min(part, max(end - time.monotonic(), 0.1)) if timeout else 0
+            arguments = {**given, "wait_part": left, "continued": first is not None}
+            found = self._execute_module(module_args=arguments, task_vars=task_vars)
+            first = first or found
+            if found.get("failed"):
+                return {**result, **found}
+            problem = found.get("waiting")
+            if problem and time.monotonic() < end:
+                Display().display(f"{(task_vars or {}).get('inventory_hostname', '')}: waiting: {problem}")
+                continue
+            changed = {key: first[key] for key in ("changed", "changes", "diff") if key in first}
+            failure = {"failed": True, "msg": _in_vain(problem, timeout, given)} if problem else {}
+            return {**result, **found, **changed, **failure}
+
+
+def _in_vain(problem: str, timeout: float, given: Dict[str, Any]) -> str:
+    """Return the error of a wait in vain. The change itself was made, and is not undone."""
+    returns = ". It is no longer kept off, so it returns as soon as the node works"
+    return f"{problem} after {timeout:g} s{returns if given.get('state') == 'absent' and given.get('nodes') else ''}"
