@@ -23,7 +23,9 @@ RUN = "kubenode-proxy-schedule.service"
 PLACE_OF_METRICS = "/var/lib/prometheus/node-exporter"
 DROP_INS = f"/etc/systemd/system/{TIMER}.d"
 METRICS = f"{PLACE_OF_METRICS}/kubenode_proxy_schedule.prom"
+BOOT = "kubenode-proxy-schedule-boot.service"
 TRACES = (
+    f"/etc/systemd/system/{BOOT}",
     *("/etc/systemd/system/kubenode-proxy-schedule.timer", "/etc/systemd/system/kubenode-proxy-schedule.service"),
     *("/usr/local/lib/kubenode-proxy", "/usr/local/bin/kubenode-proxy", "/etc/kubenode-proxy", METRICS),
     *("/var/lib/kubenode-proxy", "/etc/tmpfiles.d/kubenode-proxy.conf"),
@@ -114,6 +116,11 @@ def test_second_application_changes_nothing(node, scheduled, variables):
 
 def test_timer_runs_the_convergence_and_metrics_report_it(node, scheduled):
     assert node.unit(TIMER, "ActiveState", "UnitFileState") == {"ActiveState": "active", "UnitFileState": "enabled"}
+    # The role does not end before the node is served.
+    assert "served by scheduled convergences every 1h and at boot; the run now: changed_entries" in scheduled.output
+    assert metrics(node)["success"] == 1
+    assert node.unit(BOOT, "UnitFileState", "Before")["UnitFileState"] == "enabled"
+    assert "kubelet.service" in node.unit(BOOT, "Before")["Before"].split()
     assert "OnBootUSec=1min " in node.output("systemctl", "show", TIMER, "--property=TimersMonotonic")
     gauges = wait_for("the first run", lambda: metrics(node), 90)
     assert gauges["success"] == 1

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why no node serves a Service that ``explain`` is asked for: it does not exist, or it has no address of its own.
+"""Why no node serves a Service that ``explain`` is about: it does not exist, or it has no address of its own.
 
 The agent does not know such Services, since its lists leave them out. So they are read from the API server, or from the
 snapshot that the options name.

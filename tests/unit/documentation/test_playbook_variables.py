@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 from tests.documentation import collection
 from tests.documentation.playbook_variables import VARIABLES
 
-# A role's variable, a part of another name or an attribute is none of these.
-_NAME = r"(?<![\w.])((?:cleanup|drain|explain|migrate|proxy|rollback|verify)_[a-z_]+)\b"
+# A role's variable, a part of another name, an attribute or an example of a command line is none of these.
+_NAME = r"(?<![\w.])((?:cleanup|drain|explain|migrate|proxy|rollback|verify)_[a-z_]+)\b(?!=)"
 # A list, a quoted text, a number or a truth value. Others are templates.
 _LITERAL = re.compile(_NAME + r" \| default\((\[[^]]*\]|'[^']+'|\d+|true|false)[,)]")
 
