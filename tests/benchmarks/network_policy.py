@@ -12,7 +12,7 @@ directions. A policy has two peers by selectors, a range with an exception, a po
 change is measured from the object to the kernel. Seconds are those of this process on a processor, the kernel's work
 for it included, so that other work on the machine disturbs them little. The cost of a new connection is the time of a
 SYN that is sent, forwarded by the node and discarded behind it, in the fastest of many batches; for the row ``none``
-the node only has connection tracking.
+the node only has connection tracking. For rows with ``the source``, the interface of the sender counts as one of pods.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tests.lab import system
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import PolicyTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import BOUND, HERE, POD_LINK, Row
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import (
     change_of,
     desired_table,
@@ -137,6 +138,11 @@ class Follower:
         self.policy.update(self.state.policy.pop_changes())
         self._apply()
         return (time.process_time() - started) * 1000
+
+    def link(self, *rows: Row) -> None:
+        """Apply the rows about interfaces of pods."""
+        self.policy.set_links(rows)
+        self._apply()
 
     def _apply(self) -> None:
         change = change_of(self.policy.table.pop_journal(), self.policy.table.rows, OPTIONS)
@@ -276,6 +282,12 @@ def main() -> None:
                 assert judge.allows(*ends, socket.IPPROTO_TCP, port) == (name == "allowed")
                 cost = connection_cost(path, port, number * 1_000_000 + port)
                 print(f"SYN, {policies} policies, {name}: {cost:.1f} us")
+            known = (POD_LINK, "client"), (HERE, ends[0]), (BOUND, "client", ends[0])
+            for name, rows in (("checked by its address", known), ("checked by its route", known[:1])):
+                follower.link(*rows)
+                cost = connection_cost(path, 8000, number * 1_000_000 + 500_000 + 10_000 * len(rows))
+                print(f"SYN, {policies} policies, allowed, the source {name}: {cost:.1f} us")
+            follower.link()
         parsed, computed, programmed = follower.seconds
         print(f"{given.policies} policies x {given.pods} pods: {len(follower.policy.table.rows)} elements;")
         print(f"  read the objects {parsed:.2f} s, compute {computed:.2f} s, encode and kernel {programmed:.2f} s")

@@ -232,6 +232,7 @@ def test_the_agent_follows_the_interfaces_of_pods(tmp_path):
             ip_batch([f"link add {name} type veth peer name {name}-p", f"link set {name} up", f"link set {name}-p up"])
             ip_batch([f"route add 10.244.0.5/32 dev {name}"])
             wait_for(lambda name=name: f'"{name}"' in elements("links-out"), 30)
+            assert f'"{name}"' in elements("pod-links") and f'"{name}" . 10.244.0.5' in elements("bound4")
             ip_batch([f"link del {name}"])
             wait_for(lambda name=name: f'"{name}"' not in elements("links-out"), 30)
     finally:

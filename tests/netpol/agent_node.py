@@ -14,6 +14,9 @@ from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
+    NetworkPolicySettings,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import find_links
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import PolicyTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
@@ -45,7 +48,7 @@ class AgentNode(Node):
         own = [raw for raw in map(packed, NODE_ADDRESSES) if raw is not None]
         policy = NodePolicy("node1", cluster.policy, own, cluster_policies=True)
         with self.network.namespaces["node1"].inside():
-            find_links(policy)
+            find_links(policy, NetworkPolicySettings())
         desired = desired_table(policy.table.rows, Options(tiers=True))
         deadline = time.monotonic() + _SECONDS
         while True:

@@ -168,9 +168,10 @@ def gradual_differences(seed: int) -> tuple[int, list[str]]:
 
 
 def _is_new(address: str, former: Oracle, judge: Oracle) -> bool:
-    """Return whether an address belongs to another pod than before, as where one of several pods with it has ended."""
-    before, now = former.pod_at(address), judge.pod_at(address)
-    return now is not None and (before is None or before["metadata"]["uid"] != now["metadata"]["uid"])
+    """Return whether an address belongs to other pods than before, as where one of several pods with it has ended."""
+    before, now = ([each.pod_at(address), *each.own_at(address)] for each in (former, judge))
+    uids = [{pod["metadata"]["uid"] for pod in pods if pod is not None} for pods in (before, now)]
+    return bool(uids[1]) and uids[0] != uids[1]
 
 
 def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers: bool) -> bool:
@@ -180,9 +181,8 @@ def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers:
     for direction, own, peer in ends:
         raw, other = packed(own), packed(peer)
         assert raw is not None and other is not None
-        owner = policy.owners.owners.get(raw)
         unjudged = direction == EGRESS and policy.is_unjudged(other)
-        if owner is not None and owner.node_name == "node1" and not unjudged:
+        if raw in policy.owners.local and not unjudged:
             flow = Flow(other, packet.protocol, packet.port)
             if not verdicts.side(direction, raw, flow).allowed:
                 return False

@@ -19,11 +19,14 @@ _L4 = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
 _ICMPV6 = 58
 _NEW = 8
 _LOCAL, _UNICAST = 2, 1
-_SIZES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 4, "inet_service": 4, "classid": 4}
+_SIZES = {"ifname": 16, "ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 4, "inet_service": 4, "classid": 4}
 
 
 class Traversal(NamedTuple):
-    """A packet at one hook: headers, input interface (0: none), and the result of a routing lookup of its source."""
+    """A packet at one hook: headers, input interface (0: none), and the results of routing lookups of its ends.
+
+    ``routed_back``: packets to its source would leave through that interface.
+    """
 
     family: int
     network: bytes
@@ -32,6 +35,8 @@ class Traversal(NamedTuple):
     interface: int
     interface_name: str
     local_source: bool
+    local_destination: bool
+    routed_back: bool
     priority: int
 
 
@@ -54,10 +59,19 @@ class Interpreter:
             name: list(self._elements[name].items()) for name, value in self._sets.items() if value.flags & 4
         }
 
-    def allowed(self, packet: Packet, node_addresses: frozenset[str] = frozenset(), priority: int = 0) -> bool:
+    def allowed(
+        self,
+        packet: Packet,
+        node_addresses: frozenset[str] = frozenset(),
+        priority: int = 0,
+        interface: str = "veth",
+        *,
+        routed_back: bool = True,
+    ) -> bool:
         """Return whether a packet reaches its destination through all hooks that it passes.
 
-        A packet with a priority (a DSCP value, for example) must get the same verdict as any other.
+        A packet with a priority (a DSCP value, for example) must get the same verdict as any other. ``routed_back``:
+        packets to its source would leave through the interface.
         """
         source, destination = map(ipaddress.ip_address, (packet.source, packet.destination))
         four = source.version == 4
@@ -75,7 +89,9 @@ class Interpreter:
             transport = struct.pack("!HHII", 33333, packet.port, 0, 0)
         common = (2 if four else 10, bytes(header), transport, protocol)
         local = packet.from_node or packet.source in node_addresses
-        outside = Traversal(*common, 0 if packet.from_node else 7, "" if packet.from_node else "veth", local, priority)
+        number, device = (0, "") if packet.from_node else (7, interface)
+        to_node = packet.to_node or packet.destination in node_addresses
+        outside = Traversal(*common, number, device, local, to_node, routed_back, priority)
         hooks = ["postrouting"] if packet.from_node else ["prerouting", "input" if packet.to_node else "postrouting"]
         return all(self._hook(hook, outside) for hook in hooks)
 
@@ -194,8 +210,14 @@ class _Run:
         self._put(part.get(1), struct.pack("=I", _NEW))
 
     def _fib(self, part: Any) -> None:
-        assert (part.get(2), part.get(3)) == (3, 1)
-        self._put(part.get(1), struct.pack("=I", _LOCAL if self._packet.local_source else _UNICAST))
+        result, flags = part.get(2), part.get(3)
+        if result == 3:
+            is_local = {1: self._packet.local_source, 2: self._packet.local_destination}[flags]
+            self._put(part.get(1), struct.pack("=I", _LOCAL if is_local else _UNICAST))
+        else:
+            assert (result, flags) == (1, 0x29), "the interface to the source, whether there is one"
+            found = self._packet.routed_back and not self._packet.local_source
+            self._put(part.get(1), struct.pack("=I", found))
 
     def _cmp(self, part: Any) -> bool:
         data = part.get(3)

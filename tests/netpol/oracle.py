@@ -156,15 +156,21 @@ class Oracle:
             return None
         found = [pod for pod in self.pods if value in self._addresses(pod)]
 
-        def strength(pod: Raw) -> tuple[bool, str, str]:
+        def strength(pod: Raw) -> tuple[bool, bool, str, str]:
             metadata = pod["metadata"]
             created, uid = metadata.get("creationTimestamp") or "", metadata.get("uid") or ""
-            return not metadata.get("deletionTimestamp"), created, uid
+            return not metadata.get("deletionTimestamp"), self._is_own(pod), created, uid
 
         return max(found, key=strength) if found else None
 
-    def _is_own(self, pod: Optional[Raw]) -> bool:
-        return pod is not None and (pod.get("spec") or {}).get("nodeName") == self._node
+    def own_at(self, address: str) -> list[Raw]:
+        """Return the pods of the node that claim an address, whose policies add up."""
+        value = ipaddress.ip_address(address)
+        claims = [pod for pod in self.pods if value in self._addresses(pod) and self._is_own(pod)]
+        return [] if value in self._own else claims
+
+    def _is_own(self, pod: Raw) -> bool:
+        return bool((pod.get("spec") or {}).get("nodeName") == self._node)
 
     def allowed(self, packet: Packet) -> bool:
         """Return whether the node lets the packet pass."""
@@ -172,18 +178,19 @@ class Oracle:
         if packet.from_node:
             return True
         judged = not any(ipaddress.ip_address(packet.destination) in each for each in self._unjudged)
-        if judged and self._is_own(source) and not self._side(packet, "Egress", source, destination):  # type: ignore[arg-type]
+        senders, receivers = self.own_at(packet.source), self.own_at(packet.destination)
+        if judged and senders and not self._side(packet, "Egress", senders, destination):
             return False
         if packet.to_node:
             return True
-        return not self._is_own(destination) or self._side(packet, "Ingress", destination, source)  # type: ignore[arg-type]
+        return not receivers or self._side(packet, "Ingress", receivers, source)
 
-    def _side(self, packet: Packet, direction: str, own: Raw, peer: Optional[Raw]) -> bool:
+    def _side(self, packet: Packet, direction: str, own: list[Raw], peer: Optional[Raw]) -> bool:
         itself = packet.source == packet.destination
         verdict = self._tier("Admin", packet, direction, own, peer)
         if verdict:
             return verdict == "Accept"
-        isolating = [policy for policy in self.policies if self._isolates(policy, direction, own)]
+        isolating = [policy for policy in self.policies if any(self._isolates(policy, direction, pod) for pod in own)]
         if isolating:
             return itself or any(self._policy_allows(policy, packet, direction, own, peer) for policy in isolating)
         return self._tier("Baseline", packet, direction, own, peer) != "Deny"
@@ -202,10 +209,10 @@ class Oracle:
         except Bad:
             return False
 
-    def _policy_allows(self, policy: Raw, packet: Packet, direction: str, own: Raw, peer: Optional[Raw]) -> bool:
+    def _policy_allows(self, policy: Raw, packet: Packet, direction: str, own: list[Raw], peer: Optional[Raw]) -> bool:
         field, peers_field = ("ingress", "from") if direction == "Ingress" else ("egress", "to")
         other = packet.source if direction == "Ingress" else packet.destination
-        target = own if direction == "Ingress" else peer
+        targets = own if direction == "Ingress" else [peer]
         for rule in (policy.get("spec") or {}).get(field) or []:
             if not isinstance(rule, dict):
                 continue
@@ -213,7 +220,9 @@ class Oracle:
             namespace = policy["metadata"]["namespace"]
             if peers and not (isinstance(peers, list) and any(self._peer(p, other, peer, namespace) for p in peers)):
                 continue
-            if ports and not (isinstance(ports, list) and any(self._port(p, packet, target) for p in ports)):
+            if ports and not (
+                isinstance(ports, list) and any(self._port(p, packet, pod) for p in ports for pod in targets)
+            ):
                 continue
             return True
         return False
@@ -270,6 +279,9 @@ class Oracle:
             for port in container.get("ports") or []
         )
 
+    def _is_port(self, ports: list[Any], packet: Packet, targets: Iterable[Optional[Raw]]) -> bool:
+        return any(self._port(item, packet, pod) for item in ports for pod in targets)
+
     def _port(self, item: Any, packet: Packet, target: Optional[Raw]) -> bool:
         if not isinstance(item, dict):
             return False
@@ -291,7 +303,7 @@ class Oracle:
 
     # ---- ClusterNetworkPolicy
 
-    def _tier(self, tier: str, packet: Packet, direction: str, own: Raw, peer: Optional[Raw]) -> str:
+    def _tier(self, tier: str, packet: Packet, direction: str, own: list[Raw], peer: Optional[Raw]) -> str:
         """Return the verdict of a tier: Accept, Deny, or empty to continue with the next one."""
         ordered = sorted(
             (policy for policy in self.cluster_policies if policy["spec"]["tier"] == tier),
@@ -299,7 +311,7 @@ class Oracle:
         )
         for policy in ordered:
             try:
-                if not self._pods_or_namespaces(policy["spec"]["subject"], own):
+                if not any(self._pods_or_namespaces(policy["spec"]["subject"], pod) for pod in own):
                     continue
             except Bad:
                 continue
@@ -326,10 +338,10 @@ class Oracle:
         second = selector_matches(pods, pod["metadata"].get("labels") or {} if pod is not None else {})
         return first and second and pod is not None and name in self.namespaces
 
-    def _cluster_rule(self, rule: Raw, packet: Packet, direction: str, own: Raw, peer: Optional[Raw]) -> bool:
+    def _cluster_rule(self, rule: Raw, packet: Packet, direction: str, own: list[Raw], peer: Optional[Raw]) -> bool:
         peers = rule.get("from" if direction == "Ingress" else "to")
         _check(peers)
-        target = own if direction == "Ingress" else peer
+        targets = own if direction == "Ingress" else [peer]
         # Every peer is checked, since an invalid one counts even if another one matches.
         by_peer = []
         for item in peers:  # type: ignore[union-attr]
@@ -341,7 +353,7 @@ class Oracle:
                 by_peer.append(self._pods_or_namespaces(item, peer))
         protocols = rule.get("protocols")
         _check(protocols is None or protocols)
-        by_port = [self._cluster_port(item, packet, target) for item in protocols or []]
+        by_port = [self._cluster_port(item, packet, pod) for item in protocols or [] for pod in targets]
         return any(by_peer) and (protocols is None or any(by_port))
 
     def _cluster_port(self, item: Raw, packet: Packet, target: Optional[Raw]) -> bool:

@@ -115,7 +115,9 @@ class Generator:
         }
         if self._chance(0.08):
             metadata["deletionTimestamp"] = "2026-01-02T00:00:00Z"
-        spec: Raw = {"nodeName": f"node{subnet}", "containers": [self._container() for _ in range(2)]}
+        # Of another node, it claims an address that it does not have.
+        node = 2 if subnet == 1 and self._chance(0.1) else subnet
+        spec: Raw = {"nodeName": f"node{node}", "containers": [self._container() for _ in range(2)]}
         if self._chance(0.15):
             spec["initContainers"] = [self._container()]
             if self._chance(0.5):

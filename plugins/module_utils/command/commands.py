@@ -35,7 +35,7 @@ from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
 from ..convergence.modes.mode import Mode
 from ..convergence.node import NodeView, view_node
-from ..convergence.policy import node_policy, policy_options
+from ..convergence.policy import find_links, node_policy, policy_options
 from ..convergence.request import Report, Request
 from ..errors import ProxyError
 from ..resources import Stage
@@ -269,6 +269,8 @@ def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:
     node = _node(arguments)
     settings = node.configuration.node_proxy.network_policy
     policy = node_policy(node.cluster, settings, node.view.name, node.view.addresses)
+    if settings.enabled and not arguments.no_kernel:
+        find_links(policy, settings)
 
     def policies(endpoints: Sequence[Resolved]) -> PolicyExplainer:
         return PolicyExplainer(

@@ -194,7 +194,7 @@ class _Convergence:
         from .policy import find_links, node_policy, policy_stage, policy_warnings
 
         policy = self.policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
-        find_links(policy)
+        find_links(policy, settings)
         self.warnings += policy_warnings(policy)
         stage = policy_stage(policy, settings, self.handles, self.request.check)
         self.of_cluster.append(stage.resource)

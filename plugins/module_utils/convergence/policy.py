@@ -18,8 +18,9 @@ from ..kernel.conntrack.socket import Steps
 from ..kernel.facts import interface_addresses
 from ..kernel.pod_links import PodLinks
 from ..networkpolicy.coverage import unselected_pods, unused_policies
-from ..networkpolicy.matching.owners import Address, counts
+from ..networkpolicy.matching.owners import Address, AddressOwners, counts
 from ..networkpolicy.node_policy import NodePolicy
+from ..networkpolicy.rows import BOUND, EXEMPT_LINK, HERE, LINK, POD_LINK, Row
 from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..preflight.processes import processes
@@ -42,6 +43,7 @@ def policy_options(settings: NetworkPolicySettings) -> Options:
         log_group=settings.log_group if settings.log_denied else NO_LOG,
         unknown=settings.unknown_pods == DENY,
         unjudged=bool(settings.unjudged_destinations),
+        exempt=bool(settings.exempt_sources),
     )
 
 
@@ -70,24 +72,29 @@ def node_policy(
         settings.cluster_policies,
         pod_ranges=pod_ranges(cluster, settings, node_name) if ranges is None else ranges,
         unjudged=networks_of(settings.unjudged_destinations),
+        exempt=networks_of(settings.exempt_sources),
         progress=progress,
     )
 
 
-def find_links(policy: NodePolicy, links: Optional[PodLinks] = None) -> None:
-    """Determine the interfaces on which link-local traffic is denied: those of pods that policies limit.
+def find_links(policy: NodePolicy, settings: NetworkPolicySettings, links: Optional[PodLinks] = None) -> None:
+    """Determine the interfaces of pods, on which sources are checked and link-local traffic may be denied.
 
-    Nothing but the node can reach the link-local address of a pod that has an interface of its own, so that ingress
-    policies concern bridges only. ``links``: what finds the interfaces. Raises KernelError.
+    ``links``: what finds the interfaces. Raises KernelError.
     """
-    restricted = {side: {unpacked(address) for address in policy.restricted(side)} for side in SIDES}
-    found = (links or PodLinks()).find(sorted(set().union(*restricted.values())))
-    policy.set_links(
-        (side, link.interface)
-        for side, addresses in restricted.items()
-        for address, link in found.items()
-        if address in addresses and (side == "out" or link.is_bridge)
-    )
+    pods = {unpacked(address): (address, local.pod) for local in policy.local.values() for address in local.at}
+    found = (links or PodLinks()).find(sorted(pods))
+    restricted = {side: policy.restricted(side) for side in SIDES}
+    rows: List[Row] = []
+    for text, link in found.items():
+        address, pod = pods[text]
+        rows += [(POD_LINK, link.interface), (BOUND, link.interface, address), (HERE, address)]
+        # Nothing but the node can reach the link-local address of a pod that has an interface of its own.
+        sides = [side for side in SIDES if address in restricted[side] and (side == "out" or link.is_bridge)]
+        rows += [(LINK, side, link.interface) for side in sides]
+        if settings.exempt_sources and pod.namespace in (settings.exempt_source_namespaces or (pod.namespace,)):
+            rows.append((EXEMPT_LINK, link.interface))
+    policy.set_links(rows)
 
 
 def pod_ranges(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> Tuple[Network, ...]:
@@ -107,10 +114,21 @@ def policy_warnings(policy: NodePolicy) -> List[str]:
     ]
     claims = sorted(policy.owners.refused())
     lines = [f"Pod {key}: status.podIPs: {unpacked(address)} is an address of this node" for address, key in claims]
+    disputed = [_disputed(policy.owners, address) for address in sorted(policy.owners.disputed)]
     return [
         *_first(large, _NAMED_POLICIES, "more policies allow nothing, because of their size"),
         *_first(lines, _NAMED_CLAIMS, "more pods claim addresses of this node"),
+        *_first(disputed, _NAMED_CLAIMS, "more addresses of pods of this node are claimed by several pods"),
     ]
+
+
+def _disputed(owners: AddressOwners, address: Address) -> str:
+    """Return the line about an address that pods of this node and others claim."""
+    own = owners.local[address]
+    others = sorted((pod.key, pod.node_name) for pod in owners.claims(address) if not pod.deleting and pod not in own)
+    named = [str(pod.key) for pod in own] + [f"{key} of node {node or 'unknown'}" for key, node in others]
+    claims = ", ".join(_first(named, _NAMED_CLAIMS, "more"))
+    return f"{unpacked(address)}: several Pods claim this address of a pod of this node, whose policies apply: {claims}"
 
 
 def policy_coverage(policy: NodePolicy, cluster: ClusterState) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:

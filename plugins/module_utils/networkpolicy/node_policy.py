@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence
 
 from ..addresses import Network
 from ..cluster.model import NamespacedName
+from ..cluster.policy_model import Pod
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from ..progress import Progress, unheeded
 from .budget import Demand, named
@@ -19,8 +20,8 @@ from .judge import Judge
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS, PolicySide
 from .matching.owners import Address, AddressOwners
 from .policy_state import PORTION, LocalPod, PolicyState
-from .rows import ANY, EVERYTHING_ID, LINK, POLICED, PolicyRows, TooManyRows
-from .subjects import NETWORK_POLICY
+from .rows import ANY, EVERYTHING_ID, HERE, POLICED, PolicyRows, Row, TooManyRows
+from .subjects import NETWORK_POLICY, Subject
 
 #: The share of all policies, one in this many, that may be refused although they would fit.
 _FINENESS = 16
@@ -33,7 +34,8 @@ class NodePolicy:
     ``node_name``: the node whose pods are selected. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``most_rows``: the maximum number of elements that depend on the content of policies. ``pod_ranges``: the addresses
     of the node's pods; traffic of those in them that belong to no known pod is denied. ``unjudged``:
-    destinations to which no egress rule is applied. ``portion``: see :class:`.PolicyState`. ``progress`` is called
+    destinations to which no egress rule is applied. ``exempt``: what pods may send from although it is not theirs.
+    ``portion``: see :class:`.PolicyState`. ``progress`` is called
     between the steps of a computation, which may take seconds.
     """
 
@@ -47,6 +49,7 @@ class NodePolicy:
         *,
         pod_ranges: Sequence[Network] = (),
         unjudged: Sequence[Network] = (),
+        exempt: Sequence[Network] = (),
         portion: int = PORTION,
         progress: Progress = unheeded,
     ) -> None:
@@ -57,9 +60,9 @@ class NodePolicy:
         self._most_rows = most_rows
         self._pod_ranges = tuple(pod_ranges)
         self._unjudged = tuple(unjudged)
+        self._exempt = tuple(exempt)
         self._portion = portion
-        # Pairs of a side and an interface.
-        self._links: FrozenSet[Tuple[str, str]] = frozenset()
+        self._links: FrozenSet[Row] = frozenset()
         self._progress = progress
         self._refused: FrozenSet[PolicySide] = frozenset()
         #: Whether policies are refused only because they changed last; see :meth:`update`.
@@ -138,9 +141,7 @@ class NodePolicy:
     def policed(self) -> FrozenSet[Address]:
         """Return the addresses of pods of this node that any policy selects."""
         judge = self.judge()
-        return frozenset(
-            address for local in self.local.values() for address in local.addresses if judge.is_policed(address)
-        )
+        return frozenset(address for local in self.local.values() for address in local.at if judge.is_policed(address))
 
     def restricted(self, side: str) -> FrozenSet[Address]:
         """Return the addresses of pods of this node whose traffic in a direction some policy limits.
@@ -151,24 +152,34 @@ class NodePolicy:
         return frozenset(
             address
             for local in self.local.values()
-            for address in local.addresses
-            if self._is_restricted(local, side, address)
+            for address, subjects in local.at.items()
+            if self._is_restricted(subjects, side, address)
         )
 
-    def _is_restricted(self, local: LocalPod, side: str, address: Address) -> bool:
+    def _is_restricted(self, subjects: Iterable[Subject], side: str, address: Address) -> bool:
         rows = self.table.rows
         if (POLICED, side, address) not in rows:
             return False
-        tiers = any(subject.side == side and subject.tier != NETWORK_POLICY for subject in local.subjects)
+        tiers = any(subject.side == side and subject.tier != NETWORK_POLICY for subject in subjects)
         return tiers or rows.get((ANY, side, address)) != EVERYTHING_ID
 
-    def set_links(self, links: Iterable[Tuple[str, str]]) -> None:
-        """Apply the interfaces on which link-local traffic is denied, as pairs of a side and a name."""
+    def set_links(self, links: Iterable[Row]) -> None:
+        """Apply the rows about interfaces of pods: see :func:`.link_rows`."""
         before, self._links = self._links, frozenset(links)
-        for side, interface in before - self._links:
-            self.table.remove((LINK, side, interface))
-        for side, interface in self._links - before:
-            self.table.put((LINK, side, interface))
+        for row in before - self._links:
+            self.table.remove(row)
+        for row in self._links - before:
+            self.table.put(row)
+
+    def is_forged(self, pod: Pod, address: Address) -> bool:
+        """Return whether packets that a pod sends from an address it claims are known to be dropped where they arrive.
+
+        They are if the address is of this node, or of a pod of this node, and the sender not the one that has it.
+        """
+        if pod.node_name != self._node_name:
+            return (HERE, address) in self._links
+        local = self.local.get(pod.key)
+        return local is not None and address not in local.at and any((HERE, each) in self._links for each in local.at)
 
     def reconsider(self) -> None:
         """Choose again which policies are refused, if any are."""
@@ -181,8 +192,8 @@ class NodePolicy:
         earlier = self._state.table
         self.is_provisional = state is not None
         self._state = state or self._search()
-        for side, interface in self._links:
-            self.table.put((LINK, side, interface))
+        for row in self._links:
+            self.table.put(row)
         self._state.table.succeed(earlier)
 
     def _made(self, refused: FrozenSet[PolicySide], spare: int = 0) -> Optional[PolicyState]:
@@ -203,6 +214,7 @@ class NodePolicy:
             cluster_policies=self._cluster_policies,
             pod_ranges=self._pod_ranges,
             unjudged=self._unjudged,
+            exempt=self._exempt,
             refused=refused,
             most_rows=most_rows,
             portion=self._portion,

@@ -10,11 +10,19 @@ isolated, the class of each peer, and what pods of the node may exchange with pe
 from __future__ import annotations
 
 from itertools import islice
-from typing import AbstractSet, Dict, FrozenSet, Iterable, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..addresses import FAMILIES, Network, family_of_packed
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy, Pod
+from ..cluster.policy_model import (
+    ADMIN,
+    BASELINE,
+    DIRECTIONS,
+    ClusterNetworkPolicy,
+    ContainerPort,
+    NetworkPolicy,
+    Pod,
+)
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from ..progress import Progress, unheeded
 from .address_ranges import AddressRanges, PodRanges
@@ -24,11 +32,11 @@ from .limits import MOST_CANDIDATES_TOGETHER, MOST_PIECES, PolicySide
 from .matching.candidates import Candidates
 from .matching.compiled import side
 from .matching.contents import PodContents
-from .matching.owners import Address, AddressOwners, counts
+from .matching.owners import Address, AddressOwners, addresses_of, counts
 from .matching.peer_index import PeerIndex
 from .matching.peers import Content, PeerEntry
 from .matching.pod_peers import PodPeers
-from .rows import ISOLATED, POLICED, SELF, UNJUDGED, PolicyRows, TooManyRows
+from .rows import EXEMPT, ISOLATED, POLICED, SELF, UNJUDGED, PolicyRows, TooManyRows
 from .rule_compiler import RuleCompiler
 from .subject_table import SubjectTable
 from .subjects import NETWORK_POLICY, Subject
@@ -52,20 +60,25 @@ class _Work(NamedTuple):
 
 
 class LocalPod(NamedTuple):
-    """A pod of this node: its addresses and the subjects that it is part of."""
+    """A pod of this node: the subjects that each of its addresses is part of."""
 
     pod: Pod
-    addresses: FrozenSet[Address]
-    subjects: Tuple[Subject, ...]
+    at: Mapping[Address, Tuple[Subject, ...]]
+
+    @property
+    def subjects(self) -> Tuple[Subject, ...]:
+        """Return the subjects of all its addresses."""
+        return tuple(dict.fromkeys(subject for subjects in self.at.values() for subject in subjects))
 
 
 class PolicyState:
     """The rows of one node. If TooManyRows is raised, the state is incomplete and must not be used.
 
     ``node_name``: the node whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
-    ``pod_ranges``, ``unjudged``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`. ``most_rows``: see
-    :class:`.PolicyRows`. ``portion``: if pods of this node come or go, an update classifies at most this many other
-    pods again, and leaves more of them to :meth:`proceed`. ``progress`` is called between the steps of an update.
+    ``pod_ranges``, ``unjudged``, ``exempt``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`.
+    ``most_rows``: see :class:`.PolicyRows`. ``portion``: if pods of this node come or go, an update classifies at most
+    this many other pods again, and leaves more of them to :meth:`proceed`. ``progress`` is called between the steps of
+    an update.
     """
 
     def __init__(
@@ -77,6 +90,7 @@ class PolicyState:
         cluster_policies: bool = False,
         pod_ranges: Sequence[Network] = (),
         unjudged: Sequence[Network] = (),
+        exempt: Sequence[Network] = (),
         refused: AbstractSet[PolicySide] = frozenset(),
         most_rows: Optional[int] = None,
         portion: int = PORTION,
@@ -84,13 +98,14 @@ class PolicyState:
     ) -> None:
         self.table = PolicyRows(most_rows, progress)
         self.local: Dict[NamespacedName, LocalPod] = {}
-        self.owners = AddressOwners(node_addresses)
+        self.owners = AddressOwners(node_name, node_addresses)
         self.peers = PodPeers(objects.namespaces)
         self._values = GrantValues(self.table)
         most_pieces = MOST_PIECES if most_rows is not None else None
         self.families = {family: FamilyTables(family, self.table, self._values, most_pieces) for family in FAMILIES}
         self.pod_ranges = PodRanges(pod_ranges, self.table)
         self.unjudged = AddressRanges(UNJUDGED, unjudged, self.table)
+        AddressRanges(EXEMPT, exempt, self.table)
         self._node_name = node_name
         self._objects = objects
         self._cluster_policies = cluster_policies
@@ -141,12 +156,10 @@ class PolicyState:
 
     def set_node_addresses(self, addresses: Iterable[Address]) -> None:
         """Apply the addresses of the node, which no pod can have. Raises TooManyRows."""
-        before = dict(self.owners.owners)
         moved = self.owners.set_node_addresses(addresses)
         self.pod_ranges.follow(moved, self.owners.owners)
-        pods = [owners.get(address) for address in moved for owners in (before, self.owners.owners)]
-        keys = {pod.key for pod in pods if pod is not None}
-        self._refresh(_Work(keys, set(keys), moved))
+        keys = {pod.key for address in moved for pod in self.owners.claims(address)}
+        self._refresh(_Work(keys, {key for key in keys if self._is_local(key)}, moved))
 
     def judge(self) -> Judge:
         """Return a judge that uses the current rows."""
@@ -180,7 +193,8 @@ class PolicyState:
             work.addresses.update(moved)
             affected.update(self.owners.owners_of(before), self.owners.owners_of(now))
             work.pods.update(affected)
-            work.local.update(name for name in affected if name in self.local or self._is_local(name))
+            if key in self.local or self._is_local(key):
+                work.local.add(key)
 
     def _is_local(self, key: NamespacedName) -> bool:
         pod = self._pods.get(key)
@@ -231,16 +245,27 @@ class PolicyState:
         Return whether grants may follow later: not if a pod that was already isolated would lack them meanwhile, nor
         if new rules can deny.
         """
+        keys = self._with_sharers(keys)
         known = {key: self.local[key].subjects for key in keys if key in self.local}
         before = self._pairs(keys)
-        judged = {address for key in keys if key in self.local for address in self.local[key].addresses}
+        judged = {address for key in keys if key in self.local for address in self.local[key].at}
+        # Most pods claim several addresses, and alone.
+        found: Dict[Tuple[NamespacedName, ...], Tuple[Subject, ...]] = {}
         for key in keys:
             self.local.pop(key, None)
             pod = self._pods.get(key)
-            owned = self.owners.owned_by(pod) if self._is_local(key) else frozenset()
-            if pod is not None and owned:
-                self.local[key] = LocalPod(pod, owned, tuple(self._subjects_of(pod)))
-                judged |= owned
+            claimed = [address for address in addresses_of(pod) if address in self.owners.local]
+            if pod is None or not claimed or not self._is_local(key):
+                continue
+            at = {}
+            for address in claimed:
+                pods = self.owners.local[address]
+                names = tuple(item.key for item in pods)
+                if names not in found:
+                    found[names] = tuple(self._subjects_of(pods))
+                at[address] = found[names]
+            self.local[key] = LocalPod(pod, at)
+            judged.update(at)
         # An address may move from one pod to another of the same subject. New subjects are added before old ones are
         # removed, so that objects used by both are not dropped in between.
         now = self._pairs(keys)
@@ -258,14 +283,19 @@ class PolicyState:
     def _pairs(self, keys: Iterable[NamespacedName]) -> Set[Tuple[Subject, Address]]:
         """Return the subjects of some pods of this node, paired with each of their addresses."""
         found = (self.local[key] for key in keys if key in self.local)
-        return {(subject, address) for local in found for subject in local.subjects for address in local.addresses}
+        return {(subject, address) for local in found for address, each in local.at.items() for subject in each}
+
+    def _with_sharers(self, keys: Set[NamespacedName]) -> Set[NamespacedName]:
+        """Return these pods, and the other pods of the node that claim an address of theirs."""
+        addresses = {address for key in keys for address in addresses_of(self._pods.get(key))}
+        addresses.update(address for key in keys if key in self.local for address in self.local[key].at)
+        return keys.union(pod.key for address in addresses for pod in self.owners.local.get(address, ()))
 
     def _mark(self, address: Address) -> None:
         """Set the rows that select the directions in which policies apply to an address."""
         rows = self.table
-        owner = self.owners.owners.get(address)
-        local = self.local.get(owner.key) if owner is not None else None
-        subjects = local.subjects if local is not None else ()
+        claims = self.owners.local.get(address)
+        subjects = self.local[claims[0].key].at[address] if claims else ()
         sides = {subject.side for subject in subjects}
         isolated = {subject.side for subject in subjects if subject.tier == NETWORK_POLICY}
         for each in ("in", "out"):
@@ -274,7 +304,7 @@ class PolicyState:
                     rows.put(row)
                 else:
                     rows.remove(row)
-        if sides:
+        if claims:
             rows.put((SELF, address))
         else:
             rows.remove((SELF, address))
@@ -286,24 +316,27 @@ class PolicyState:
         if not any(subject.addresses.values()):
             self.subjects.remove(subject)
 
-    def _subjects_of(self, pod: Pod) -> Iterable[Subject]:
+    def _subjects_of(self, pods: Sequence[Pod]) -> Iterable[Subject]:
+        """Return the subjects of an address that all these pods claim: their policies add up."""
         self._progress()
-        selecting = [
-            policy
+        ports = frozenset(port for pod in pods for port in pod.ports)
+        selecting = {
+            policy.key: policy
+            for pod in pods
             for _name, policy in sorted(self._policies.get(pod.namespace, {}).items())
             if policy.pods.matches(pod.labels)
-        ]
+        }
         for direction in DIRECTIONS:
-            chosen = [policy for policy in selecting if direction in policy.directions]
+            chosen = [policy for policy in selecting.values() if direction in policy.directions]
             if chosen:
                 rules = [rule for policy in chosen for rule in self.compiler.rules(policy, direction)]
-                yield self.subjects.of(NETWORK_POLICY, side(direction), rules, pod)
+                yield self.subjects.of(NETWORK_POLICY, side(direction), rules, ports)
         if self._cluster_policies:
-            yield from self._cluster_subjects(pod)
+            yield from self._cluster_subjects(pods, ports)
 
-    def _cluster_subjects(self, pod: Pod) -> Iterable[Subject]:
+    def _cluster_subjects(self, pods: Sequence[Pod], ports: FrozenSet[ContainerPort]) -> Iterable[Subject]:
         ordered = sorted(self._objects.cluster_policies.values(), key=lambda policy: (policy.priority, policy.name))
-        selecting = [policy for policy in ordered if self._selects(policy, pod)]
+        selecting = [policy for policy in ordered if any(self._selects(policy, pod) for pod in pods)]
         for tier in (ADMIN, BASELINE):
             for direction in DIRECTIONS:
                 rules = [
@@ -313,7 +346,7 @@ class PolicyState:
                     for rule in self.compiler.rules(policy, direction)
                 ]
                 if rules:
-                    yield self.subjects.of(tier, side(direction), rules, pod)
+                    yield self.subjects.of(tier, side(direction), rules, ports)
 
     def _selects(self, policy: ClusterNetworkPolicy, pod: Pod) -> bool:
         namespace = self._objects.namespaces.get(pod.namespace)

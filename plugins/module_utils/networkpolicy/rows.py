@@ -13,6 +13,11 @@ row                                                 value
 ``(KNOWN, address)``                                True: a known pod has this address of such a range
 ``(UNJUDGED, first, last)``                         True: a range of destinations that no egress rule is applied to
 ``(LINK, side, interface)``                         True: link-local traffic of pods on this interface is denied
+``(POD_LINK, interface)``                           True: it leads to pods of this node, whose sources are checked
+``(BOUND, interface, address)``                     True: this address is reached through it
+``(HERE, address)``                                 True: an address that is reached through an interface of pods
+``(EXEMPT_LINK, interface)``                        True: pods on it may send from exempt addresses
+``(EXEMPT, first, last)``                           True: a range of these
 ``(CLASS, address)``                                class number of a pod of the cluster
 ``(BLOCK, first, last)``                            class number of a range of addresses that no pod entry refines
 ``(ANY, side, address)``                            port set that this pod may exchange with every peer
@@ -36,6 +41,8 @@ from .limits import MOST_STEPS
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
 POD_RANGE, KNOWN, UNJUDGED = "pod range", "known", "unjudged"
 LINK = "link"
+POD_LINK, BOUND, HERE = "pod link", "bound", "here"
+EXEMPT_LINK, EXEMPT = "exempt link", "exempt"
 ANY, GRANT, PORTS = "any", "grant", "ports"
 TIER_GRANT, TIER_PORTS, TIER_OTHERS = "tier grant", "tier ports", "tier others"
 

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, List, Set
+from typing import Collection, Dict, List, Set
 
-from ..cluster.policy_model import ContainerPort, Pod
+from ..cluster.policy_model import ContainerPort
 from .family_tables import FamilyTables
 from .limits import MOST_KEPT
 from .matching.compiled import CompiledRule
@@ -35,11 +35,10 @@ class SubjectTable:
         self._families = families
         self._limited = limited
 
-    def of(self, tier: str, side: str, rules: List[CompiledRule], pod: Pod) -> Subject:
-        """Return the subject of a pod, which is new if no other pod has the same. Raises TooManyRows."""
+    def of(self, tier: str, side: str, rules: List[CompiledRule], ports: Collection[ContainerPort]) -> Subject:
+        """Return the subject of a pod with these ports, a new one if no other pod has the same. Raises TooManyRows."""
         names = {name.name for rule in rules for name in rule.names} if side == "in" else set()
-        ports: FrozenSet[ContainerPort] = frozenset(port for port in pod.ports if port.name in names)
-        key = SubjectKey(tier, side, tuple(map(id, rules)), ports)
+        key = SubjectKey(tier, side, tuple(map(id, rules)), frozenset(port for port in ports if port.name in names))
         self._spend(tier, len(rules) + sum(len(rule.names) for rule in rules))
         subject = self._subjects.get(key)
         if subject is None:

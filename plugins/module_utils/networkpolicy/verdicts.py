@@ -20,6 +20,7 @@ from ..cluster.policy_model import (
     PASS,
     BlockPeer,
     ClusterNetworkPolicy,
+    ContainerPort,
     NetworkPolicy,
     Peer,
     Pod,
@@ -85,27 +86,28 @@ class Verdicts:
         self._too_large = too_large
 
     def side(self, direction: str, own: Address, flow: Flow) -> SideVerdict:
-        """Return the decision for the side whose pod has an address. ``direction``: Ingress or Egress."""
-        pod = self._owners.owners[own]
-        decided = self._tier(ADMIN, direction, pod, flow)
+        """Return the decision for the side whose pods claim an address. ``direction``: Ingress or Egress."""
+        pods = self._owners.judged(own)
+        decided = self._tier(ADMIN, direction, pods, flow)
         if decided is not None:
             return decided
-        isolating = self._isolating(direction, pod)
+        isolating = self._isolating(direction, pods)
         if isolating:
-            return self._network_policies(isolating, direction, pod, itself=own == flow.peer, flow=flow)
-        return self._tier(BASELINE, direction, pod, flow) or SideVerdict(True, "not isolated")
+            return self._network_policies(isolating, direction, pods, itself=own == flow.peer, flow=flow)
+        return self._tier(BASELINE, direction, pods, flow) or SideVerdict(True, "not isolated")
 
     # ---- NetworkPolicy
 
-    def _isolating(self, direction: str, pod: Pod) -> List[NetworkPolicy]:
+    def _isolating(self, direction: str, pods: Sequence[Pod]) -> List[NetworkPolicy]:
         return [
             policy
             for key, policy in sorted(self._objects.policies.items())
-            if key.namespace == pod.namespace and direction in policy.directions and policy.pods.matches(pod.labels)
+            if direction in policy.directions
+            and any(key.namespace == pod.namespace and policy.pods.matches(pod.labels) for pod in pods)
         ]
 
     def _network_policies(
-        self, isolating: List[NetworkPolicy], direction: str, pod: Pod, *, itself: bool, flow: Flow
+        self, isolating: List[NetworkPolicy], direction: str, pods: Sequence[Pod], *, itself: bool, flow: Flow
     ) -> SideVerdict:
         names = tuple(str(policy.key) for policy in isolating)
         if itself:
@@ -121,7 +123,7 @@ class Verdicts:
                 misses.append(f"{policy.key}: has no {direction.lower()} rules")
             for number, rule in enumerate(rules):
                 path = f"{policy.key} {direction.lower()}[{number}]"
-                found = self._match(rule, direction, pod, flow)
+                found = self._match(rule, direction, pods, flow)
                 if found.matches:
                     by = f"{path}: {found.text}"
                     return SideVerdict(True, "isolated, and a rule allows it", by=by, isolated_by=names)
@@ -130,11 +132,11 @@ class Verdicts:
 
     # ---- ClusterNetworkPolicy
 
-    def _tier(self, tier: str, direction: str, pod: Pod, flow: Flow) -> Optional[SideVerdict]:
+    def _tier(self, tier: str, direction: str, pods: Sequence[Pod], flow: Flow) -> Optional[SideVerdict]:
         """Return a tier's decision, or None if no rule matches or a rule passes the packet to the next tier."""
-        for policy in self._cluster_selecting(tier, pod):
+        for policy in self._cluster_selecting(tier, pods):
             for number, rule in enumerate(policy.rules(direction)):
-                found = self._match(rule, direction, pod, flow)
+                found = self._match(rule, direction, pods, flow)
                 if not found.matches:
                     continue
                 if rule.action == PASS:
@@ -144,10 +146,10 @@ class Verdicts:
                 return SideVerdict(rule.action == ACCEPT, f"{rule.action} by the {tier} tier", by=by)
         return None
 
-    def _cluster_selecting(self, tier: str, pod: Pod) -> Iterator[ClusterNetworkPolicy]:
+    def _cluster_selecting(self, tier: str, pods: Sequence[Pod]) -> Iterator[ClusterNetworkPolicy]:
         policies = self._objects.cluster_policies.values() if self._cluster_policies else ()
         for policy in sorted(policies, key=lambda item: (item.priority, item.name)):
-            if policy.tier == tier and self._is_pod(policy.subject, pod):
+            if policy.tier == tier and any(self._is_pod(policy.subject, pod) for pod in pods):
                 yield policy
 
     # ---- rules
@@ -158,18 +160,19 @@ class Verdicts:
         namespace = self._objects.namespaces.get(pod.namespace)
         return namespace is not None and peer.namespaces.matches(namespace.labels) and peer.pods.matches(pod.labels)
 
-    def _match(self, rule: Optional[PolicyRule], direction: str, pod: Pod, flow: Flow) -> _Match:
+    def _match(self, rule: Optional[PolicyRule], direction: str, pods: Sequence[Pod], flow: Flow) -> _Match:
         if rule is None:
             return _Match(False, "is not understood, and matches nothing")
         peers, ports = (_FROM, _TO)[direction != INGRESS], "ports"
         peer_owner = self._owners.owners.get(flow.peer)
-        target = pod if direction == INGRESS else peer_owner
+        targets = pods if direction == INGRESS else (peer_owner,)
+        named = [port for pod in targets if pod is not None for port in pod.ports]
 
         def is_peer(peer: Peer) -> bool:
             return self._is_peer(peer, flow.peer, peer_owner)
 
         by_peer = self._first(rule.peers, peers, is_peer, "every peer")
-        by_port = self._first(rule.ports, ports, lambda port: _is_port(port, target, flow), "every port")
+        by_port = self._first(rule.ports, ports, lambda port: _is_port(port, named, flow), "every port")
         if by_peer and by_port:
             return _Match(True, f"{by_peer}, {by_port}")
         if by_peer:
@@ -196,9 +199,8 @@ class Verdicts:
         return owner is not None and self._is_pod(peer, owner)
 
 
-def _is_port(port: PolicyPort, target: Optional[Pod], flow: Flow) -> bool:
+def _is_port(port: PolicyPort, named: Sequence[ContainerPort], flow: Flow) -> bool:
     if port.name:
-        named = target.ports if target is not None else ()
         return any(
             item.name == port.name
             and port.protocol in ("", item.protocol)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import networks_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import networks_of, packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.connection_lines import connection_lines
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.ends import parse_end
@@ -15,8 +15,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explana
     PolicyExplainer,
     Resolved,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_warnings
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import HERE
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
 
 NODE_ADDRESS = "172.18.0.2"
@@ -252,3 +254,34 @@ def test_an_invalid_end_is_refused(given, destination):
 def test_the_text_of_an_end_can_be_parsed(given, shown):
     found = parse_end(given, destination=True)
     assert str(found) == shown and parse_end(shown, destination=True) == found
+
+
+def test_a_source_that_is_not_the_senders_is_forged():
+    """Of a pod of another node that claims the address of one here, and of a pod that claims one of the node."""
+    claims = [pod("claim", "10.244.1.13", node="node2"), pod("vip", NODE_ADDRESS, "10.244.1.14", namespace="bank")]
+    state = ClusterState.from_objects([*OBJECTS, *claims])
+    found = NodePolicy("node1", state.policy, [packed(NODE_ADDRESS)])
+    explainer = PolicyExplainer(state, found, node_name="node1", node_addresses=[NODE_ADDRESS], options=Options())
+
+    def explained(source):
+        document = explainer.document(parse_end(source, False), parse_end("203.0.113.9:80/tcp", True))
+        first = document["connections"][0]
+        return first["allowed"], first["sides"][0]["reason"]
+
+    # Whether packets are dropped is known only if the interfaces of the pods are.
+    assert explained("bank/vip")[0] and explained("shop/claim") == (True, "not isolated")
+    found.set_links([(HERE, packed("10.244.1.13")), (HERE, packed("10.244.1.14"))])
+    reason = "denied: dropped where it arrives, because its source is an address of this node or of a pod of this node"
+    assert explained("bank/vip") == explained("shop/claim") == (False, reason)
+    assert explained("shop/other") == (True, "not isolated")
+    assert explained(NODE_ADDRESS)[0] and explained("10.244.1.13")[0]
+
+
+def test_one_line_names_the_pods_that_claim_an_address():
+    claims = [pod(f"claim{number}", "10.244.1.13", node="node2") for number in range(7)]
+    far = [pod(name, "10.244.3.1", node="node3") for name in ("a", "b")]
+    state = ClusterState.from_objects([*OBJECTS, *claims, *far])
+    (line,) = policy_warnings(NodePolicy("node1", state.policy))
+    others = ", ".join(f"shop/claim{number} of node node2" for number in range(4))
+    claimed = "10.244.1.13: several Pods claim this address of a pod of this node, whose policies apply"
+    assert line == f"{claimed}: shop/other, {others}, 3 more"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import BOUND, HERE, LINK, POD_LINK
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import change_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
 
@@ -57,13 +58,15 @@ def test_interfaces_remain_when_policies_are_chosen_again():
     state = ClusterState.from_objects([NAMESPACE, POD, isolating("x", ingress=ingress)])
     policy = NodePolicy("node1", state.policy, most_rows=4)
     assert policy.too_large
-    policy.set_links([("out", "veth1"), ("in", "br0")])
+    rows = [(LINK, "out", "veth1"), (POD_LINK, "veth1"), (BOUND, "veth1", ADDRESS), (HERE, ADDRESS)]
+    policy.set_links(rows)
     policy.table.pop_journal()
     policy.reconsider()
-    assert ("link", "out", "veth1") in policy.table.rows and policy.table.pop_journal() == {}
-    policy.set_links([("out", "veth2")])
-    rows = policy.table.rows
-    change = change_of(policy.table.pop_journal(), rows, Options())
-    names = {"veth1": "links-out", "br0": "links-in", "veth2": "links-out"}
-    keys = {name: ("element", held, name.encode().ljust(16, b"\0")) for name, held in names.items()}
-    assert set(change.removed) == {keys["veth1"], keys["br0"]} and set(change.added) == {keys["veth2"]}
+    assert policy.table.rows.keys() >= set(rows) and policy.table.pop_journal() == {}
+    # The pod gets another interface: what does not name it remains.
+    policy.set_links([(LINK, "out", "veth2"), (POD_LINK, "veth2"), (BOUND, "veth2", ADDRESS), (HERE, ADDRESS)])
+    change = change_of(policy.table.pop_journal(), policy.table.rows, Options())
+    first, second = (name.encode().ljust(16, b"\0") for name in ("veth1", "veth2"))
+    for found, name in ((change.removed, first), (change.added, second)):
+        held = {("element", each, name) for each in ("links-out", "pod-links", "forged")}
+        assert set(found) == {*held, ("element", "bound4", name + ADDRESS)}

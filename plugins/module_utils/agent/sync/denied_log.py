@@ -19,7 +19,7 @@ from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.verdicts import Flow, Verdicts
 from ...rendering.networkpolicy.layout import log_prefix
-from ...rendering.networkpolicy.sets import NO_LOG
+from ...rendering.networkpolicy.sets import FORGED, NO_LOG
 from ..surface.log import LimitedLog, Log
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp", 132: "sctp"}
@@ -68,6 +68,14 @@ class DeniedLog:
 
     def _write(self, packet: LoggedPacket, policy: NodePolicy, verdicts: Verdicts) -> None:
         direction = _DIRECTIONS.get(packet.prefix)
+        if packet.prefix == log_prefix(FORGED):
+            self._log.info(
+                "dropped a packet whose source is not its sender's",
+                source=_shown(packet.source, policy),
+                destination=_shown(packet.destination, policy),
+                protocol=_PROTOCOLS.get(packet.protocol, str(packet.protocol)),
+                port=packet.port,
+            )
         if direction is None:
             return
         own, peer = packet.source, packet.destination

@@ -367,10 +367,10 @@ class PolicySync:
 
     def _apply(self, policy: NodePolicy) -> None:
         options = policy_options(self._effective)
-        self._links.follow(policy, everything=self._table.is_unknown or self._table.suspect)
+        self._links.follow(policy, self._effective, everything=self._table.is_unknown or self._table.suspect)
         if self._table.apply(policy, options):
             self._check.restart(CHECK_SECONDS)
-        self.pods = {address: key for key, local in policy.local.items() for address in local.addresses}
+        self.pods = {address: pods[0].key for address, pods in policy.owners.local.items()}
         self._pod_count, self._elements = len(policy.local), len(policy.table.rows)
         self._denied.follow(options.log_group)
         self._warn(policy)

@@ -1,15 +1,16 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The interfaces on which link-local traffic of pods is denied, as the agent follows them."""
+"""The interfaces of the pods of the node, as the agent follows them."""
 
 from __future__ import annotations
 
+from ...configuration.sections.network_policy import NetworkPolicySettings
 from ...convergence.policy import find_links
 from ...errors import KernelError
 from ...kernel.pod_links import PodLinks
 from ...networkpolicy.node_policy import NodePolicy
-from ...networkpolicy.rows import ANY, POLICED
+from ...networkpolicy.rows import ANY, POLICED, SELF
 from ..surface.log import LimitedLog
 
 
@@ -21,20 +22,22 @@ class PolicyLinks:
         self._links = PodLinks()
         self._limited = limited
 
-    def follow(self, policy: NodePolicy, everything: bool) -> None:
-        """Look for interfaces if pods that policies limit, or addresses of the node, have changed.
+    def follow(self, policy: NodePolicy, settings: NetworkPolicySettings, everything: bool) -> None:
+        """Look for interfaces if pods of the node, what policies limit, or addresses of the node have changed.
 
-        ``everything``: determine known ones again, too. Policies are in force without it, except for link-local
-        addresses, so a failure only causes a warning.
+        ``everything``: determine known ones again, too. Policies are in force without it, except for link-local and
+        forged addresses, so a failure only causes a warning.
         """
         if everything:
             self._links.forget()
-        elif not self.due and not any(row[0] in (POLICED, ANY) for row in policy.table.journal):
+        elif not self.due and not any(row[0] in (SELF, POLICED, ANY) for row in policy.table.journal):
             return
         self.due = True
         try:
-            find_links(policy, self._links)
+            find_links(policy, settings, self._links)
             self.due = False
         except KernelError as error:
-            text = "the interfaces of pods are not known; their link-local traffic is not denied"
+            text = (
+                "the interfaces of pods are not known; link-local traffic and forged sources are not denied on new ones"
+            )
             self._limited.warning("links", text, error=error)

@@ -32,7 +32,8 @@ class NetworkPolicySettings(NamedTuple):
     ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG group of denied packets, if
     ``log_denied``. ``unknown_pods``: ``allow`` or ``deny`` traffic of addresses in ``pod_cidrs`` (canonical; if empty
     those of the Node) that belong to no known pod. ``unjudged_destinations`` (canonical): to these, no egress rule is
-    applied.
+    applied. ``exempt_sources`` (canonical): pods of ``exempt_source_namespaces`` (if empty, of all) may send from
+    these although they are not theirs.
     """
 
     enabled: bool = False
@@ -44,6 +45,8 @@ class NetworkPolicySettings(NamedTuple):
     unknown_pods: str = ALLOW
     pod_cidrs: Tuple[str, ...] = ()
     unjudged_destinations: Tuple[str, ...] = ()
+    exempt_sources: Tuple[str, ...] = ()
+    exempt_source_namespaces: Tuple[str, ...] = ()
 
 
 def policy_resources(settings: NetworkPolicySettings) -> Tuple[ResourceType, ...]:
@@ -135,6 +138,22 @@ FIELDS: Tuple[Field, ...] = (
         HONOURED,
         "let pods connect to these CIDRs, for example to a DNS cache on the node, whatever egress rules allow",
     ),
+    Field(
+        "networkPolicy.exemptSources",
+        "network_policy.exempt_sources",
+        "none",
+        "all",
+        HONOURED,
+        "let pods send from these CIDRs although they are not theirs, for example from the clients of a VPN",
+    ),
+    Field(
+        "networkPolicy.exemptSourceNamespaces",
+        "network_policy.exempt_source_namespaces",
+        "all",
+        "all",
+        HONOURED,
+        "only pods of these namespaces may do so",
+    ),
 )
 
 
@@ -151,6 +170,8 @@ def read(section: Section) -> NetworkPolicySettings:
         unknown_pods=section.choice("unknownPods", (ALLOW, DENY)),
         pod_cidrs=section.networks("podCIDRs"),
         unjudged_destinations=section.networks("unjudgedDestinations"),
+        exempt_sources=section.networks("exemptSources"),
+        exempt_source_namespaces=section.namespaces("exemptSourceNamespaces"),
     )
     section.finish()
     if settings.only and not settings.enabled:

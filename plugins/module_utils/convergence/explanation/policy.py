@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ...addresses import packed, unpacked, without_brackets
 from ...cluster.model import NamespacedName
 from ...cluster.policy_model import EGRESS, INGRESS, Pod
 from ...cluster.state import ClusterState
 from ...errors import ProxyError
-from ...networkpolicy.matching.owners import Address
+from ...networkpolicy.matching.owners import Address, counts
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.rows import CLASS, GRANT, ISOLATED, PORTS, UNJUDGED, Row
 from ...networkpolicy.verdicts import ITSELF, Flow, SideVerdict, Verdicts
@@ -25,6 +25,7 @@ from .target import PROTOCOLS as SERVICE_PROTOCOLS
 from .target import Destination, ServiceTarget, Target
 
 _UNJUDGED = "not judged: the destination is in networkPolicy.unjudgedDestinations"
+_FORGED = "denied: dropped where it arrives, because its source is an address of this node or of a pod of this node"
 _UNKNOWN = "denied: an address in the node's pod ranges that belongs to no known pod (networkPolicy.unknownPods)"
 
 
@@ -89,8 +90,9 @@ class PolicyExplainer:
         notes: List[str] = []
         targets = list(self._targets(destination, notes))
         sources = list(dict.fromkeys(self._addresses(source, notes)))
+        sender = self._cluster.policy.pods.get(_key(source)) if source.name else None
         connections = [
-            self._connection(address, target)
+            self._connection(address, target, sender)
             for target in targets
             for address in sources
             if (":" in address) == (":" in target.address)
@@ -155,21 +157,24 @@ class PolicyExplainer:
         elif pod.host_network:
             yield f"pod {pod.key} is on the host's network: it is the node for policies, and only ipBlock can match it"
         elif any(self._policy.owners.owners.get(packed(address) or b"") is not pod for address in pod.addresses):
-            yield f"pod {pod.key} shares an address with another pod or the node, to which the address belongs"
+            yield f"pod {pod.key} shares an address with another pod or the node, which owns it"
         if pod.namespace not in self._cluster.policy.namespaces:
             yield f"the Namespace {pod.namespace} is not known: no namespaceSelector matches its pods"
 
     # ---- one connection
 
-    def _connection(self, source: str, target: Resolved) -> Dict[str, Any]:
+    def _connection(self, source: str, target: Resolved, sender: Optional[Pod]) -> Dict[str, Any]:
         raw_source, raw_target = packed(source) or b"", packed(target.address) or b""
-        from_node = source in self._own
+        forged = sender is not None and counts(sender) and self._policy.is_forged(sender, raw_source)
+        from_node = source in self._own and not forged
         sides = [
             self._side(EGRESS, raw_source, Flow(raw_target, target.protocol, target.port), target.via, from_node=False),
             self._side(
                 INGRESS, raw_target, Flow(raw_source, target.protocol, target.port), target.via, from_node=from_node
             ),
         ]
+        if forged:
+            sides[0].update(allowed=False, reason=_FORGED)
         return {
             "source": source,
             "destination": target.address,
@@ -182,7 +187,8 @@ class PolicyExplainer:
         }
 
     def _side(self, direction: str, own: Address, flow: Flow, via: str, *, from_node: bool) -> Dict[str, Any]:
-        pod = self._policy.owners.owners.get(own)
+        pods = self._policy.owners.judged(own)
+        pod = pods[0] if pods else None
         if pod is None:
             # Traffic with its own node is never denied to an unknown pod.
             unknown = self._policy.is_unknown(own) and not {unpacked(own), unpacked(flow.peer)} & self._own

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from typing import NamedTuple, Optional
+from typing import Iterator, NamedTuple, Optional, Set
 
 from ...addresses import IPV6, address_bits, family_of, packed
 from ...errors import KernelError
@@ -16,10 +16,12 @@ from ..netlink.attributes import attribute, parse_attributes
 from ..netlink.outcomes import NetlinkRefusal
 from ..netlink.socket import NetlinkSocket
 
-_RTM_GETROUTE = 26
+_RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
 # struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags.
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_VIA = 1, 4, 5, 18
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_MULTIPATH, _RTA_VIA = 1, 4, 5, 9, 18
+# struct rtnexthop: length with its attributes, flags, hops, interface.
+_NEXT_HOP = struct.Struct("=HBBi")
 _RTN_UNICAST, _RTN_LOCAL = 1, 2
 # Return the route of the table instead of one to the address alone.
 _RTM_F_FIB_MATCH = 0x2000
@@ -65,6 +67,27 @@ def direct_route(sock: NetlinkSocket, address: str) -> Optional[DirectRoute]:
     if oif is None or kind != _RTN_UNICAST or _RTA_GATEWAY in attributes or _RTA_VIA in attributes:
         return None
     return DirectRoute(struct.unpack("=I", oif)[0], length)
+
+
+def interfaces_with_gateways(sock: NetlinkSocket) -> Set[int]:
+    """Return the indexes of interfaces through which any table reaches a gateway. Raises KernelError."""
+    found: Set[int] = set()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for view, kind, start, end in sock.dump(_RTM_GETROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+            if kind == _RTM_NEWROUTE:
+                found.update(_gateway_interfaces(memoryview(view)[start:end]))
+    return found
+
+
+def _gateway_interfaces(route: memoryview) -> Iterator[int]:
+    attributes = parse_attributes(route, _ROUTE.size, len(route))
+    if _RTA_OIF in attributes and (_RTA_GATEWAY in attributes or _RTA_VIA in attributes):
+        yield struct.unpack("=I", attributes[_RTA_OIF])[0]
+    hops = attributes.get(_RTA_MULTIPATH, memoryview(b""))
+    while hops:
+        length, _flags, _hops, number = _NEXT_HOP.unpack_from(hops)
+        yield number
+        hops = hops[(length + 3) & ~3 :]
 
 
 def _route_to(sock: NetlinkSocket, address: str, flags: int) -> Optional[memoryview]:

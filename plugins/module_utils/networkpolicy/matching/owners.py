@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The pod that owns an address; exactly one, even if several live pods claim the address."""
+"""Who is at an address, if several live pods claim it: as a peer one of them, as a pod of the node each of them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ def addresses_of(pod: Optional[Pod]) -> Tuple[Address, ...]:
     return tuple(raw for raw in map(packed, pod.addresses) if raw is not None)
 
 
-def _strength(pod: Pod) -> Tuple[bool, str, str, NamespacedName]:
-    return (not pod.deleting, pod.created, pod.uid, pod.key)
-
-
 class AddressOwners:
-    """The owner of each address.
+    """The owner of each address: the pod that it is as a peer.
 
-    Of several live pods with one address the owner is one that is not being deleted, then the youngest, then the one
-    with the greatest uid. ``node_addresses``: those of the node, which no pod can have.
+    Of several live pods with one address the owner is one that is not being deleted, then one of the node, then the
+    youngest, then the one with the greatest uid. A claim by a pod of another node must not end the isolation of a pod
+    of this one: the policies of all pods in ``local`` are in force. ``node_addresses``: those of the node, which no pod
+    can have.
     """
 
-    def __init__(self, node_addresses: Iterable[Address] = ()) -> None:
+    def __init__(self, node_name: str, node_addresses: Iterable[Address] = ()) -> None:
         self.owners: Dict[Address, Pod] = {}
+        #: The pods of the node that claim an address, the strongest claim first.
+        self.local: Dict[Address, Tuple[Pod, ...]] = {}
+        #: The addresses that pods of the node and others claim, of which none is being deleted.
+        self.disputed: Set[Address] = set()
+        self._node_name = node_name
         # Nearly always one pod; a tuple needs a fifth of a dictionary's memory.
         self._claims: Dict[Address, Tuple[Pod, ...]] = {}
         self._node_addresses: AbstractSet[Address] = frozenset(node_addresses)
@@ -73,19 +76,34 @@ class AddressOwners:
         """Return the addresses that a pod both claims and owns."""
         return frozenset(address for address in addresses_of(pod) if self.owners.get(address) is pod)
 
+    def judged(self, address: Address) -> Tuple[Pod, ...]:
+        """Return the pods whose policies apply to an address: all those of the node, or else the owner."""
+        owner = self.owners.get(address)
+        return self.local.get(address) or ((owner,) if owner is not None else ())
+
+    def claims(self, address: Address) -> Tuple[Pod, ...]:
+        """Return the pods that claim an address."""
+        return self._claims.get(address, ())
+
     def refused(self) -> FrozenSet[Tuple[Address, NamespacedName]]:
         """Return the node's addresses that pods claim, with these pods."""
-        return frozenset(
-            (address, pod.key) for address in self._node_addresses for pod in self._claims.get(address, ())
-        )
+        return frozenset((address, pod.key) for address in self._node_addresses for pod in self.claims(address))
+
+    def _strength(self, pod: Pod) -> Tuple[bool, bool, str, str, NamespacedName]:
+        return (not pod.deleting, pod.node_name == self._node_name, pod.created, pod.uid, pod.key)
 
     def _decide(self, address: Address) -> bool:
-        claims = self._claims.get(address) if address not in self._node_addresses else None
-        before = self.owners.get(address)
-        if not claims:
-            if before is not None:
-                del self.owners[address]
-            return before is not None
-        owner = claims[0] if len(claims) == 1 else max(claims, key=_strength)
-        self.owners[address] = owner
-        return owner is not before
+        claims = self._claims.get(address, ()) if address not in self._node_addresses else ()
+        if len(claims) > 1:
+            claims = tuple(sorted(claims, key=self._strength, reverse=True))
+        local = tuple(pod for pod in claims if pod.node_name == self._node_name)
+        self.local.pop(address, None)
+        self.disputed.discard(address)
+        if local:
+            self.local[address] = local
+            if sum(not pod.deleting for pod in claims) > 1:
+                self.disputed.add(address)
+        before = self.owners.pop(address, None)
+        if claims:
+            self.owners[address] = claims[0]
+        return self.owners.get(address) is not before

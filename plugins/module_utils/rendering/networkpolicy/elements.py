@@ -39,6 +39,10 @@ def _port_range(number: int, protocol: int, first: int, last: int) -> bytes:
     return _port_key(raw, protocol, first) + _port_key(raw, protocol, last)
 
 
+def _interface(name: str) -> bytes:
+    return name.encode().ljust(INTERFACE_NAME_BYTES, b"\0")
+
+
 class Elements:
     """Render rows with the options of one table."""
 
@@ -84,7 +88,19 @@ class Elements:
         elif kind == rows.POD_RANGE:
             yield ElementKey("element", sets.name(sets.POD_RANGES, family_of_packed(row[1])), row[1] + row[2]), True
         elif kind == rows.LINK:
-            yield ElementKey("element", sets.links(row[1]), row[2].encode().ljust(INTERFACE_NAME_BYTES, b"\0")), True
+            yield ElementKey("element", sets.links(row[1]), _interface(row[2])), True
+        elif kind == rows.POD_LINK:
+            for name in (sets.POD_LINKS, sets.FORGED):
+                yield ElementKey("element", name, _interface(row[1])), True
+        elif kind == rows.BOUND:
+            name = sets.name(sets.BOUND, family_of_packed(row[2]))
+            yield ElementKey("element", name, _interface(row[1]) + row[2]), True
+        elif kind == rows.HERE:
+            yield ElementKey("element", sets.name(sets.HERE, family_of_packed(row[1])), row[1]), True
+        elif kind == rows.EXEMPT_LINK:
+            yield ElementKey("element", sets.EXEMPT_LINKS, _interface(row[1])), True
+        elif kind == rows.EXEMPT:
+            yield ElementKey("element", sets.name(sets.EXEMPT, family_of_packed(row[1])), row[1] + row[2]), True
         elif kind == rows.UNJUDGED:
             yield ElementKey("element", sets.name(sets.UNJUDGED, family_of_packed(row[1])), row[1] + row[2]), True
         elif self._options.tiers:

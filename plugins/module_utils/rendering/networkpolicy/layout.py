@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from ...addresses import FAMILIES, IPV6, Network
+from ...addresses import FAMILIES
 from ..nftables import expressions as x
 from ..nftables.expressions import Expressions
 from ..nftables.objects import BaseHook, ChainValue, Expression, Rule
+from . import arriving
 from .sets import (
     ANY,
     BLOCKS,
     DENIED,
+    FORGED,
     GRANTS,
     ISOLATED,
     KNOWN,
@@ -38,21 +40,13 @@ from .sets import (
     TIERS,
     UNJUDGED,
     Options,
-    links,
+    drop_name,
     name,
     tier_grants,
 )
 
 POSTROUTING_PRIORITY = 95
 INPUT_PRIORITY = 101
-ARRIVING_PRIORITY = -90
-
-_ICMPV6 = 58
-_NEIGHBOUR_DISCOVERY = (133, 137)
-#: Multicast listener discovery, versions 1 and 2, by which switches learn where to send neighbour discovery.
-_LISTENER_DISCOVERY = ((130, 132), (143, 143))
-_LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
-_MULTICAST = Network(0xFF << 120, 8, IPV6)
 _TCP = 6
 _PORT_PROTOCOLS = (6, 17, 132)
 _FIN_SYN_RST_ACK, _SYN = 0x17, 0x02
@@ -114,14 +108,10 @@ def _by_class(family: str, side: str, grants: str) -> Rule:
     return x.rule(key, x.map_lookup(grants), _SET_PRIORITY)
 
 
-def _drop_name(family: str, side: str) -> str:
-    return name("drop", family, side)
-
-
 def _policy_chain(family: str, side: str, options: Options, everything: int) -> ChainValue:
     """Return the chain that evaluates NetworkPolicies for isolated pods; it returns if the packet is allowed."""
     own = [*x.of_family(family), _own(family, side)]
-    drop = x.verdict(f"goto {_drop_name(family, side)}")
+    drop = x.verdict(f"goto {drop_name(family, side)}")
     rules: List[Rule] = []
     if options.tiers:
         rules.append(x.rule(*_to_itself(family), _RETURN))
@@ -153,7 +143,7 @@ def _half_open(drop: Expression) -> Rule:
 
 def _tiers_chain(family: str, side: str, options: Options) -> ChainValue:
     """Return the chain that evaluates policies of any API for selected pods; it returns if the packet is allowed."""
-    drop = x.verdict(f"goto {_drop_name(family, side)}")
+    drop = x.verdict(f"goto {drop_name(family, side)}")
     admin, baseline = TIERS
     judge = x.verdict(f"goto {name('policy', family, side)}")
     isolated = [*x.of_family(family), _own(family, side), x.lookup(name(ISOLATED, family, side)), judge]
@@ -185,27 +175,13 @@ def log_prefix(side: str) -> str:
     return f"denied {side} "
 
 
-def _drop_chain(family: str, side: str, options: Options) -> ChainValue:
-    """Return the chain that counts, logs and drops packets."""
-    own = [*x.of_family(family), _own(family, side), x.lookup(name(DENIED, family, side))]
-    rules = [x.rule(own, x.verdict("drop")), x.rule(x.verdict("drop"))]
+def _drop_chain(counted: Expressions, prefix: str, options: Options) -> ChainValue:
+    """Return the chain that counts, logs and drops packets. ``counted``: what looks up the element that counts."""
+    rules = [x.rule(counted, x.verdict("drop")), x.rule(x.verdict("drop"))]
     if options.log_group != NO_LOG:
-        logged = x.log(options.log_group, log_prefix(side), _LOGGED_BYTES)
+        logged = x.log(options.log_group, prefix, _LOGGED_BYTES)
         rules.insert(0, x.rule(x.limit(_LOGS_PER_SECOND, _LOG_BURST), logged))
     return ChainValue(tuple(rules))
-
-
-def _always_accepted() -> List[Rule]:
-    known = x.has_state(x.CT_STATE_ESTABLISHED | x.CT_STATE_RELATED)
-    return [x.rule(known, x.verdict("accept")), _accepted_icmpv6(*_NEIGHBOUR_DISCOVERY)]
-
-
-def _accepted_icmpv6(first: int, last: int) -> Rule:
-    """Return the rule that accepts ICMPv6 messages of these types."""
-    kind = [x.meta(x.META_L4PROTO), x.compare(bytes((_ICMPV6,))), x.payload(x.TRANSPORT_HEADER, 0, 1)]
-    low, high = bytes((first,)), bytes((last,))
-    types = [x.compare(low)] if low == high else [x.at_least(low), x.at_most(high)]
-    return x.rule(x.of_family(IPV6), kind, types, x.verdict("accept"))
 
 
 def _judged(family: str, side: str, options: Options) -> Rule:
@@ -224,44 +200,13 @@ def _unknown(family: str, side: str) -> List[Expression]:
     return [*x.of_family(family), own, x.lookup(ranges), own, x.lookup(known, inverted=True)]
 
 
-def _link_chain(side: str) -> ChainValue:
-    """Return the chain that denies link-local traffic of pods, except what IPv6 cannot do without.
-
-    What the node sends to a multicast group returns through the interface, and is not from a pod.
-    """
-    looped = [*x.of_family(IPV6), *x.in_network(_MULTICAST, load_source=False), *x.is_local(x.FIB_SADDR)]
-    return ChainValue(
-        (
-            *_always_accepted(),
-            *(_accepted_icmpv6(*types) for types in _LISTENER_DISCOVERY),
-            x.rule(looped, x.verdict("accept")),
-            x.rule(x.verdict(f"goto {_drop_name(IPV6, side)}")),
-        )
-    )
-
-
-def _linked(side: str, options: Options) -> Rule:
-    """Return the rule that finds link-local traffic from pods (``out``), or between ports of a bridge (``in``).
-
-    Such addresses are in no other set: nobody but the pod knows them. Routers do not forward them, so there is only
-    what the node receives from an interface of pods, for itself or for another port of the bridge.
-    """
-    interface = [x.meta(x.META_IIFNAME), x.lookup(links(side))]
-    found = [*x.of_family(IPV6), *x.in_network(_LINK_LOCAL, load_source=side == "out"), *interface]
-    if side == "in":
-        found += x.is_local(x.FIB_DADDR, equal=False)
-    elif options.unjudged:
-        found += [x.destination_address(IPV6), x.lookup(name(UNJUDGED, IPV6), inverted=True)]
-    return x.rule(found, x.verdict(f"goto {links(side)}"))
-
-
 def _hooks(options: Options) -> Dict[str, ChainValue]:
     no_interface = [x.meta(x.META_IIF), x.compare(x.host_word(0))]
     from_node = [*no_interface, *x.is_local(x.FIB_SADDR), x.verdict("accept")]
-    leaving = [*_always_accepted(), x.rule(from_node)]
+    leaving = [*arriving.always_accepted(), x.rule(from_node)]
     if options.unknown:
         leaving += [
-            x.rule(_unknown(family, side), x.verdict(f"goto {_drop_name(family, side)}"))
+            x.rule(_unknown(family, side), x.verdict(f"goto {drop_name(family, side)}"))
             for side in ("out", "in")
             for family in FAMILIES
         ]
@@ -269,33 +214,11 @@ def _hooks(options: Options) -> Dict[str, ChainValue]:
         leaving += [x.rule(*_to_itself(family), x.verdict("accept")) for family in FAMILIES]
     leaving += [_judged(family, side, options) for side in ("out", "in") for family in FAMILIES]
     loopback = x.interface_name("lo", prefix=False, equal=True)
-    to_node = [x.rule(loopback, x.verdict("accept")), *_always_accepted()]
+    to_node = [x.rule(loopback, x.verdict("accept")), *arriving.always_accepted()]
     to_node += [_judged(family, "out", options) for family in FAMILIES]
-    which = POLICED if options.tiers else ISOLATED
-    begins = x.has_state(x.CT_STATE_NEW | x.CT_STATE_UNTRACKED)
-    elsewhere = x.interface_name("lo", prefix=False, equal=False)
-    guarded = [
-        [*x.of_family(family), x.destination_address(family), x.lookup(name(which, family, "in"))]
-        for family in FAMILIES
-    ]
-    if options.unknown:
-        guarded += [_unknown(family, "in") for family in FAMILIES]
-    arriving = [
-        x.rule(
-            begins,
-            elsewhere,
-            x.is_local(x.FIB_SADDR),
-            destination,
-            x.verdict("drop"),
-            comment="a source address of this node that did not come from it",
-        )
-        for destination in guarded
-    ]
-    arriving += [_linked(side, options) for side in ("out", "in")]
     return {
         "postrouting": ChainValue(tuple(leaving), BaseHook("filter", "postrouting", POSTROUTING_PRIORITY)),
         "input": ChainValue(tuple(to_node), BaseHook("filter", "input", INPUT_PRIORITY)),
-        "arriving": ChainValue(tuple(arriving), BaseHook("filter", "prerouting", ARRIVING_PRIORITY)),
     }
 
 
@@ -304,10 +227,12 @@ def chains(options: Options, everything: int) -> Dict[str, ChainValue]:
     found: Dict[str, ChainValue] = {}
     for family in FAMILIES:
         for side in SIDES:
-            found[_drop_name(family, side)] = _drop_chain(family, side, options)
+            denied = [*x.of_family(family), _own(family, side), x.lookup(name(DENIED, family, side))]
+            found[drop_name(family, side)] = _drop_chain(denied, log_prefix(side), options)
             found[name("policy", family, side)] = _policy_chain(family, side, options, everything)
             if options.tiers:
                 found[name("tiers", family, side)] = _tiers_chain(family, side, options)
-    found.update({links(side): _link_chain(side) for side in SIDES})
+    found[FORGED] = _drop_chain(arriving.interface_in(FORGED), log_prefix(FORGED), options)
+    found.update(arriving.chains(options, [_unknown(family, "in") for family in FAMILIES] if options.unknown else []))
     found.update(_hooks(options))
     return found

@@ -28,6 +28,8 @@ PODS, BLOCKS, ANY, GRANTS = "pods", "blocks", "any", "grants"
 PORTS, PORT_RANGES = "ports", "port-ranges"
 POD_RANGES, KNOWN, UNJUDGED = "pod-ranges", "known", "unjudged"
 LINKS = "links"
+POD_LINKS, BOUND, HERE, FORGED = "pod-links", "bound", "here", "forged"
+EXEMPT_LINKS, EXEMPT = "exempt-links", "exempt"
 TIER_PORTS, TIER_OTHERS = "tier-ports", "tier-others"
 
 SIDES = ("in", "out")
@@ -44,7 +46,8 @@ class Options(NamedTuple):
     ``tiers``: ClusterNetworkPolicies are enforced. ``cut``: connections are cut when they are no longer allowed, so a
     TCP connection must not be picked up in its middle. ``log_group``: NFLOG group of denied packets, or NO_LOG.
     ``unknown``: deny the traffic of addresses in the node's pod ranges that belong to no known pod.
-    ``unjudged``: there are destinations to which no egress rule is applied.
+    ``unjudged``: there are destinations to which no egress rule is applied. ``exempt``: there are addresses that pods
+    may send from although they are not theirs.
     """
 
     tiers: bool = False
@@ -52,10 +55,11 @@ class Options(NamedTuple):
     log_group: int = NO_LOG
     unknown: bool = False
     unjudged: bool = False
+    exempt: bool = False
 
 
 #: All options that add sets.
-ALL_SETS = Options(tiers=True, unknown=True, unjudged=True)
+ALL_SETS = Options(tiers=True, unknown=True, unjudged=True, exempt=True)
 
 
 def number(family: str) -> str:
@@ -71,6 +75,11 @@ def name(kind: str, family: str, side: str = "") -> str:
 def links(side: str) -> str:
     """Return the name of the set of interfaces on which link-local traffic is denied."""
     return f"{LINKS}-{side}"
+
+
+def drop_name(family: str, side: str) -> str:
+    """Return the name of the chain that drops what policies deny."""
+    return name("drop", family, side)
 
 
 def tier_grants(tier: str, side: str, family: str) -> str:
@@ -92,6 +101,10 @@ def definitions(options: Options) -> Dict[str, SetValue]:
         if options.unknown:
             found[name(POD_RANGES, family)] = SetValue((address,), flags=SET_INTERVAL)
             found[name(KNOWN, family)] = SetValue((address,))
+        found[name(BOUND, family)] = SetValue((INTERFACE, address))
+        found[name(HERE, family)] = SetValue((address,))
+        if options.exempt:
+            found[name(EXEMPT, family)] = SetValue((address,), flags=SET_INTERVAL)
         if options.unjudged:
             found[name(UNJUDGED, family)] = SetValue((address,), flags=SET_INTERVAL)
         for side in SIDES:
@@ -103,6 +116,10 @@ def definitions(options: Options) -> Dict[str, SetValue]:
                 found[name(POLICED, family, side)] = SetValue((address,))
                 found.update({tier_grants(tier, side, family): grants for tier in TIERS})
     found.update({links(side): SetValue((INTERFACE,)) for side in SIDES})
+    found[POD_LINKS] = SetValue((INTERFACE,))
+    found[FORGED] = SetValue((INTERFACE,), counted=True)
+    if options.exempt:
+        found[EXEMPT_LINKS] = SetValue((INTERFACE,))
     if options.tiers:
         for outcome in OUTCOMES:
             found[f"{TIER_PORTS}-{outcome}"] = SetValue(port_key, flags=ranges)

@@ -22,8 +22,8 @@ CT_STATE_ESTABLISHED, CT_STATE_RELATED, CT_STATE_NEW, CT_STATE_UNTRACKED = 0x2, 
 CT_STATUS_DNAT = 0x20
 CT_ORIGINAL = 0
 NETWORK_HEADER, TRANSPORT_HEADER = 1, 2
-FIB_RESULT_ADDRTYPE = 3
-FIB_SADDR, FIB_DADDR = 0x1, 0x2
+FIB_RESULT_OIF, FIB_RESULT_ADDRTYPE = 1, 3
+FIB_SADDR, FIB_DADDR, FIB_IIF, FIB_PRESENT = 0x1, 0x2, 0x8, 0x20
 RTN_LOCAL = 2
 LOOKUP_INVERT = 0x1
 BYTEORDER_HTON = 1
@@ -261,6 +261,17 @@ def is_local(which: int, equal: bool = True) -> Expressions:
     """Match if the source (FIB_SADDR) or destination (FIB_DADDR) is, or is not, an address of this node."""
     fib = Expression("fib", ((1, register(0)), (2, FIB_RESULT_ADDRTYPE), (3, which)))
     return [fib, compare(struct.pack("=I", RTN_LOCAL), equal)]
+
+
+def not_routed_back() -> Expressions:
+    """Match if packets to the source would not leave through the interface that this one came from."""
+    fib = Expression("fib", ((1, register(0)), (2, FIB_RESULT_OIF), (3, FIB_SADDR | FIB_IIF | FIB_PRESENT)))
+    return [fib, compare(bytes(4))]
+
+
+def hop_limit(number: int) -> Expressions:
+    """Match the hop limit of an IPv6 packet."""
+    return [payload(NETWORK_HEADER, 7, 1), compare(bytes((number,)))]
 
 
 def host_word(number: int) -> bytes:

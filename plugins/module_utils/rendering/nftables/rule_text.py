@@ -21,6 +21,7 @@ _PAYLOAD_FIELDS = {
     (x.NETWORK_HEADER, 16, 4): "ip daddr",
     (x.NETWORK_HEADER, 8, 16): "ip6 saddr",
     (x.NETWORK_HEADER, 24, 16): "ip6 daddr",
+    (x.NETWORK_HEADER, 7, 1): "ip6 hoplimit",
     (x.TRANSPORT_HEADER, 0, 2): "th sport",
     (x.TRANSPORT_HEADER, 2, 2): "th dport",
     (x.TRANSPORT_HEADER, 0, 1): "icmpv6 type",
@@ -42,6 +43,12 @@ _CT_FIELDS: Dict[Tuple[Union[int, bytes, str], ...], Tuple[str, int]] = {
     (x.CT_DST_IP, x.CT_ORIGINAL): ("ct original ip daddr", 4),
     (x.CT_DST_IP6, x.CT_ORIGINAL): ("ct original ip6 daddr", 16),
     (x.CT_PROTO_DST, x.CT_ORIGINAL): ("ct original proto-dst", 4),
+}
+#: By the result and the flags.
+_FIB_FIELDS: Dict[Tuple[Union[int, bytes, str], ...], Tuple[str, int]] = {
+    (x.FIB_RESULT_ADDRTYPE, x.FIB_SADDR): ("fib saddr type", 4),
+    (x.FIB_RESULT_ADDRTYPE, x.FIB_DADDR): ("fib daddr type", 4),
+    (x.FIB_RESULT_OIF, x.FIB_SADDR | x.FIB_IIF | x.FIB_PRESENT): ("fib saddr . iif oif", 4),
 }
 _BIT_NAMES = {
     "ct state": {
@@ -139,10 +146,10 @@ class _Reader:
         self.hold(part.get(1), _Held(*found))
 
     def read_fib(self, part: Expression) -> None:
-        which = {x.FIB_SADDR: "saddr", x.FIB_DADDR: "daddr"}.get(part.get(3))
-        if which is None or part.get(2) != x.FIB_RESULT_ADDRTYPE:
+        found = _FIB_FIELDS.get((part.get(2), part.get(3)))
+        if found is None:
             raise _Unknown
-        self.hold(part.get(1), _Held(f"fib {which} type", 4))
+        self.hold(part.get(1), _Held(*found))
 
     def read_numgen(self, part: Expression) -> None:
         if part.get(3) != 1 or part.get(4):
@@ -280,7 +287,9 @@ def _comparison(held: _Held, operator: str, data: bytes) -> str:
         return f"{text} {operator}{_number(data) >> 16:x}:{_number(data) & 0xFFFF:x}"
     if text == "iif":
         return f"{text} {operator}{_number(data)}"
-    if text == "icmpv6 type":
+    if text == "fib saddr . iif oif":
+        return f"{text} {operator}{'exists' if any(data) else 'missing'}"
+    if text in ("icmpv6 type", "ip6 hoplimit"):
         return f"{text} {operator}{data[0]}"
     if text == "tcp flags":
         return f"{text} & 0x{held.mask[0]:x} {operator or '== '}0x{data[0]:x}"

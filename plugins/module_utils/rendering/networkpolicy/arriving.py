@@ -1,0 +1,197 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The chains through which packets arrive: they decide whether a source address may be believed.
+
+Policies judge addresses. So whatever has an address that is not of its sender is dropped before, and link-local
+addresses, which no object names, are judged by the interface alone.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Tuple
+
+from ...addresses import FAMILIES, IPV6, Network
+from ..nftables import expressions as x
+from ..nftables.expressions import INTERFACE_NAME_BYTES, Expressions
+from ..nftables.objects import BaseHook, ChainValue, Rule
+from .sets import (
+    BOUND,
+    EXEMPT,
+    EXEMPT_LINKS,
+    FORGED,
+    HERE,
+    ISOLATED,
+    POD_LINKS,
+    POLICED,
+    SIDES,
+    UNJUDGED,
+    Options,
+    drop_name,
+    links,
+    name,
+)
+
+#: After the destination was rewritten, because routes may depend on it: policy routing looks at both ends.
+SOURCES_PRIORITY = -95
+ARRIVING_PRIORITY = -90
+
+_FROM_PODS = "from-pods"
+_ICMPV6 = 58
+#: Receivers ignore such a message with a lower hop limit, which a router has forwarded (RFC 4861, sections 6.1, 7.1).
+_NOT_FORWARDED = 255
+_NEIGHBOUR_DISCOVERY = (133, 137)
+#: Multicast listener discovery, versions 1 and 2, by which switches learn where to send neighbour discovery.
+_LISTENER_DISCOVERY = ((130, 132), (143, 143))
+_LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
+_MULTICAST = Network(0xFF << 120, 8, IPV6)
+_NO_EXPRESSIONS: Expressions = []
+
+
+def always_accepted() -> List[Rule]:
+    """Return the rules that accept what no policy concerns: open connections, and neighbour discovery."""
+    known = x.has_state(x.CT_STATE_ESTABLISHED | x.CT_STATE_RELATED)
+    return [x.rule(known, x.verdict("accept")), _neighbour_discovery()]
+
+
+def _neighbour_discovery(source: Expressions = _NO_EXPRESSIONS) -> Rule:
+    return _accepted_icmpv6(_NEIGHBOUR_DISCOVERY, [*source, *x.hop_limit(_NOT_FORWARDED)])
+
+
+def _accepted_icmpv6(types: Tuple[int, int], also: Expressions = _NO_EXPRESSIONS) -> Rule:
+    """Return the rule that accepts ICMPv6 messages from the first to the last of two types. ``also``: if this holds."""
+    kind = [x.meta(x.META_L4PROTO), x.compare(bytes((_ICMPV6,))), x.payload(x.TRANSPORT_HEADER, 0, 1)]
+    low, high = (bytes((number,)) for number in types)
+    within = [x.compare(low)] if low == high else [x.at_least(low), x.at_most(high)]
+    return x.rule(x.of_family(IPV6), also, kind, within, x.verdict("accept"))
+
+
+def interface_in(held: str) -> Expressions:
+    """Match if the incoming interface is in a set."""
+    return [x.meta(x.META_IIFNAME), x.lookup(held)]
+
+
+def _from_pods(options: Options) -> ChainValue:
+    """Return the chain for packets from interfaces of pods, which accepts what their pods may send from.
+
+    A pod that is not known yet is recognised by the route to it. Link-local addresses are not routed, and have rules of
+    their own; without any address, a pod may look for one.
+    """
+    interface, address = x.meta(x.META_IIFNAME), INTERFACE_NAME_BYTES // 4
+    bound = [
+        x.rule(
+            x.of_family(family),
+            interface,
+            x.source_address(family, address),
+            x.lookup(name(BOUND, family)),
+            x.verdict("accept"),
+        )
+        for family in FAMILIES
+    ]
+    link_local = [*x.of_family(IPV6), *x.in_network(_LINK_LOCAL, load_source=True)]
+    unspecified = [x.source_address(IPV6), x.compare(bytes(16))]
+    rules = [
+        *bound,
+        x.rule(link_local, x.verdict("accept")),
+        _neighbour_discovery(unspecified),
+        *(_accepted_icmpv6(types, unspecified) for types in _LISTENER_DISCOVERY),
+    ]
+    if options.exempt:
+        exempt = interface_in(EXEMPT_LINKS)
+        rules += [
+            x.rule(
+                x.of_family(family),
+                x.source_address(family),
+                x.lookup(name(EXEMPT, family)),
+                exempt,
+                x.verdict("return"),
+            )
+            for family in FAMILIES
+        ]
+    return ChainValue((*rules, x.rule(x.not_routed_back(), x.verdict(f"goto {FORGED}"))))
+
+
+def _sources() -> List[Rule]:
+    """Return the rules that drop packets with a source that is not of their sender, also of open connections.
+
+    That is judged of what comes from an interface of pods, and of what claims to come from a pod of this node. What the
+    node sends to itself or to a multicast group returns to it, and counts as routed back.
+    """
+    rules = [x.rule(interface_in(POD_LINKS), x.verdict(f"jump {_FROM_PODS}"))]
+    rules += [
+        x.rule(
+            x.of_family(family),
+            x.source_address(family),
+            x.lookup(name(HERE, family)),
+            x.not_routed_back(),
+            x.verdict(f"goto {FORGED}"),
+        )
+        for family in FAMILIES
+    ]
+    return rules
+
+
+def _link_chain(side: str) -> ChainValue:
+    """Return the chain that denies link-local traffic of pods, except what IPv6 cannot do without.
+
+    What the node sends to a multicast group returns through the interface, and is not from a pod.
+    """
+    looped = [*x.of_family(IPV6), *x.in_network(_MULTICAST, load_source=False), *x.is_local(x.FIB_SADDR)]
+    return ChainValue(
+        (
+            *always_accepted(),
+            *map(_accepted_icmpv6, _LISTENER_DISCOVERY),
+            x.rule(looped, x.verdict("accept")),
+            x.rule(x.verdict(f"goto {drop_name(IPV6, side)}")),
+        )
+    )
+
+
+def _linked(side: str, options: Options) -> Rule:
+    """Return the rule that finds link-local traffic from pods (``out``), or between ports of a bridge (``in``).
+
+    Such addresses are in no other set: nobody but the pod knows them. Routers do not forward them, so there is only
+    what the node receives from an interface of pods, for itself or for another port of the bridge.
+    """
+    interface = interface_in(links(side))
+    found = [*x.of_family(IPV6), *x.in_network(_LINK_LOCAL, load_source=side == "out"), *interface]
+    if side == "in":
+        found += x.is_local(x.FIB_DADDR, equal=False)
+    elif options.unjudged:
+        found += [x.destination_address(IPV6), x.lookup(name(UNJUDGED, IPV6), inverted=True)]
+    return x.rule(found, x.verdict(f"goto {links(side)}"))
+
+
+def _node_addresses(options: Options, others: Sequence[Expressions]) -> List[Rule]:
+    """Return the rules that drop a source address of this node that did not come from it, where that matters.
+
+    It does for destinations that are judged, and for those of the node itself, which may be virtual addresses: IPVS
+    rewrites them later. ``others``: further destinations.
+    """
+    which = POLICED if options.tiers else ISOLATED
+    judged = [
+        [*x.of_family(family), x.destination_address(family), x.lookup(name(which, family, "in"))]
+        for family in FAMILIES
+    ]
+    return [
+        x.rule(
+            x.has_state(x.CT_STATE_NEW | x.CT_STATE_UNTRACKED),
+            x.interface_name("lo", prefix=False, equal=False),
+            x.is_local(x.FIB_SADDR),
+            destination,
+            x.verdict("drop"),
+            comment="a source address of this node that did not come from it",
+        )
+        for destination in (*judged, *others, x.is_local(x.FIB_DADDR))
+    ]
+
+
+def chains(options: Options, guarded: Sequence[Expressions]) -> Dict[str, ChainValue]:
+    """Return the chains by name. ``guarded``: further destinations that no forged address of this node may reach."""
+    arriving = [*_node_addresses(options, guarded), *(_linked(side, options) for side in ("out", "in"))]
+    return {
+        **{links(side): _link_chain(side) for side in SIDES},
+        _FROM_PODS: _from_pods(options),
+        "sources": ChainValue(tuple(_sources()), BaseHook("filter", "prerouting", SOURCES_PRIORITY)),
+        "arriving": ChainValue(tuple(arriving), BaseHook("filter", "prerouting", ARRIVING_PRIORITY)),
+    }
