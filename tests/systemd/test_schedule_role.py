@@ -174,7 +174,7 @@ def test_failed_run_is_reported_and_the_dataplane_is_kept(node, scheduled):
 def test_a_run_is_refused_while_kube_proxy_serves(node, scheduled):
     with KubeProxy(node) as kube_proxy:
         assert run_now(node, check=False) != 0
-        assert "kube-proxy runs on this node (process " in node.log(RUN)
+        assert "kube-proxy runs on this node (process " in node.log(RUN) and metrics(node)["success"] == 0
         assert kube_proxy.serves()
     run_now(node)
 

@@ -9,11 +9,11 @@ import json
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..cluster.api import ApiClient
-from ..cluster.api_errors import unless_absent
+from ..cluster.api_errors import FORBIDDEN, ApiStatusError, unless_absent
 from ..configuration.comparison import Difference, differences
 from ..configuration.documents import check_type, parse_documents
 from ..configuration.model import API_VERSION, KIND
-from ..errors import ConfigurationError
+from ..errors import ApiError, ConfigurationError
 
 #: Where kubeadm has it; other installers have other names.
 KEY = "config.conf"
@@ -36,7 +36,12 @@ def read_configuration(client: ApiClient, place: ConfigMap) -> Optional[Mapping[
     Raises ApiError, and ConfigurationError if the ConfigMap has no KubeProxyConfiguration, or more than one.
     """
     path = f"/api/v1/namespaces/{place.namespace}/configmaps/{place.name}"
-    found = unless_absent(lambda: client.send("GET", path, None, f"get {place}"))
+    try:
+        found = unless_absent(lambda: client.send("GET", path, None, f"get {place}"))
+    except ApiStatusError as error:
+        if error.code != FORBIDDEN:
+            raise
+        raise ApiError(f"{error}; permit it, or compare nothing (migrate_configuration=own)") from error
     if found is None:
         return None
     data = found.get("data")

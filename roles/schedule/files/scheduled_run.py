@@ -67,14 +67,19 @@ def pull_samples(output: str) -> Samples:
     return [("changed_tasks", "", float(changed)), ("failed_tasks", "", float(unreachable + failed))]
 
 
-def last_success(path: str) -> Optional[float]:
-    """The time of the last success that an earlier run has written down."""
+def small_text(path: str) -> str:
+    """The text of a regular file; nothing if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
-            text = file.read(MOST_CHARACTERS) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
+            return file.read(MOST_CHARACTERS) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
     except OSError:
-        return None
+        return ""
+
+
+def last_success(path: str) -> Optional[float]:
+    """The time of the last success that an earlier run has written down."""
+    text = small_text(path)
     found = re.search(rf"^{PREFIX}last_success_timestamp_seconds ([0-9.e+]{{1,30}})$", text, re.MULTILINE)
     with contextlib.suppress(ValueError):
         return float(found.group(1)) if found else None
@@ -161,11 +166,16 @@ def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--metrics", required=True, help="file to write")
     parser.add_argument("--kind", choices=("converge", "pull"), required=True, help="whose output is to be read")
+    parser.add_argument("--refusal", default="", help="file with the reason of the unit not to run; empty without one")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command")
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         parser.error("no command")
+    refusal = small_text(options.refusal).strip() if options.refusal else ""
+    if refusal:
+        print(refusal, file=sys.stderr)
+        return report(options.metrics, 1, [], 0.0)
     start = time.monotonic()
     termination = Termination()
     previous = signal.signal(signal.SIGTERM, termination)

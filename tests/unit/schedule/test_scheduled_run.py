@@ -56,6 +56,18 @@ def test_a_failure_keeps_the_time_of_the_last_success_but_no_old_counts(tmp_path
     assert not [name for name in found if "changed" in name or "refused" in name]
 
 
+def test_a_run_that_the_unit_refuses_is_a_failure_with_the_reason(tmp_path, capfd):
+    (tmp_path / "refusal").write_text("kubenode-proxy: kube-proxy runs on this node [kube-proxy]\n")
+    path = tmp_path / "out.prom"
+    words = ["--metrics", str(path), "--kind", "converge", "--refusal", str(tmp_path / "refusal")]
+    assert scheduled_run.main([*words, "--", "touch", str(tmp_path / "ran")]) == 1
+    assert capfd.readouterr().err == "kubenode-proxy: kube-proxy runs on this node [kube-proxy]\n"
+    assert "kubenode_proxy_schedule_success 0" in path.read_text() and not (tmp_path / "ran").exists()
+    (tmp_path / "refusal").write_text("")
+    scheduled_run.main([*words, "--", "touch", str(tmp_path / "ran")])
+    assert (tmp_path / "ran").exists()
+
+
 def test_recap_of_a_playbook(tmp_path):
     status, found = run(tmp_path, "pull", "anything\n" + RECAP, 2)
     assert (status, found["success"], found["changed_tasks"], found["failed_tasks"]) == (2, 0, 2, 1)

@@ -1,0 +1,70 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command preflight, and comparisons, beside a process named kube-proxy in a network namespace of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.lab import manifests
+from tests.unit.agent.node_command import ENDPOINTS, SERVICE
+
+BESIDE = """
+(exec -a kube-proxy sleep 60) &
+until grep -q kube-proxy /proc/$!/cmdline; do sleep 0.01; done
+"$@"
+status=$?
+kill $!
+exit $status
+"""
+MODULE = "ansible_collections.kubenode.proxy.plugins.module_utils.command.cli"
+ONLY = """\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+---
+apiVersion: kubenode.proxy/v1alpha1
+kind: NodeProxyConfiguration
+networkPolicy: {enabled: true, only: true}
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+
+
+def command(*words: str, beside: bool = True) -> subprocess.CompletedProcess[str]:
+    start = ["bash", "-c", BESIDE, "bash"] if beside else []
+    argv = ["unshare", "--net", *start, sys.executable, "-m", MODULE, *words]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'collections'}:{ROOT}"}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_running_kube_proxy_is_refused_by_name_and_with_the_remedy() -> None:
+    done = command("preflight")
+    assert done.returncode == 1 and done.stderr.startswith("kubenode-proxy: kube-proxy runs on this node (process ")
+    assert "kubenode.proxy.migrate" in done.stderr and done.stderr.endswith("[kube-proxy]\n")
+    alone = command("preflight", beside=False)
+    assert (alone.returncode, alone.stdout) == (0, "no other service proxy runs on this node\n"), alone.stderr
+
+
+def test_it_is_accepted_where_it_is_meant_to_serve_or_is_ignored(tmp_path) -> None:
+    ignored = command("preflight", "--ignore", "kube-proxy")
+    assert ignored.returncode == 0 and "ignored as requested: kube-proxy runs" in ignored.stderr
+    (tmp_path / "config.yaml").write_text(ONLY)
+    only = command("preflight", "--config", str(tmp_path / "config.yaml"))
+    assert (only.returncode, only.stderr) == (0, "")
+
+
+def test_a_comparison_warns_where_a_convergence_is_refused(tmp_path) -> None:
+    items = [SERVICE, ENDPOINTS, manifests.node("node1", "192.0.2.1", "10.244.1.0/24")]
+    (tmp_path / "snapshot.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    options = ("--snapshot", str(tmp_path / "snapshot.json"), "--node-name", "node1", "--mode", "nftables")
+    compared = command("diff", *options)
+    assert compared.returncode == 3 and "kubenode-proxy: warning: kube-proxy runs on this node" in compared.stderr
+    refused = command("converge", "--check", *options)
+    assert refused.returncode == 1 and refused.stderr.startswith("kubenode-proxy: kube-proxy runs on this node")
