@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from typing import Iterator
@@ -204,5 +205,12 @@ def test_denied_packets_are_logged_with_the_policies_that_isolate_the_pod(node):
         (line, *_others) = [text for text in node.log.splitlines() if "denied by network policies" in text]
         for part in ("egress", "shop/db (10.244.0.5)", "10.244.0.1", "udp", "53", "shop/quiet", "no rule allows it"):
             assert part in line, line
+        system.ip_batch(
+            ["addr add 192.0.2.77/32 dev eth0", "route replace 10.244.0.1/32 dev eth0 src 192.0.2.77"], name
+        )
+        wait_for(lambda: logged() and "not its sender's" in node.log, 60, 0.2)
+        (line, *_others) = [text for text in node.log.splitlines() if "not its sender's" in text]
+        assert "source=192.0.2.77 destination=10.244.0.1 protocol=udp port=53" in line, line
+        assert re.search(r'forged_packets_total\{interface="pod0"\} [1-9]', node.fetch("/metrics"))
     finally:
         subprocess.run(["ip", "netns", "delete", name], check=True)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
 
 from ...cluster.model import NamespacedName
 from ...errors import KernelError
-from ...kernel.nftables.traffic.denied import denied_packets
+from ...kernel.nftables.traffic.denied import denied_packets, forged_packets
 from ...networkpolicy.matching.owners import Address
 
 # Without it the agent does not start, with an error message: see ``metrics``.
@@ -57,6 +57,7 @@ class PolicyMetrics:
         for key, name, text in _COUNTERS:
             yield prometheus_client.core.CounterMetricFamily(f"{_PREFIX}{name}_total", text, value=status[key])
         yield self._denied()
+        yield self._forged()
 
     def _denied(self) -> Any:
         labels = ["direction", "namespace", "pod"]
@@ -64,6 +65,16 @@ class PolicyMetrics:
         found = prometheus_client.core.CounterMetricFamily(f"{_PREFIX}denied_packets_total", text, labels=labels)
         for (side, key), packets in sorted(self._by_pod().items()):
             found.add_metric([_DIRECTIONS[side], key.namespace, key.name], packets)
+        return found
+
+    @staticmethod
+    def _forged() -> Any:
+        text = "Packets from an interface of pods whose source is of none of them; starts at 0 for each new interface"
+        found = prometheus_client.core.CounterMetricFamily(f"{_PREFIX}forged_packets_total", text, labels=["interface"])
+        # As with denied packets.
+        with contextlib.suppress(KernelError):
+            for interface, packets in sorted(forged_packets().items()):
+                found.add_metric([interface], packets)
         return found
 
     def _by_pod(self) -> Mapping[Tuple[str, NamespacedName], int]:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packets that network policies denied, by pod: the counters of the table's elements."""
+"""Packets that network policies dropped, by pod or interface: the counters of the table's elements."""
 
 from __future__ import annotations
 
@@ -27,3 +27,13 @@ def denied_packets() -> Dict[Tuple[str, Address], int]:
             for side in sets.SIDES
             for element in counted_elements(sock, "inet", sets.TABLE_NAME, sets.name(sets.DENIED, family, side))
         }
+
+
+def forged_packets() -> Dict[str, int]:
+    """Return the packets dropped for their source since an interface of pods came, by its name.
+
+    It is empty if there is no table. Raises KernelError.
+    """
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        elements = counted_elements(sock, "inet", sets.TABLE_NAME, sets.FORGED)
+        return {element.key.rstrip(b"\0").decode(): element.packets for element in elements}
