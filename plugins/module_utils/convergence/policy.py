@@ -88,7 +88,8 @@ def find_links(policy: NodePolicy, settings: NetworkPolicySettings, links: Optio
     rows: List[Row] = []
     for text, link in found.items():
         address, pod = pods[text]
-        rows += [(POD_LINK, link.interface), (BOUND, link.interface, address), (HERE, address)]
+        if settings.check_sources:
+            rows += [(POD_LINK, link.interface), (BOUND, link.interface, address), (HERE, address)]
         # Nothing but the node can reach the link-local address of a pod that has an interface of its own.
         sides = [side for side in SIDES if address in restricted[side] and (side == "out" or link.is_bridge)]
         rows += [(LINK, side, link.interface) for side in sides]

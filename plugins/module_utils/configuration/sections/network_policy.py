@@ -32,8 +32,8 @@ class NetworkPolicySettings(NamedTuple):
     ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG group of denied packets, if
     ``log_denied``. ``unknown_pods``: ``allow`` or ``deny`` traffic of addresses in ``pod_cidrs`` (canonical; if empty
     those of the Node) that belong to no known pod. ``unjudged_destinations`` (canonical): to these, no egress rule is
-    applied. ``exempt_sources`` (canonical): pods of ``exempt_source_namespaces`` (if empty, of all) may send from
-    these although they are not theirs.
+    applied. ``check_sources``: drop packets with a forged source. ``exempt_sources`` (canonical): pods of
+    ``exempt_source_namespaces`` (if empty, of all) may send from these although they are not theirs.
     """
 
     enabled: bool = False
@@ -45,6 +45,7 @@ class NetworkPolicySettings(NamedTuple):
     unknown_pods: str = ALLOW
     pod_cidrs: Tuple[str, ...] = ()
     unjudged_destinations: Tuple[str, ...] = ()
+    check_sources: bool = True
     exempt_sources: Tuple[str, ...] = ()
     exempt_source_namespaces: Tuple[str, ...] = ()
 
@@ -139,6 +140,14 @@ FIELDS: Tuple[Field, ...] = (
         "let pods connect to these CIDRs, for example to a DNS cache on the node, whatever egress rules allow",
     ),
     Field(
+        "networkPolicy.checkSources",
+        "network_policy.check_sources",
+        "true",
+        "all",
+        HONOURED,
+        "drop packets of pods whose source is not theirs, and those from elsewhere with addresses of pods of the node",
+    ),
+    Field(
         "networkPolicy.exemptSources",
         "network_policy.exempt_sources",
         "none",
@@ -170,6 +179,7 @@ def read(section: Section) -> NetworkPolicySettings:
         unknown_pods=section.choice("unknownPods", (ALLOW, DENY)),
         pod_cidrs=section.networks("podCIDRs"),
         unjudged_destinations=section.networks("unjudgedDestinations"),
+        check_sources=section.flag("checkSources", default.check_sources),
         exempt_sources=section.networks("exemptSources"),
         exempt_source_namespaces=section.namespaces("exemptSourceNamespaces"),
     )
