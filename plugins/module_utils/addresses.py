@@ -10,8 +10,9 @@ decimal (``172.30.0.041`` is ``172.30.0.41``) and an IPv4-mapped IPv6 address is
 
 from __future__ import annotations
 
+import functools
 import socket
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 IPV4 = "IPv4"
 IPV6 = "IPv6"
@@ -120,6 +121,32 @@ def parse_network(text: str) -> Optional[Network]:
         return None
     shift = bits - length
     return Network(int.from_bytes(raw, "big") >> shift << shift, length, IPV4 if bits == 32 else IPV6)
+
+
+@functools.lru_cache(maxsize=4096)
+def _prefixes(cidrs: Tuple[str, ...]) -> Dict[str, Dict[int, Set[int]]]:
+    """Return the prefixes of the ranges, by family and by the number of bits after the prefix."""
+    found: Dict[str, Dict[int, Set[int]]] = {IPV4: {}, IPV6: {}}
+    for network in networks_of(cidrs):
+        shift = address_bits(network.family) - network.prefix_length
+        found[network.family].setdefault(shift, set()).add(network.first >> shift)
+    return found
+
+
+def is_admitted(address: str, cidrs: Tuple[str, ...]) -> bool:
+    """Return whether ranges admit a canonical address: one of them contains it, or there are none.
+
+    The cost does not depend on the number of ranges, of which the owner of a Service may give tens of thousands: each
+    datagram of userspace mode is checked here, too.
+    """
+    if not cidrs:
+        return True
+    raw = packed(address)
+    if raw is None:
+        return False
+    number = int.from_bytes(raw, "big")
+    by_shift = _prefixes(cidrs)[family_of_packed(raw)]
+    return any(number >> shift in prefixes for shift, prefixes in by_shift.items())
 
 
 def networks_of(cidrs: Iterable[str]) -> List[Network]:

@@ -172,6 +172,7 @@ class Parts:
         self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync, progress)
+        self.views.confine(loaded.node_proxy.service_policy.external_ranges)
         self.health.preliminary = lambda: self.views.preliminary
         self.traffic = Traffic(
             self.sync, lambda: self.views.current, self.handles, timers=self.timers, limited=self.limited

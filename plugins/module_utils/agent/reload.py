@@ -107,8 +107,13 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
     if after.followed_node and node_changed:
         # Setting up needs the new Node object.
         parts.source.read_node(after.followed_node)
+    parts.views.confine(node_proxy.service_policy.external_ranges)
     if parts.sync.proxiers is not None:
-        parts.sync.rebuild(parts.request(configuration))
+        try:
+            parts.sync.rebuild(parts.request(configuration))
+        except ProxyError:
+            parts.views.confine(before.configuration.node_proxy.service_policy.external_ranges)
+            raise
     else:
         parts.sync.configuration = configuration
     parts.forwarding.configure(configuration)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import FrozenSet, Optional
+from typing import Callable, FrozenSet, Optional, Tuple
 
 from ..cluster.api_addresses import NO_CLAIMS
 from ..cluster.claims import Claim
@@ -32,6 +32,7 @@ class Views:
         self._progress = progress
         self._preliminary: Optional[ClusterView] = None
         self._servers = NO_CLAIMS
+        self._external_ranges: Tuple[str, ...] = ()
         static.apply(source.view)
 
     @property
@@ -54,6 +55,7 @@ class Views:
         self._preliminary = ClusterView(progress=self._progress)
         self._static.apply(self._preliminary)
         self._preliminary.set_api_servers(self._servers)
+        self._preliminary.set_external_ranges(self._external_ranges)
         self._sync.follow(self._preliminary)
 
     def add_first(self, found: FirstObjects) -> None:
@@ -82,20 +84,24 @@ class Views:
         if servers == self._servers:
             return
         self._servers = servers
-        self._source.view.set_api_servers(servers)
-        if self._preliminary is not None:
-            self._preliminary.set_api_servers(servers)
-        if self.current.dirty:
-            self._sync.note_queued()
+        self._change(lambda view: view.set_api_servers(servers))
+
+    def confine(self, external_ranges: Tuple[str, ...]) -> None:
+        """Limit external addresses of Services of the cluster to these CIDRs, if there are any."""
+        self._external_ranges = external_ranges
+        self._change(lambda view: view.set_external_ranges(external_ranges))
 
     def look_for_static(self, directory: str = "") -> None:
         """Follow changes of the manifests of static Services; ``directory``: a new place for them."""
         if directory:
             self._static.follow(directory)
-        if not self._static.look():
-            return
-        self._static.apply(self._source.view)
+        if self._static.look():
+            self._change(self._static.apply)
+
+    def _change(self, change: Callable[[ClusterView], None]) -> None:
+        """Apply a change of the node's settings to each view."""
+        change(self._source.view)
         if self._preliminary is not None:
-            self._static.apply(self._preliminary)
+            change(self._preliminary)
         if self.current.dirty:
             self._sync.note_queued()

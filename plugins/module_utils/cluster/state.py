@@ -11,6 +11,7 @@ from ..addresses import FAMILIES, IPV4, IPV6
 from ..errors import Refusal
 from .api_addresses import KUBERNETES, NO_CLAIMS, leading_there, named_claims
 from .claims import Claim, Claims, Conflicts, LostClaims
+from .external_ranges import Confined, confined
 from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
 from .owned_slices import OwnedSlices, Slices
 from .parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
@@ -39,8 +40,9 @@ class ClusterState:
     the object had been deleted. Network policies are the exception: the last valid version remains in force until the
     object is deleted, since pods would lose their protection otherwise.
 
-    ``services`` are as they are served: a Service that is too large is without the parts that exceed its limit (see
-    ``service_limit``). ``excess``: the weight of large Services beyond what the size of their objects suggests.
+    ``services`` are as they are served: without addresses outside of the operator's ranges (see ``external_ranges``),
+    and if a Service is too large, without the parts that exceed its limit (see ``service_limit``). ``excess``: the
+    weight of large Services beyond what the size of their objects suggests.
 
     Static Services (:meth:`set_static`) are served beside those of the cluster. While there is a static Service of a
     name, the Service of the cluster with that name and its EndpointSlices are kept but not served.
@@ -61,6 +63,9 @@ class ClusterState:
         self.policy = PolicyObjects()
         self._claims = Claims()
         self._given_servers = NO_CLAIMS
+        self._external_ranges: Tuple[str, ...] = ()
+        #: The Services with addresses outside of these ranges.
+        self.confined: Dict[NamespacedName, Confined] = {}
         self._static = StaticObjects()
         self._failing: Dict[NamespacedName, Failing] = {}
         self._rising: Dict[NamespacedName, Rising] = {}
@@ -84,6 +89,7 @@ class ClusterState:
         state._failing, state._rising = self._failing, self._rising
         state.set_static(self._static)
         state.set_api_servers(self._given_servers)
+        state.set_external_ranges(self._external_ranges)
         return state
 
     @property
@@ -103,12 +109,12 @@ class ClusterState:
     @property
     def skipped(self) -> Tuple[Refusal, ...]:
         """The parts of objects that were skipped because they are invalid, in order of kind, namespace and name."""
-        parts = dict(self._skipped) if self._limited else self._skipped
-        for name, item in self._limited.items():
-            if item.refused:
-                key = ObjectKey("Service", *name)
-                too_much = [Refusal(*key, *part, source=item.whole.static) for part in item.refused]
-                parts[key] = (*parts.get(key, ()), *too_much)
+        parts = dict(self._skipped) if self._limited or self.confined else self._skipped
+        refused = [(name, item.whole, item.reasons()) for name, item in self.confined.items()]
+        refused += [(name, item.whole, list(item.refused)) for name, item in self._limited.items() if item.refused]
+        for name, service, reasons in refused:
+            key = ObjectKey("Service", *name)
+            parts[key] = (*parts.get(key, ()), *[Refusal(*key, *part, source=service.static) for part in reasons])
         return tuple(part for key in sorted(parts) for part in parts[key])
 
     @property
@@ -214,6 +220,16 @@ class ClusterState:
         self._given_servers = servers
         return self._protect_servers()
 
+    def set_external_ranges(self, cidrs: Tuple[str, ...]) -> FrozenSet[NamespacedName]:
+        """Limit external addresses of Services of the cluster to these CIDRs, if any; return the Services affected."""
+        if cidrs == self._external_ranges:
+            return _NOTHING
+        self._external_ranges = cidrs
+        affected: Set[NamespacedName] = set()
+        for key in tuple(self.services):
+            affected |= self._serve_again(key)
+        return frozenset(affected)
+
     def set_static(self, static: StaticObjects) -> FrozenSet[NamespacedName]:
         """Serve these static Services instead of the earlier ones; return Services whose ServicePorts may change."""
         affected: Set[NamespacedName] = set()
@@ -223,7 +239,6 @@ class ClusterState:
                 affected |= self._replace_service(key, self._hidden_services.pop(key, None))
                 self._slices.replace(key, self._hidden_slices.pop(key))
                 affected.update((key, *self._fit(key)))
-                affected |= self._claim_again(key)
         for key, service in static.services.items():
             if key not in before.services:
                 found = self._given(key)
@@ -273,8 +288,8 @@ class ClusterState:
         if servers == self._claims.servers:
             return _NOTHING
         affected = self._claims.set_servers(servers)
-        for service in tuple(affected):
-            affected |= self._claim_again(service)
+        for service in (*affected, *self.confined):
+            affected |= self._serve_again(service)
         return frozenset(affected)
 
     def _leading(self, service: Service) -> FrozenSet[Claim]:
@@ -284,27 +299,19 @@ class ClusterState:
             return NO_CLAIMS
         return leading_there(service, self.slices_of(service.key), self._claims.servers)
 
-    def _claim_again(self, key: NamespacedName) -> Set[NamespacedName]:
-        """Make the claims of a Service that depend on its endpoints again; return the other Services affected."""
-        service = self.services.get(key)
-        if service is None or not service.load_balancer_ips:
-            return set()
-        leading = self._leading(service)
-        return set() if leading == self._claims.leading(key) else self._claims.replace(key, service, service, leading)
-
     def _endpoints_changed(self, owner: NamespacedName) -> FrozenSet[NamespacedName]:
         """Return the Services whose ServicePorts may change with the EndpointSlices of a Service."""
-        affected = self._served(owner).union(self._claim_again(owner))
+        affected = self._served(owner)
         return affected | self._protect_servers() if owner == KUBERNETES else affected
 
     def _given(self, key: NamespacedName) -> Optional[Service]:
-        """Return a Service that is served, with the parts that exceed its limit; None if there is none."""
-        found = self._limited.get(key)
+        """Return a Service that is served, with the parts that are refused; None if there is none."""
+        found = self.confined.get(key) or self._limited.get(key)
         return self.services.get(key) if found is None else found.whole
 
     def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> Set[NamespacedName]:
-        """Serve this Service within its limit, None for none; return the other Services affected."""
-        before, now = self.services.get(key), self._within_limit(key, service)
+        """Serve this Service within ranges and limit, None for none; return the other Services affected."""
+        before, now = self.services.get(key), self._within_limit(key, self._within_ranges(key, service))
         leading = self._leading(now) if now is not None else NO_CLAIMS
         if now == before and leading == self._claims.leading(key):
             return set()
@@ -314,6 +321,22 @@ class ClusterState:
         else:
             del self.services[key]
         return affected
+
+    def _serve_again(self, key: NamespacedName) -> Set[NamespacedName]:
+        """Serve a Service as settings and API servers now demand; return the Services affected."""
+        before = self.services.get(key)
+        affected = self._replace_service(key, self._given(key))
+        return affected if self.services.get(key) == before else affected | {key}
+
+    def _within_ranges(self, key: NamespacedName, service: Optional[Service]) -> Optional[Service]:
+        self.confined.pop(key, None)
+        if service is None or not self._external_ranges:
+            return service
+        found = confined(service, self._external_ranges, self._leading(service))
+        if found is None:
+            return service
+        self.confined[key] = found
+        return found.served
 
     def _within_limit(self, key: NamespacedName, service: Optional[Service]) -> Optional[Service]:
         if self._limited:
@@ -329,11 +352,11 @@ class ClusterState:
         return now.served
 
     def _fit(self, key: NamespacedName) -> Set[NamespacedName]:
-        """Serve as much of a Service as fits with its present EndpointSlices; return the other Services affected."""
-        service = self.services.get(key)
-        if service is None or (is_small(service) and key not in self._limited):
+        """Serve what a Service may have with its present EndpointSlices; return the other Services affected."""
+        service = self._given(key)
+        if service is None or (is_small(service) and not service.load_balancer_ips):
             return set()
-        return self._replace_service(key, self._given(key))
+        return self._replace_service(key, service)
 
     def _put_service(self, service: Service) -> FrozenSet[NamespacedName]:
         key = service.key

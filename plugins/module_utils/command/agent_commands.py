@@ -217,6 +217,7 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
     lines = [f"{document['destination']} on {where}, mode {document['mode']}, behaviour {document['behaviour']}:"]
     if document["leftToPrograms"]:
         return [*lines, f"  left to a program on this node: Service {', '.join(document['leftToPrograms'])}"]
+    lines += [f"  refused: {reason}" for reason in document["refused"]]
     if not document["found"]:
         reason = document.get("reason") or "no Service has this destination; the packet is not changed"
         return [*lines, f"  {reason}"]

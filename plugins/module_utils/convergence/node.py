@@ -62,6 +62,7 @@ def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mod
     A family that the host cannot serve is omitted, with a warning. Raises PreflightError if that is the primary family,
     ConfigurationError if the configuration does not fit the node, KernelError if facts cannot be read.
     """
+    request.confine()
     name = node_name(request.node_name or configuration.hostname_override, os.uname().nodename)
     node = request.cluster.nodes.get(name)
     facts = node_facts()

@@ -30,6 +30,7 @@ def render(request: Request) -> Dict[str, str]:
     request, else those of its Node. Raises ConfigurationError, also if the node's name is neither given nor in the
     configuration.
     """
+    request.confine()
     mode = mode_without_node(request)
     configuration = in_mode(request.configuration, mode.name)
     rendering = mode.rendering

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """One convergence of this node."""
+    """One convergence of this node. Call :meth:`confine` before anything depends on the Services."""
 
     #: The Services, EndpointSlices, Nodes and ServiceCIDRs.
     cluster: ClusterState
@@ -73,6 +73,10 @@ class Request(NamedTuple):
     def needs_no_node(self) -> bool:
         """Whether the host is outside the cluster, by this request or by its configuration."""
         return self.outside_host or self.configuration.node_proxy.outside_host.enabled
+
+    def confine(self) -> None:
+        """Limit external addresses of the cluster's Services as configured."""
+        self.cluster.set_external_ranges(self.configuration.node_proxy.service_policy.external_ranges)
 
 
 class TableChange(NamedTuple):

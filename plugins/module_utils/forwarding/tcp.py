@@ -16,6 +16,7 @@ import select
 import socket
 from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from ..addresses import is_admitted
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
@@ -33,7 +34,6 @@ from .sockets import (
     reset,
     save_hops,
 )
-from .sources import is_allowed
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _READABLE = _IN | _HUP | select.EPOLLHUP | select.EPOLLERR
@@ -321,7 +321,7 @@ class TcpServer:
                 # The client has already disconnected, or the network reported an error of its connection (accept(2)).
                 continue
             client = address[0]
-            if not is_allowed(self.listener.sources, client):
+            if not is_admitted(client, self.listener.sources):
                 shared.totals.refused_sources += 1
                 reset(sock)
                 continue

@@ -14,13 +14,13 @@ import select
 import socket
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from ..addresses import is_admitted
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
 from .loop import Loop
 from .sockets import EXHAUSTED, bound_socket, hops_of_datagram, limit_hops, open_socket, save_hops
-from .sources import is_allowed
 
 _DATAGRAMS = 64
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4)
@@ -173,7 +173,7 @@ class UdpServer:
             except OSError:
                 # A client has refused a datagram of an endpoint.
                 continue
-            if not is_allowed(self.listener.sources, address[0]):
+            if not is_admitted(address[0], self.listener.sources):
                 shared.totals.refused_sources += 1
                 continue
             hops = hops_of_datagram(ancillary) - 1

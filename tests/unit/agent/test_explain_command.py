@@ -149,6 +149,25 @@ def test_names_a_service_that_is_left_to_a_program(destination, left):
     assert (document["found"], document["leftToPrograms"]) == ([], left)
 
 
+@pytest.mark.parametrize("destination", ["203.0.113.7:80", "203.0.113.7:80/tcp", "203.0.113.7:81", "shop/web"])
+def test_says_which_addresses_of_a_service_are_refused(destination):
+    state = ClusterState.from_objects((SERVICE, ENDPOINTS))
+    state.set_external_ranges(("198.51.100.0/24",))
+    family = desired_family(state, mode_named("nftables").rendering, FamilyContext(SETTINGS, CONTEXT, None))
+    document = explanation_document(explain(state, [family], "nftables", parse_target(destination)))
+    reason = "status.loadBalancer.ingress: 203.0.113.7 is outside of servicePolicy.externalRanges"
+    assert document["refused"] == ([] if destination.endswith("81") else [f"Service shop/web: {reason}"])
+    assert bool(document["found"]) is (destination == "shop/web")
+    assert "203.0.113.7" not in str(document["found"])
+
+
+def test_says_which_addresses_a_service_loses():
+    (metadata, spec) = ({"name": "old", "namespace": "a", "creationTimestamp": "2019-01-01T00:00:00Z"}, SERVICE["spec"])
+    older = {**SERVICE, "metadata": metadata, "spec": {**spec, "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"]}}
+    refused = explained("shop/web", "nftables", SERVICE, ENDPOINTS, older)["refused"]
+    assert any(line.startswith("203.0.113.7:80/TCP is claimed by Service a/old") for line in refused)
+
+
 def test_explains_hints_terminating_endpoints_and_refusals():
     hinted = json.loads(json.dumps(ENDPOINTS))
     for item, zone in zip(hinted["endpoints"], ("zone-a", "zone-b", "zone-a", "zone-a")):

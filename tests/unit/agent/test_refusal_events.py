@@ -26,14 +26,24 @@ def test_each_refusal_is_reported_once_and_many_by_their_number() -> None:
     stream = io.StringIO()
     posted: List[Any] = []
     events = RefusalEvents(LimitedLog(Log(stream)), lambda *event: posted.append(event))
-    events.update(refusals(2))
-    events.update(refusals(2))
+    events.update(refusals(2), ())
+    events.update(refusals(2), ())
     assert [event[4] for event in posted] == [f"skipped: {refusal}" for refusal in refusals(2)]
     assert len(stream.getvalue().splitlines()) == 2
-    events.update(refusals(2 + MOST + 5))
+    events.update(refusals(2 + MOST + 5), ())
     assert len(posted) == 2 + MOST
     last = stream.getvalue().splitlines()[-1]
-    assert "further invalid objects are skipped" in last and "objects=5" in last
+    assert "further objects or parts are skipped" in last and "objects=5" in last
+
+
+def test_parts_are_reported_except_for_annotations() -> None:
+    stream = io.StringIO()
+    posted: List[Any] = []
+    events = RefusalEvents(LimitedLog(Log(stream)), lambda *event: posted.append(event))
+    part = Refusal("Service", "shop", "web", "spec.externalIPs", "198.51.100.7 is outside of its ranges")
+    events.update((), (part, part._replace(field="metadata.annotations[x]")))
+    assert [event[2:] for event in posted] == [("ObjectRefused", "Sync", f"skipped: {part}")]
+    assert stream.getvalue().count("a part of an object is skipped") == 1
 
 
 def test_a_file_that_cannot_be_read_is_reported_about_the_node(tmp_path: Path) -> None:
@@ -42,7 +52,7 @@ def test_a_file_that_cannot_be_read_is_reported_about_the_node(tmp_path: Path) -
     (refusal,) = StaticDirectory(str(tmp_path)).read().refusals
     posted: List[Any] = []
     events = RefusalEvents(LimitedLog(Log(io.StringIO())), lambda *event: posted.append(event))
-    events.update((refusal,))
+    events.update((refusal,), ())
     ((about, kind, reason, action, note),) = posted
     assert about is None
     made = make_event("host", node_reference("node"), kind=kind, reason=reason, action=action, note=note)

@@ -84,7 +84,7 @@ def test_a_mode_that_cannot_be_set_up_leaves_the_previous_configuration_in_effec
     running.parts.sync.rebuild.side_effect = ProxyError("no such table")
     assert running.reload("mode: iptables") is False
     assert running.parts.settings is running.before
-    assert running.names == ["views.look_for_static", "request", "sync.rebuild"]
+    assert running.names == ["views.look_for_static", "views.confine", "request", "sync.rebuild", "views.confine"]
     assert "reload failed; keeping the previous configuration" in running.text.getvalue()
     assert running.parts.reload_error == "no such table"
     running.parts.sync.rebuild.side_effect = None

@@ -149,6 +149,8 @@ def test_outside_host():
         ({"namespaces": [" shop"]}, 'namespaces[0]: " shop" is not a namespace'),
         ({"namespaces": ["\u0661"]}, 'namespaces[0]: "\\u0661" is not a namespace'),
         ({"nodePortSources": ["10.0.0.0/33"]}, 'nodePortSources[0]: "10.0.0.0/33" is not a CIDR'),
+        ({"externalRanges": ["::/0", "198.51.100.7"]}, 'externalRanges[1]: "198.51.100.7" is not a CIDR'),
+        ({"externalRanges": "10.0.0.0/8"}, 'externalRanges: "10.0.0.0/8" is not a list of strings'),
         ({"nodePortSources": [True]}, "nodePortSources: a list is not a list of strings"),
         ({"nodeWeights": "yes"}, 'nodeWeights: "yes" is not true or false'),
     ],

@@ -26,6 +26,7 @@ CASES = [
     ({"service_proxy_policy_annotations": NOT_A_LIST}, {"namespaces": NOT_A_LIST}),
     ({"service_proxy_node_port_sources": ["192.0.2.0/24"]}, {"nodePortSources": ["192.0.2.0/24"]}),
     ({"service_proxy_local_services": ["kube-system/dns"]}, {"localServices": ["kube-system/dns"]}),
+    ({"service_proxy_external_ranges": ["198.51.100.0/24"]}, {"externalRanges": ["198.51.100.0/24"]}),
     (
         {
             "service_proxy_local_services": ["kube-system/dns"],

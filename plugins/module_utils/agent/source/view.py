@@ -260,6 +260,10 @@ class ClusterView:
         """Protect the addresses of these API servers, beside those that the cluster names."""
         self.dirty |= self.state.set_api_servers(servers)
 
+    def set_external_ranges(self, cidrs: Tuple[str, ...]) -> None:
+        """Limit external addresses of Services of the cluster to these CIDRs, if there are any."""
+        self.dirty |= self.state.set_external_ranges(cidrs)
+
     def set_failing(self, service: NamespacedName, failing: Failing) -> None:
         """Record which endpoints of a Service fail their health checks."""
         self.dirty |= self.state.set_failing(service, failing)

@@ -362,7 +362,7 @@ class NodeSync:
     def report_refusals(self) -> None:
         """Report objects that have become invalid; they cause no sync."""
         if self.proxiers is not None:
-            self._refusals.update(self._view.state.refusals)
+            self._refusals.update(self._view.state.refusals, self._view.state.skipped)
 
     def request_if_needed(self) -> None:
         """Request a sync if the view or the kernel has changed."""

@@ -9,6 +9,7 @@ from typing import Dict, Iterable, Optional
 
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
+from ...errors import Refusal
 from ...event_reasons import Reason
 from ..api.events import WARNING, Post, service_reference
 from ..surface.log import Log
@@ -17,6 +18,11 @@ from .proxier import Proxier
 #: Lines and Events after one sync; users may annotate thousands of Services.
 MOST = 20
 _ANNOTATIONS = "metadata.annotations["
+
+
+def is_annotation(part: Refusal) -> bool:
+    """Return whether a part of an object that is skipped is an annotation."""
+    return part.field.startswith(_ANNOTATIONS)
 
 
 class PolicyWarnings:
@@ -38,7 +44,7 @@ class PolicyWarnings:
         self._seen = seen
         now: Dict[str, Optional[NamespacedName]] = {}
         for part in skipped:
-            if part.field.startswith(_ANNOTATIONS):
+            if is_annotation(part):
                 service = NamespacedName(part.namespace, part.name)
                 now[str(part)] = service if part.kind == "Service" else None
         for family in families:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines in the log and Events about objects that are skipped because they are invalid, one for each."""
+"""Lines in the log and Events about objects that are skipped, and parts of objects, one for each."""
 
 from __future__ import annotations
 
@@ -12,34 +12,41 @@ from ...errors import Refusal
 from ...event_reasons import Reason
 from ..api.events import WARNING, Post, object_reference
 from ..surface.log import LimitedLog
+from .policy_warnings import is_annotation
 
 #: Lines and Events at a time; users may create thousands of invalid objects.
 MOST = 20
 
 
 class RefusalEvents:
-    """Reports each refusal that is new since the last call, and again if the object was valid in between."""
+    """Reports each refusal that is new since the last call, and again if the object was valid in between.
+
+    Annotations are reported elsewhere (see ``policy_warnings``).
+    """
 
     def __init__(self, limited: LimitedLog, post: Post) -> None:
         self._limited = limited
         self._post = post
         self._known: FrozenSet[Refusal] = frozenset()
 
-    def update(self, refusals: Tuple[Refusal, ...]) -> None:
-        """Report the new ones of ``refusals``, which are all that are in effect."""
-        now = frozenset(refusals)
+    def update(self, refusals: Tuple[Refusal, ...], skipped: Tuple[Refusal, ...]) -> None:
+        """Report the new ones of the refusals of objects, and of parts, which are all that are in effect."""
+        parts = [part for part in skipped if not is_annotation(part)]
+        now = frozenset((*refusals, *parts))
         if now == self._known:
             return
-        new = [refusal for refusal in refusals if refusal not in self._known]
+        new = [refusal for refusal in (*refusals, *parts) if refusal not in self._known]
+        whole = frozenset(refusals)
         for refusal in new[:MOST]:
             key = ("refused", refusal.kind, refusal.namespace, refusal.name)
-            if not self._limited.warning(key, "an invalid object is skipped", object=refusal):
+            text = "an invalid object is skipped" if refusal in whole else "a part of an object is skipped"
+            if not self._limited.warning(key, text, object=refusal):
                 continue
             # A static object comes from a file of this node, as does a file that cannot be read.
             of_cluster = refusal.name and not refusal.source and refusal.kind != UNREADABLE_FILE
             about = object_reference(refusal) if of_cluster else None
             self._post(about, WARNING, Reason.OBJECT_REFUSED, "Sync", f"skipped: {refusal}")
         if len(new) > MOST:
-            text = "further invalid objects are skipped; kubenode-proxy status lists them"
+            text = "further objects or parts are skipped; kubenode-proxy status lists them"
             self._limited.warning("refused", text, objects=len(new) - MOST)
         self._known = now

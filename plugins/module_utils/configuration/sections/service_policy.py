@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``servicePolicy``: whose annotations apply, and which sources may use node ports."""
+"""``servicePolicy``: whose annotations apply, sources of node ports, and external addresses of Services."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class ServicePolicySettings(NamedTuple):
     ``annotations_enabled``: whether annotations of Services apply. ``annotated_namespaces``: only those in these
     namespaces do; all if it is empty. ``aliases``: equivalent annotations of kube-router and Cilium apply, too.
     ``node_weights``: annotations of Nodes apply. ``node_port_sources``: CIDRs whose sources may use node ports, empty
-    for all. ``local_services``: Services that programs on the node serve, as ``namespace/name``.
+    for all. ``local_services``: Services that programs on the node serve, as ``namespace/name``. ``external_ranges``:
+    CIDRs of the external IPs and load balancer addresses that Services of the cluster may have, empty for any.
     """
 
     annotations_enabled: bool = True
@@ -27,6 +28,7 @@ class ServicePolicySettings(NamedTuple):
     aliases: bool = False
     node_weights: bool = False
     local_services: Tuple[str, ...] = ()
+    external_ranges: Tuple[str, ...] = ()
 
 
 FIELDS: Tuple[Field, ...] = (
@@ -79,6 +81,15 @@ FIELDS: Tuple[Field, ...] = (
         HONOURED,
         "Services, as `namespace/name`, that are left to [programs on the node](service-policy.md#node-local-programs)",
     ),
+    Field(
+        "servicePolicy.externalRanges",
+        "service_policy.external_ranges",
+        "all",
+        "all",
+        HONOURED,
+        "CIDRs to which external IPs and load balancer addresses of Services of the cluster are"
+        " [limited](security.md#external-addresses); if all are of one family, those of the other are refused",
+    ),
 )
 
 
@@ -89,6 +100,7 @@ def read(section: Section) -> ServicePolicySettings:
     aliases = section.flag("aliases", False)
     node_weights = section.flag("nodeWeights", False)
     sources = section.networks("nodePortSources")
+    external_ranges = section.networks("externalRanges")
     local_services = section.strings("localServices")
     for index, text in enumerate(local_services):
         if len(text.split("/")) != 2 or not all(map(is_dns_label, text.split("/"))):
@@ -102,4 +114,5 @@ def read(section: Section) -> ServicePolicySettings:
         aliases=aliases,
         node_weights=node_weights,
         local_services=local_services,
+        external_ranges=external_ranges,
     )

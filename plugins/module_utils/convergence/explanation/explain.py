@@ -9,6 +9,7 @@ from its own tables.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 from ...addresses import family_of
@@ -32,6 +33,9 @@ from ..schedulers import with_schedulers
 from .endpoints import reason_of, topology_of
 from .frontends import EXTERNAL, EXTERNAL_IP, INTERNAL, LOAD_BALANCER_IP, NODE_PORT, Frontend, answering, frontends_of
 from .target import PROTOCOLS, Destination, ServiceTarget, Target
+
+#: How many of the addresses that a Service loses to others are named.
+_MOST_LOST = 20
 
 
 class ExplainedFamily(NamedTuple):
@@ -106,7 +110,8 @@ class Explanation(NamedTuple):
 class Explained(NamedTuple):
     """All ServicePorts that match a target on a node, in a mode. ``client``: the address of a client, or empty.
 
-    ``left``: the Services that match, but are left to programs on the node.
+    ``left``: the Services that match, but are left to programs on the node. ``refused``: what Services that match do
+    not get, and why.
     """
 
     target: Target
@@ -117,6 +122,7 @@ class Explained(NamedTuple):
     found: Tuple[Explanation, ...]
     client: str = ""
     left: Tuple[str, ...] = ()
+    refused: Tuple[str, ...] = ()
 
 
 def _is_port(port: ServicePortInfo, target: ServiceTarget) -> bool:
@@ -155,6 +161,21 @@ def left_services(state: ClusterState, families: Sequence[ExplainedFamily], targ
                 matches = key == (target.namespace, target.name)
             if matches and is_node_local(service, context.node.policy):
                 yield str(key)
+
+
+def refused_parts(state: ClusterState, target: Target) -> Iterator[str]:
+    """Yield what a Service is refused, or why none is served at a destination that is an address of one."""
+    if isinstance(target, Destination):
+        for item in state.confined.values():
+            ports = {(port.port, port.protocol.lower()) for port in item.whole.ports}
+            asked = {(target.port, protocol) for protocol in PROTOCOLS if target.protocol in ("", protocol)}
+            if target.address in item.refused and not ports.isdisjoint(asked):
+                yield item.reason_at(target.address)
+        return
+    key = NamespacedName(target.namespace, target.name)
+    yield from (str(part) for part in state.skipped if (part.kind, part.namespace, part.name) == ("Service", *key))
+    if state.lost_claims(key):
+        yield from islice((str(conflict) for conflict in state.conflicts if conflict.loser == key), _MOST_LOST)
 
 
 def _outcome(
@@ -221,6 +242,7 @@ def explain(
         found=tuple(found),
         client=client,
         left=tuple(dict.fromkeys(left_services(state, families, target))),
+        refused=tuple(refused_parts(state, target)),
     )
 
 
@@ -287,6 +309,7 @@ def explanation_document(explained: Explained) -> Dict[str, Any]:
         "behaviour": explained.behaviour,
         "client": explained.client,
         "leftToPrograms": list(explained.left),
+        "refused": list(explained.refused),
         "found": [
             {
                 "service": item.service,

@@ -21,7 +21,7 @@ from ...serviceports.service_ports import cluster_ip_of
 from ...serviceports.table import all_service_ports
 from ..family import FamilyContext
 from .endpoints import reason_of, topology_of
-from .explain import ExplainedFamily, left_services
+from .explain import ExplainedFamily, left_services, refused_parts
 from .frontends import EXTERNAL, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT, Frontend, answering
 from .target import Destination
 
@@ -155,7 +155,8 @@ def _without_service(state: ClusterState, family: ExplainedFamily, destination: 
         for key, service in sorted(state.services.items()):
             if cluster_ip_of(service, family.context.family) == destination.address:
                 return Decision(REFUSED, f"Service {key} has this cluster IP, but not this port")
-    return Decision(UNCHANGED, _UNKNOWN)
+    refused = next(refused_parts(state, destination), "")
+    return Decision(UNCHANGED, f"{refused}; the packet is not changed" if refused else _UNKNOWN)
 
 
 def _sources(port: ServicePortInfo, frontend: Frontend) -> Sources:
