@@ -14,8 +14,9 @@ from ...kernel.netlink.socket import NetlinkSocket
 from ...kernel.nftables.traffic.clients import remembered_seconds
 from ...preflight.check import ModeNeeds
 from ...rendering.nftables.affinity import clients_set
+from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.mode import RENDERING
-from ...rendering.nftables.objects import RESOURCE, SERVICES_TABLE
+from ...rendering.nftables.objects import RESOURCE
 from ...resources import Stage
 from ...serviceports.info import ServicePortInfo
 from ..family import FamilyContext, FamilyTables

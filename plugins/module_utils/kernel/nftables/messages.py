@@ -14,12 +14,12 @@ from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ...addresses import IPV6
 from ...rendering.nftables.expressions import SCHEMA
+from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.objects import (
     CLASSID,
     DATA_TYPES,
     DEFAULT_DYNAMIC_SIZE,
     HOOKS,
-    SERVICES_TABLE,
     SET_CONCAT,
     SET_EVAL,
     SET_MAP,
@@ -187,13 +187,13 @@ class Encoder:
     def __init__(self, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
         self.family = family
         self.table_key = table.key
-        self._table = table
+        self.identity = table
         self._header = family_header(family)
         self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
 
     def table(self) -> Message:
         """Create the table unless it exists."""
-        user_data = attribute(NFTA_TABLE_USERDATA, comment_bytes(self._table.comment))
+        user_data = attribute(NFTA_TABLE_USERDATA, comment_bytes(self.identity.comment))
         return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(NFTA_TABLE_FLAGS, 0) + user_data)
 
     def table_flags(self, flags: int) -> Message:
@@ -302,7 +302,7 @@ class Encoder:
 
     def _of_kind(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
         """Yield messages for elements with the same value: single keys, or ranges where the set has ranges."""
-        ranges = self._table.intervals.get(name)
+        ranges = self.identity.intervals.get(name)
         if ranges is None:
             yield from self._elements(kind, flags, name, keys, value)
         elif ranges.flags & SET_CONCAT:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
+from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.objects import (
-    SERVICES_TABLE,
     SET_ANONYMOUS,
     SET_CONCAT,
     TABLE_PERSIST,

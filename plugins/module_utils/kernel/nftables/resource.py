@@ -9,8 +9,8 @@ import time
 from typing import Dict, Iterable, List, Optional, Type, TypeVar
 
 from ...errors import KernelError
+from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.objects import (
-    SERVICES_TABLE,
     ChainValue,
     ElementKey,
     Key,

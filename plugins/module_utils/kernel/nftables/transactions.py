@@ -10,13 +10,17 @@ Within a transaction an object is removed before and added after those that it r
 chains are removed, then sets, chains, rules and elements are added.
 
 A change with few elements is one transaction. A large one is split so that no call into the kernel takes long, and so
-that every packet still sees each frontend either in its old or in its new state:
+that every packet still sees each frontend either in its old or in its new state. The layout of the table gives each set
+its role in this (:class:`SetRole`):
 
 1. objects that no packet can reach yet: new sets, new chains that no hook leads to, their rules, and the elements of
    the new sets;
-2. objects that packets see, with all elements of one frontend together, and hooks last: at the first load of the table,
-   packets see nothing before everything is in place;
-3. objects that no packet can reach any more: removed chains and sets, one after the other.
+2. new elements that help packets which others select;
+3. elements that decide about packets, with all those of one address or node port together;
+4. changed chains and hooks, in one transaction, with the elements of the frontends that lead to such a chain: at the
+   first load of the table, packets see nothing before everything is in place;
+5. removed elements that helped;
+6. objects that no packet can reach any more: removed chains and sets, one after the other.
 
 The kernel finds a set by comparing the names of the table's sets in the order of their creation, twice to create a set
 and once for each rule that refers to it. So the time for creating many sets grows with the square of their number, and
@@ -27,7 +31,7 @@ removed in the order of their creation, few at a time, each is found at its begi
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple, cast
+from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, cast
 
 from ...rendering.nftables.objects import (
     TABLE_DORMANT,
@@ -36,7 +40,9 @@ from ...rendering.nftables.objects import (
     ElementKey,
     Key,
     ListValue,
+    Part,
     Rule,
+    SetRole,
     SetValue,
     SparseList,
     TableValue,
@@ -48,8 +54,6 @@ from ...resources import Change
 from ..netlink.protocol import Message
 from .messages import Encoder, ListPart
 
-#: The key of an element or list with its old and new value, None if there is none.
-_Element = Tuple[ElementKey, Optional[Value], Optional[Value]]
 #: The most elements in one transaction (the elements of one frontend are kept together even beyond that).
 ELEMENTS_PER_TRANSACTION = 10_000
 #: The number of new sets that makes creating one set, or one rule, cost one more element.
@@ -57,6 +61,14 @@ _SETS_PER_ELEMENT = 200
 _SETS_PER_ELEMENT_OF_RULES = 400
 #: Weight of a removed set, in elements.
 _REMOVED_SET = 20
+
+
+class _Element(NamedTuple):
+    """The key of an element or list with its old and new value, None if there is none."""
+
+    key: ElementKey
+    old: Optional[Value]
+    new: Optional[Value]
 
 
 class Labelled(NamedTuple):
@@ -178,17 +190,17 @@ def _elements_of(change: Change[Key, Value]) -> Iterator[_Element]:
     """Yield the keys of elements and lists that change, with old and new values (None if there is none)."""
     for key, old in change.removed.items():
         if isinstance(key, ElementKey):
-            yield key, old, None
+            yield _Element(key, old, None)
     for key, (old, new) in change.replaced.items():
         if isinstance(key, ElementKey):
-            yield key, old, new
+            yield _Element(key, old, new)
     for key, new in change.added.items():
         if isinstance(key, ElementKey):
-            yield key, None, new
+            yield _Element(key, None, new)
 
 
-def _put(batch: _Batch, key: ElementKey, old: Optional[Value], new: Optional[Value]) -> None:
-    kind, name, raw = key
+def _put(batch: _Batch, element: _Element) -> None:
+    (kind, name, raw), old, new = element
     if kind == "list":
         batch.change_list(name, raw, cast(ListValue, old or ()), cast(ListValue, new or ()))
         return
@@ -254,9 +266,9 @@ class Planner:
         if weight_of(change) <= self._most_elements:
             batch = self._definitions(change)
             gone = _names(change.removed, "set")
-            for key, before, after in _elements_of(change):
-                if key.name not in gone:
-                    _put(batch, key, before, after)
+            for element in _elements_of(change):
+                if element.key.name not in gone:
+                    _put(batch, element)
             transaction = batch.transaction()
             if transaction.messages:
                 yield transaction
@@ -293,32 +305,74 @@ class Planner:
 
     def _phases(self, change: Change[Key, Value]) -> Iterator[Transaction]:
         new_sets = _names(change.added, "set")
-        gone_sets = _names(change.removed, "set")
+        # Rules look a set up at any time, so one that is created again gets its elements in the same transaction.
+        renewed = _names(change.replaced, "set")
+        apart = new_sets | renewed | _names(change.removed, "set")
+        # An earlier run that ended halfway may have left chains without their rules; nothing leads to these yet.
+        unfilled = {key: pair for key, pair in change.replaced.items() if self._is_unfilled(key, *pair)}
         unreachable = Change(
             {
                 key: value
                 for key, value in change.added.items()
                 if key.kind in ("table", "set") or (isinstance(value, ChainValue) and value.base is None)
-            }
+            },
+            unfilled,
         )
         yield from self._unreachable(unreachable)
-        new = (each for each in _elements_of(change) if each[0].name in new_sets)
-        yield from self._chunks(new, one_by_one=True)
-        # Rules look a set up at any time, so one that is created again gets its elements in the same transaction.
-        renewed = _names(change.replaced, "set")
-        apart = new_sets | gone_sets | renewed
-        visible = (each for each in _elements_of(change) if each[0].name not in apart)
-        yield from self._chunks(visible)
+        elements = list(_elements_of(change))
+        yield from self._chunks([each] for each in elements if each.key.name in new_sets)
+        visible = [each for each in elements if each.key.name not in apart]
+        helping = [each for each in visible if self._role(each.key.name).part is Part.HELPS]
+        deciding = [each for each in visible if self._role(each.key.name).part is not Part.HELPS]
+        yield from self._chunks([each] for each in helping if each.new is not None)
         hooks = {key: value for key, value in change.added.items() if key not in unreachable.added}
-        rest = Change(hooks, change.replaced)
+        rest = Change(hooks, {key: pair for key, pair in change.replaced.items() if key not in unfilled})
+        frontends = self._frontends(deciding)
+        tied = self._tied(frontends, rest)
+        yield from self._chunks(group for frontend, group in frontends.items() if frontend not in tied)
         live = self._definitions(rest)
-        for key, before, after in _elements_of(change):
-            if key.name in renewed:
-                _put(live, key, before, after)
+        for each in elements:
+            if each.key.name in renewed:
+                _put(live, each)
+        for frontend in tied:
+            for each in frontends[frontend]:
+                _put(live, each)
         transaction = live.transaction()
         if transaction.messages:
             yield transaction
+        yield from self._chunks([each] for each in helping if each.new is None)
         yield from self._removals(change)
+
+    def _role(self, name: str) -> SetRole:
+        return self._encoder.identity.role(self._encoder.family, name)
+
+    def _is_unfilled(self, key: Key, old: Value, new: Value) -> bool:
+        empty = isinstance(old, ChainValue) and not old.rules and old.base is None
+        common = key.name in self._encoder.identity.common_chains
+        return empty and not common and isinstance(new, ChainValue) and new.base is None
+
+    def _frontends(self, elements: Iterable[_Element]) -> Dict[bytes, List[_Element]]:
+        """Return the elements by what those that change together have in common."""
+        found: Dict[bytes, List[_Element]] = {}
+        for each in elements:
+            found.setdefault(each.key.key[: self._role(each.key.name).common_bytes], []).append(each)
+        return found
+
+    def _tied(self, frontends: Mapping[bytes, List[_Element]], rest: Change[Key, Value]) -> List[bytes]:
+        """Return the frontends that must change in one transaction with the chains that are replaced."""
+        replaced = _names(rest.replaced, "chain")
+        if not replaced:
+            return []
+        common = any(getattr(old, "base", None) is not None for old, _new in rest.replaced.values())
+        if common or replaced & self._encoder.identity.common_chains:
+            return list(frontends)
+
+        def is_tied(element: _Element) -> bool:
+            verdicts = (value for value in (element.old, element.new) if isinstance(value, str))
+            leads = any(value.partition(" ")[2] in replaced for value in verdicts)
+            return leads or self._role(element.key.name).part is Part.REFUSES
+
+        return [frontend for frontend, group in frontends.items() if any(map(is_tied, group))]
 
     def _unreachable(self, added: Change[Key, Value]) -> Iterator[Transaction]:
         """Yield transactions that create objects no packet reaches: sets, chains, and then the rules of the chains."""
@@ -340,20 +394,12 @@ class Planner:
                 yield portions.take()
         yield from portions.rest()
 
-    def _chunks(self, elements: Iterable[_Element], one_by_one: bool = False) -> Iterator[Transaction]:
-        """Yield transactions of elements; all those of one frontend are together unless ``one_by_one``."""
-        groups: Iterable[List[_Element]]
-        if one_by_one:
-            groups = ([each] for each in elements)
-        else:
-            by_frontend: Dict[bytes, List[_Element]] = {}
-            for each in elements:
-                by_frontend.setdefault(each[0].key, []).append(each)
-            groups = by_frontend.values()
+    def _chunks(self, groups: Iterable[List[_Element]]) -> Iterator[Transaction]:
+        """Yield transactions of elements; those of one group are together."""
         portions = _Portions(self._encoder, self._most_elements)
         for group in groups:
-            for key, old, new in group:
-                _put(portions.batch, key, old, new)
+            for element in group:
+                _put(portions.batch, element)
             if portions.weigh(0):
                 yield portions.take()
         yield from portions.rest()

@@ -10,10 +10,9 @@ from typing import Any, Dict, List, Mapping, Sequence
 from ...serviceports.info import Endpoint
 from ..decision import Arrival
 from ..merged import Entry
-from ..nftables.balancing import SERVICE_KEY
 from ..nftables.firewall import restrict
 from ..nftables.keys import address_key, transport_key
-from ..nftables.layout import HAIRPIN
+from ..nftables.layout import HAIRPIN, SERVICE_KEY
 from ..nftables.objects import ElementKey
 from ..nftables.reached import objects_for
 from ..nftables.text import describe, table_text

@@ -17,7 +17,7 @@ from ...addresses import IPV6, Network
 from ...resources import Kind
 from ..merged import Entry
 from ..nftables import expressions as x
-from ..nftables.layout import FIREWALLED, HAIRPIN, from_local, masquerade_rules
+from ..nftables.layout import FIREWALLED, HAIRPIN, from_local, masquerade_rules, set_role
 from ..nftables.objects import (
     ADDRESS_TYPES,
     PORT,
@@ -26,16 +26,18 @@ from ..nftables.objects import (
     BaseHook,
     ChainValue,
     ObjectKey,
+    Part,
     Rule,
+    SetRole,
     SetValue,
     TableIdentity,
     TableValue,
+    key_length,
 )
 from ..settings import DataplaneSettings
 from . import sets
 
 TABLE_NAME = "kubenode-ipvs"
-IPVS_TABLE = TableIdentity(TABLE_NAME, "packet filter of ipvs mode, by kubenode-proxy")
 #: Name of the resource table.
 RESOURCE = Kind.IPVS_OBJECTS
 
@@ -67,6 +69,32 @@ NODE_PORT = "node-port"
 MASQUERADING = "masquerading"
 FIREWALL_CHECK = "firewall-check"
 ADDRESS_FILTER = "address-filter"
+
+_COMMON_CHAINS = (
+    SERVICES,
+    REDIRECT,
+    INSIDE,
+    LOAD_BALANCER,
+    NODE_PORT,
+    MASQUERADING,
+    FIREWALL_CHECK,
+    ADDRESS_FILTER,
+)
+
+
+def ipvs_set_role(family: str, name: str) -> SetRole:
+    """Return the role of a set: its elements change with all others of their address, or of their node port."""
+    if name in (NODE_PORTS, LOCAL_NODE_PORTS, HEALTH_CHECKS):
+        return SetRole(Part.SELECTS, key_length((PROTOCOL, PORT)))
+    return set_role(family, name)
+
+
+IPVS_TABLE = TableIdentity(
+    TABLE_NAME,
+    "packet filter of ipvs mode, by kubenode-proxy",
+    role=ipvs_set_role,
+    common_chains=frozenset(_COMMON_CHAINS),
+)
 
 #: Destination NAT of other programs comes later, since it must not redirect connections to service addresses.
 _BEFORE_NAT = -101

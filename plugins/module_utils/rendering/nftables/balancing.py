@@ -29,6 +29,7 @@ from zlib import crc32
 from ..settings import LocalTraffic
 from . import expressions as x
 from . import layout
+from .layout import NODE_PORT_KEY, SERVICE_KEY
 from .objects import ADDRESS_TYPES, INDEX, PORT, PROTOCOL, ChainValue, Rule, SetValue
 from .slots import SEED, SLOTS
 
@@ -38,21 +39,19 @@ DRAWS = 10
 CLUSTER = "cluster"
 LOCAL = "local"
 _MAPS = {
-    ("", CLUSTER): layout.ENDPOINTS,
-    ("", LOCAL): layout.LOCAL_ENDPOINTS,
-    ("nodeport-", CLUSTER): layout.NODE_PORT_ENDPOINTS,
-    ("nodeport-", LOCAL): layout.NODE_PORT_LOCAL_ENDPOINTS,
+    (SERVICE_KEY, CLUSTER): layout.ENDPOINTS,
+    (SERVICE_KEY, LOCAL): layout.LOCAL_ENDPOINTS,
+    (NODE_PORT_KEY, CLUSTER): layout.NODE_PORT_ENDPOINTS,
+    (NODE_PORT_KEY, LOCAL): layout.NODE_PORT_LOCAL_ENDPOINTS,
 }
 _SLOT_MAPS = {
-    ("", CLUSTER): "service-slots",
-    ("", LOCAL): "service-local-slots",
-    ("nodeport-", CLUSTER): "nodeport-slots",
-    ("nodeport-", LOCAL): "nodeport-local-slots",
+    (SERVICE_KEY, CLUSTER): "service-slots",
+    (SERVICE_KEY, LOCAL): "service-local-slots",
+    (NODE_PORT_KEY, CLUSTER): "nodeport-slots",
+    (NODE_PORT_KEY, LOCAL): "nodeport-local-slots",
 }
 #: Maps of slots of each kind of frontend and policy.
 SLOT_MAPS = 256
-SERVICE_KEY = ""
-NODE_PORT_KEY = "nodeport-"
 
 
 class Choice(NamedTuple):

@@ -18,8 +18,8 @@ from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import expressions as x
 from . import layout
-from .balancing import NODE_PORT_KEY, SERVICE_KEY
 from .keys import address_key
+from .layout import NODE_PORT_CHECK, NODE_PORT_FIREWALLED, NODE_PORT_KEY, SERVICE_KEY
 from .objects import (
     ADDRESS_TYPES,
     PORT,
@@ -34,15 +34,12 @@ from .objects import (
     SetValue,
 )
 
-NODE_PORT_FIREWALLED = "firewalled-nodeports"
-NODE_PORT_CHECK = "nodeport-firewall-check"
-
 _MAPS = {SERVICE_KEY: layout.FIREWALLED, NODE_PORT_KEY: NODE_PORT_FIREWALLED}
 
 
 def source_ranges_name(kind: str, length: int) -> str:
     """Return the name of the set of allowed source ranges with this prefix length, for a kind of frontend."""
-    return f"{kind}source-ranges-{length}"
+    return f"{kind}{layout.SOURCE_RANGES}{length}"
 
 
 def source_ranges_set(family: str, kind: str) -> SetValue:

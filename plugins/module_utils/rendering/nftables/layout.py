@@ -9,6 +9,7 @@ them as they do around kube-proxy's. The difference is behind the verdicts: see 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Dict, List, Tuple
 
 from ...addresses import IPV6, Network, packed, parse_network
@@ -24,14 +25,19 @@ from .objects import (
     PROTOCOL_NUMBERS,
     RESOURCE,
     TABLE_KEY,
+    TABLE_NAME,
     VERDICT,
     BaseHook,
     ChainValue,
     ElementKey,
     ObjectKey,
+    Part,
     Rule,
+    SetRole,
     SetValue,
+    TableIdentity,
     TableValue,
+    key_length,
 )
 
 CLUSTER_IPS = "cluster-ips"
@@ -46,6 +52,12 @@ LOCAL_ENDPOINTS = "service-local-endpoints"
 NODE_PORT_ENDPOINTS = "nodeport-endpoints"
 NODE_PORT_LOCAL_ENDPOINTS = "nodeport-local-endpoints"
 FIREWALLED = "firewalled-frontends"
+NODE_PORT_FIREWALLED = "firewalled-nodeports"
+#: Begins the names of the sets of allowed sources, behind the kind of their frontends.
+SOURCE_RANGES = "source-ranges-"
+#: The kinds of frontends: they begin the names of their chains and maps.
+SERVICE_KEY = ""
+NODE_PORT_KEY = "nodeport-"
 
 REJECT_CHAIN = "reject-chain"
 SERVICES = "services"
@@ -53,7 +65,36 @@ FIREWALL_CHECK = "firewall-check"
 SERVICE_ENDPOINTS_CHECK = "service-endpoints-check"
 NODE_PORT_ENDPOINTS_CHECK = "nodeport-endpoints-check"
 CLUSTER_IPS_CHECK = "cluster-ips-check"
+NODE_PORT_CHECK = "nodeport-firewall-check"
 MASQUERADING = "masquerading"
+
+_COMMON_CHAINS = (
+    REJECT_CHAIN,
+    SERVICES,
+    FIREWALL_CHECK,
+    SERVICE_ENDPOINTS_CHECK,
+    NODE_PORT_ENDPOINTS_CHECK,
+    CLUSTER_IPS_CHECK,
+    NODE_PORT_CHECK,
+    MASQUERADING,
+)
+#: Maps of node ports; others have names that begin with ``nodeport-``.
+_NODE_PORT_MAPS = (NO_ENDPOINT_NODE_PORTS, NODE_PORT_FIREWALLED)
+
+
+@lru_cache(maxsize=4096)
+def set_role(family: str, name: str) -> SetRole:
+    """Return the role of a set: its elements change with all others of their address, or of their node port."""
+    if name == HAIRPIN or SOURCE_RANGES in name:
+        return SetRole(Part.HELPS)
+    by_port = name in _NODE_PORT_MAPS or (name.startswith(NODE_PORT_KEY) and name != NODE_PORT_IPS)
+    part = Part.REFUSES if name in (NO_ENDPOINT_SERVICES, NO_ENDPOINT_NODE_PORTS) else Part.SELECTS
+    return SetRole(part, key_length((PROTOCOL, PORT) if by_port else (ADDRESS_TYPES[family],)))
+
+
+SERVICES_TABLE = TableIdentity(
+    TABLE_NAME, "rules for kube-proxy", role=set_role, common_chains=frozenset(_COMMON_CHAINS)
+)
 
 
 def fixed_sets(family: str, counted: bool = False) -> Dict[str, SetValue]:

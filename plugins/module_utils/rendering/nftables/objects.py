@@ -22,12 +22,12 @@ to four bytes; addresses and ports are in network order, an index is in the orde
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from enum import Enum
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ...resources import Kind
 
 TABLE_NAME = "kube-proxy"
-TABLE_COMMENT = "rules for kube-proxy"
 #: Name of the resource table of nftables mode.
 RESOURCE = Kind.TABLE_OBJECTS
 
@@ -141,12 +141,40 @@ class SetValue(NamedTuple):
         return self.key[-3:] == _LIST_KEY_END and self.data is not None and self.data[-1:] == (PORT,)
 
 
+class Part(Enum):
+    """What the elements of a set do for packets to a frontend; it decides when they change in a large change."""
+
+    #: They decide what becomes of the packets, so all those of a frontend change together.
+    SELECTS = "selects"
+    #: As SELECTS, of packets that the chains of a frontend leave: they change together with such chains.
+    REFUSES = "refuses"
+    #: They matter to packets that others select: added before and removed after those.
+    HELPS = "helps"
+
+
+class SetRole(NamedTuple):
+    """The part of a set, and how many bytes of its keys the elements that change together have in common."""
+
+    part: Part = Part.SELECTS
+    common_bytes: int = 1 << 30
+
+
+def _no_roles(_family: str, _name: str) -> SetRole:
+    return SetRole()
+
+
 class TableIdentity(NamedTuple):
-    """Name and comment of a table, and its sets of ranges by name (see :attr:`SetValue.is_interval`)."""
+    """Name and comment of a table, and its sets of ranges by name (see :attr:`SetValue.is_interval`).
+
+    ``role``: returns the role of a set by family and name. ``common_chains``: chains without a hook that packets to
+    all frontends traverse.
+    """
 
     name: str
     comment: str
     intervals: Mapping[str, SetValue] = {}
+    role: Callable[[str, str], SetRole] = _no_roles
+    common_chains: FrozenSet[str] = frozenset()
 
     @property
     def key(self) -> ObjectKey:
@@ -154,8 +182,7 @@ class TableIdentity(NamedTuple):
         return ObjectKey("table", self.name)
 
 
-SERVICES_TABLE = TableIdentity(TABLE_NAME, TABLE_COMMENT)
-TABLE_KEY = SERVICES_TABLE.key
+TABLE_KEY = ObjectKey("table", TABLE_NAME)
 
 
 class Expression(NamedTuple):

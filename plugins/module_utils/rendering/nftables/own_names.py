@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from . import firewall, layout, traffic
+from . import layout, traffic
 
 OWN_SETS = frozenset(
     (
@@ -22,7 +22,7 @@ OWN_SETS = frozenset(
         layout.NODE_PORT_ENDPOINTS,
         layout.NODE_PORT_LOCAL_ENDPOINTS,
         layout.FIREWALLED,
-        firewall.NODE_PORT_FIREWALLED,
+        layout.NODE_PORT_FIREWALLED,
         traffic.SERVICE_TRAFFIC,
         traffic.NODE_PORT_TRAFFIC,
     )

@@ -9,8 +9,8 @@ import collections
 from typing import Dict, Iterator, List, Mapping
 
 from ..decision import Arrival
-from .balancing import NODE_PORT_KEY
 from .keys import address_key, transport_key
+from .layout import NODE_PORT_KEY
 from .objects import TABLE_NAME, ChainValue, ElementKey, Key, ObjectKey, Value
 from .rule_text import rule_text
 from .text import describe, describe_slots, table_family

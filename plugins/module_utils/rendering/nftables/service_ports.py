@@ -16,9 +16,10 @@ from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing, hashing, layout, traffic
 from .affinity import AffinityChains
-from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY, Choice
+from .balancing import CLUSTER, LOCAL, Choice
 from .firewall import firewall_entries
 from .keys import address_key, transport_key
+from .layout import NODE_PORT_KEY, SERVICE_KEY
 from .objects import RESOURCE, ChainValue, ElementKey, ObjectKey
 
 REJECT = f"goto {layout.REJECT_CHAIN}"

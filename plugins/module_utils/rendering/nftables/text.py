@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, Tuple, cast
 
 from ...addresses import IPV4, IPV6, unpacked
 from . import rule_text
-from .balancing import NODE_PORT_KEY
+from .layout import NODE_PORT_KEY, SERVICES_TABLE
 from .objects import (
     CLASSID,
     DATA_TYPES,
@@ -22,7 +22,6 @@ from .objects import (
     PROTOCOL,
     PROTOCOL_NAMES,
     RESOURCE,
-    SERVICES_TABLE,
     TABLE_DORMANT,
     TABLE_NAME,
     TABLE_OWNER,

@@ -17,8 +17,8 @@ from ....errors import KernelError
 from ....rendering.ipvs.nftables_layout import IPVS_TABLE
 from ....rendering.networkpolicy.sets import TABLE as POLICY_TABLE
 from ....rendering.networkpolicy.text import element_text
+from ....rendering.nftables.layout import SERVICES_TABLE
 from ....rendering.nftables.objects import (
-    SERVICES_TABLE,
     SET_CONCAT,
     ChainValue,
     ElementKey,
