@@ -57,6 +57,16 @@ def links(path: Path) -> List[str]:
     return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
 
 
+def test_files_of_tests_that_pages_name_exist() -> None:
+    named = {
+        (page.name, path)
+        for page in PAGES
+        for path in re.findall(r"`(tests/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
+
+
 def broken(path: Path) -> List[str]:
     """Return the links of a page without a target."""
     found = []
