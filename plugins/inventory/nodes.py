@@ -118,7 +118,7 @@ import contextlib
 import hashlib
 import os
 import weakref
-from typing import Any, Collection, Dict, List, Mapping, MutableSet
+from typing import Any, Collection, Dict, Iterable, List, Mapping, MutableSet, Set
 
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
@@ -229,8 +229,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         except ProxyError as error:
             raise AnsibleParserError(f"{path}: {error}") from error
         group = self._sanitize_group_name(self.get_option("group"))
-        own = {group, *map(self._sanitize_group_name, self.get_option("groups") or ())}
-        reported = {self._sanitize_group_name(found) for host in hosts for found in host.groups}
+        parents = self._names(
+            entry["parent_group"] for entry in self.get_option("keyed_groups") if entry.get("parent_group")
+        )
+        own = {group, *self._names(self.get_option("groups") or ())}
+        reported = self._names(found for host in hosts for found in host.groups)
         merge = self.get_option("merge_groups")
         taken = {*self.inventory.groups, *own, *reported}
         usable = [host for host in hosts if self._is_usable(host.name, taken)]
@@ -239,7 +242,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         for host in usable:
             self.inventory.add_host(host.name, group=group)
         added = {host.name: self._complete(host, groups) for host in usable}
-        self._add_keyed_groups(added, {*own, *reported, *GROUPS_OF_NODES}, merge)
+        own.update(reported, GROUPS_OF_NODES)
+        self._add_keyed_groups(added, _ReportedGroups(self.inventory, self.display, "keyed group", own, merge, parents))
+
+    def _names(self, groups: Iterable[str]) -> Set[str]:
+        return {self._sanitize_group_name(name) for name in groups}
 
     def _is_usable(self, name: str, groups: Collection[str]) -> bool:
         """Return whether the name of a Node means nothing else to Ansible, and show a warning if it does."""
@@ -254,17 +261,13 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             self.display.warning(f"skipped {refusal}")
         return not meaning
 
-    def _add_keyed_groups(
-        self, hosts: Mapping[str, Dict[str, Any]], own: Collection[str], merge: Collection[str]
-    ) -> None:
+    def _add_keyed_groups(self, hosts: Mapping[str, Dict[str, Any]], groups: _ReportedGroups) -> None:
         """Add keyed groups once all hosts and other groups are known; ``hosts``: variables by name."""
-        keyed = self.get_option("keyed_groups")
-        parents = {self._sanitize_group_name(entry["parent_group"]) for entry in keyed if entry.get("parent_group")}
-        inventory = self.inventory
-        self.inventory = _ReportedGroups(inventory, self.display, "keyed group", own, merge, parents)
+        inventory, self.inventory = self.inventory, groups
         try:
             for name, variables in hosts.items():
-                self._add_host_to_keyed_groups(keyed, variables, name, strict=self.get_option("strict"))
+                strict = self.get_option("strict")
+                self._add_host_to_keyed_groups(self.get_option("keyed_groups"), variables, name, strict=strict)
         finally:
             self.inventory = inventory
 

@@ -30,6 +30,7 @@ RARE: Dict[str, str] = {
     "header after a newline": f"\n{_HEADER}",
     "header after a byte order mark": f"\ufeff{_HEADER}",
     "header without its first character": _HEADER[1:],
+    "header in capitals": _HEADER.replace("jinja2", "JINJA2"),
     "header, then braces": "#jinja2: trim_blocks:True\n{{ ACTION }}",
     "vault": "$ANSIBLE_VAULT;1.1;AES256\n3134",
 }
@@ -55,7 +56,15 @@ LITERALS: Dict[str, str] = {
     "header in two strings": f"'#jin' '{_QUOTED_HEADER[4:]}'",
 }
 #: As rulebooks have a text: alone, between quotes, in a list, in others.
-VALUES = ("{{ text }}", "'{{ text }}'", '"{{ text }}"', "['{{ text }}']", "{{ text }}{{ text }}", "Note: {{ text }}")
+VALUES = (
+    "{{ text }}",
+    "'{{ text }}'",
+    '"{{ text }}"',
+    "['{{ text }}']",
+    "{{ text }}{{ text }}",
+    "Note: {{ text }}",
+    "{{ text | lower }}",
+)
 HARMLESS = (
     *("", "a", "123", "True", "null", "1e5", "0x10", "~", "-", "*", "!vault", "&a", "%", "@", "`", "'a'", '"a"'),
     *("{}", "{a}", "${HOME}", '{"a": {"b": [1, {}]}}', "{ { a } }", "} }", "}}", "%}", "50% {x}", "%d {0}", "[% a %]"),

@@ -17,24 +17,24 @@ import sys
 from typing import Any, Match
 
 # Text that is evaluated as it stands: the delimiters of Jinja; the header that sets others, which counts at the start
-# of a text, where a rulebook may have its first character; and the header of Ansible Vault. A brace at the end would
-# make a delimiter with the text that follows.
+# of a text, where a rulebook may have its first character, and a filter change its case; and the header of Ansible
+# Vault. A brace at the end would make a delimiter with the text that follows.
 _EVALUATED = (
     (re.compile(r"\{(?=[{%#]|\Z)"), "{ "),
-    (re.compile(r"(\A|#)jinja2:"), r"\1jinja2 :"),
-    (re.compile(r"(\A|\$)ANSIBLE_VAULT"), r"\1ANSIBLE_ VAULT"),
+    (re.compile(r"((?:\A|#)jinja2):", re.IGNORECASE), r"\1 :"),
+    (re.compile(r"((?:\A|\$)ANSIBLE_)VAULT", re.IGNORECASE), r"\1 VAULT"),
 )
 # What a reader of Python literals joins: a continued line, and strings one after the other with comments between them.
 _JOINT = re.compile(
     r"""\\\r?\n | (?<!\\)\\*['"](?:[\s\\'"] | (?<=\\)[nrtfv] | \#[^\r\n]*[\r\n] | (?<!\\)[bru]{1,2}(?=['"]))*['"]""",
     re.IGNORECASE | re.VERBOSE,
 )
-_ESCAPE = re.compile(r"(?<!\\)\\+(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3}))")
+_ESCAPE = re.compile(r"(?<!\\)\\+(?:[xX]([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3}))")
 # What is evaluated once it is read: an escape that another one has made, or one by name; and at the end the beginning
 # of an escape, a delimiter or a header, which the text that follows may complete.
 _REREAD = re.compile(_ESCAPE.pattern + r"|\\N\{")
 _BEGUN = re.compile(
-    r"""\\(?:[xuUN][0-9a-fA-F]*|[0-7]{1,2})?\Z
+    r"""\\(?:[xXuUN][0-9a-fA-F]*|[0-7]{1,2})?\Z
     | \{['"][\s\\'"]*\Z
     | (?:\A|['"])(?:[\s\ufeff]|\\+[nrtfv])*\#(?:j(?:i(?:n(?:j(?:a2?)?)?)?)?)?[\s\\'"]*\Z
     | \$A[A-Z_]*[\s\\'"]*\Z""",
