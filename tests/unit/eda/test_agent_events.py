@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import re
 import runpy
+import subprocess
+import sys
 
 import jinja2
 import pytest
@@ -326,3 +331,20 @@ def test_rulebooks_use_kinds_and_playbooks_that_exist(path):
             assert (ROOT / "playbooks" / f"{playbook.rpartition('.')[2]}.yml").exists()
             # Without a limit, a playbook runs on all hosts.
             assert "run_playbook" not in rule["action"] or 'event.agent_event.node != ""' in rule["condition"]
+
+
+def test_the_node_of_an_event_is_not_the_group_of_that_name(tmp_path):
+    """ansible-rulebook passes the node as a limit, and the event as a variable. The role fails, so no host changes."""
+    host = {"ansible_connection": "ssh", "ansible_ssh_executable": "/bin/false"}
+    inventory = {"k8s_cluster": {"hosts": {"w1": host, "w2": host}}, "workers": {"hosts": {"w1": {}, "w2": {}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+
+    def reached(limit):
+        event = {"ansible_eda": {"event": {"agent_event": {"node": limit}}}}
+        argv = [sys.executable, "-m", "ansible.cli.playbook", "-i", str(tmp_path / "hosts.yml"), "--limit", limit]
+        argv += ["-e", json.dumps(event), str(ROOT / "playbooks" / "agent.yml")]
+        environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"), "ANSIBLE_NOCOLOR": "1"}
+        done = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        return set(re.findall(r"^(\w+) .*failed=1", done.stdout, re.MULTILINE))
+
+    assert (reached("w1"), reached("workers")) == ({"w1"}, set())
