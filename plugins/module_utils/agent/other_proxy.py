@@ -10,7 +10,7 @@ removed. Both would revert each other's changes without end, so the agent report
 
 from __future__ import annotations
 
-from typing import Callable, Dict, FrozenSet, Hashable
+from typing import Callable, Dict, FrozenSet, Hashable, NamedTuple, Set
 
 from ..event_reasons import Reason
 from .api.events import NORMAL, WARNING, Post
@@ -19,8 +19,15 @@ from .surface.log import LimitedLog
 #: Another program is taken for a service proxy after this many repairs of entries that it has written, in this time.
 REPAIRS, REPAIRS_SECONDS = 3, 600.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30.0, 600.0
-#: The two kinds of evidence in the kernel; others are the names of the agent's ports.
-_REPAIRED, _OTHER_MODE = "repaired", "other mode"
+_OTHER_MODE = "other mode"
+
+
+class _Writes(NamedTuple):
+    """Entries of a family that another program has written, and how often they were repaired since when."""
+
+    entries: FrozenSet[Hashable]
+    repairs: int
+    since: float
 
 
 class OtherProxy:
@@ -37,9 +44,8 @@ class OtherProxy:
         self._post = post
         self._expected = expected
         self._found: Dict[str, str] = {}
-        self._entries: FrozenSet[Hashable] = frozenset()
-        self._repairs = 0
-        self._since = 0.0
+        self._ports: Set[str] = set()
+        self._writes: Dict[str, _Writes] = {}
         self._pause = 0.0
         self._until = 0.0
 
@@ -56,29 +62,33 @@ class OtherProxy:
     @property
     def answers(self) -> bool:
         """Whether another program answers at a port of the agent, so that what it has programmed is in use."""
-        return not self._found.keys() <= {_REPAIRED, _OTHER_MODE}
+        return bool(self._ports)
 
     def port_in_use(self, name: str, port: int) -> None:
         """Record that another program listens at a port of the agent."""
-        self._find(name, f"another service proxy answers on port {port} ({name})")
+        if self._find(name, f"another service proxy answers on port {port} ({name})"):
+            self._ports.add(name)
 
     def port_open(self, name: str) -> None:
         """Record that the agent listens at its port."""
+        self._ports.discard(name)
         self._lose(name)
 
-    def repaired(self, written: FrozenSet[Hashable], noticed_by: str) -> None:
-        """Record a repair. ``written``: the entries that another program had added or changed, not only removed."""
+    def repaired(self, family: str, written: FrozenSet[Hashable], noticed_by: str) -> None:
+        """Record a repair of a family. ``written``: the entries that another program had added or changed."""
         now = self._clock()
-        if not written:
-            self._lose(_REPAIRED)
-            return
-        if not written & self._entries or now - self._since > REPAIRS_SECONDS:
-            self._repairs, self._since = 0, now
-        self._entries = written
-        self._repairs += 1
-        if self._repairs >= REPAIRS:
-            self._since = now
-            self._came_back(_REPAIRED, f"another program writes the rules of Services again and again ({noticed_by})")
+        known = self._writes.get(family)
+        if known is None or not written & known.entries or now - known.since > REPAIRS_SECONDS:
+            known = _Writes(written, 0, now)
+        self._writes[family] = known = _Writes(written, known.repairs + 1, known.since)
+        if known.repairs >= REPAIRS:
+            self._writes[family] = known._replace(since=now)
+            text = f"another program writes the rules of Services again and again ({family}, {noticed_by})"
+            self._came_back(family, text)
+
+    def intact(self, family: str) -> None:
+        """Record that nothing was to be repaired in a family."""
+        self._lose(family)
 
     def other_mode(self, holds: bool) -> None:
         """Record whether the kernel holds rules of another mode although the agent has removed them."""

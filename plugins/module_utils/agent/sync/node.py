@@ -256,6 +256,9 @@ class NodeSync:
         self._parameters.start(PARAMETERS_SECONDS)
         if self._leftovers_due and outcome.succeeded:
             self.clean_up()
+        if self._other_proxy.pause:
+            # At the end of the pause it turns out whether the other proxy is still there.
+            self._suspect({family.family: "another service proxy" for family in proxiers.families})
 
     def _sync_broken(self, error: Exception) -> None:
         """Report a sync that ended by an unexpected exception, and set the node up again for the next one.

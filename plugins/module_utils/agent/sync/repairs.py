@@ -41,7 +41,11 @@ class Repairs:
         """Count the repaired entries of a family and log them in one line; return their number."""
         count = sum(len(item.change) for item in result.changes)
         self.count += count
-        self._other_proxy.repaired(written(result.changes), suspicion)
+        foreign = written(result.changes)
+        if foreign:
+            self._other_proxy.repaired(family, foreign, suspicion)
+        elif not count:
+            self._other_proxy.intact(family)
         for item in result.changes:
             self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
         if count:
