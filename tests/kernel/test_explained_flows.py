@@ -218,6 +218,7 @@ def test_differences_are_shown(node: AgentNode, network: Network) -> None:
     found = without_agent(node, FOUR["P"], f"{SOLE}:80", "-o", "json")
     (flow,) = json.loads(found.stdout)["flows"]
     assert found.returncode == 3 and lines_with(flow, "missing in the kernel: ")
+    assert flow["verdict"] in ("unchanged", "uncertain") and flow["reason"].endswith("(desired: forwarded)")
     slice_of(node, "dns", "IPv4", "L", [manifests.port(DNS_PORT, name="dns", protocol="UDP")])
     found = without_agent(node, FOUR["P"], f"{DNS}:{DNS_PORT}/udp", "-o", "json")
     (flow,) = json.loads(found.stdout)["flows"]

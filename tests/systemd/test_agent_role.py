@@ -259,7 +259,8 @@ def test_a_kube_proxy_that_returns_is_named_and_the_agent_does_not_start_beside_
         shown = node.run("kubenode-proxy", "status", check=False)
         assert shown.returncode == 4 and "not healthy: another program writes the rules of Services" in shown.stdout
         assert "another service proxy runs on this node" in log_since(node, cursor)
-        # It is not fought: its rules are in use, and stay.
+        # It is not fought: its rules, once they are back, are in use and stay.
+        wait_for("its rules are back", kube_proxy.serves)
         assert all(kube_proxy.serves() for _time in range(5))
         node.run("systemctl", "restart", UNIT, check=False)
         wait_for("the reason", lambda: "kube-proxy runs on this node (process " in log_since(node, cursor))

@@ -41,9 +41,9 @@ class Repairs:
         """Count the repaired entries of a family and log them in one line; return their number."""
         count = sum(len(item.change) for item in result.changes)
         self.count += count
-        foreign = written(result.changes)
-        if foreign:
-            self._other_proxy.repaired(family, foreign, suspicion)
+        by_others = written(result.changes)
+        if by_others:
+            self._other_proxy.repaired(family, by_others, suspicion)
         elif not count:
             self._other_proxy.intact(family)
         for item in result.changes:
