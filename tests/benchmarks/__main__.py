@@ -78,6 +78,7 @@ BENCHMARKS: Dict[str, Benchmark] = {
     "repair-ipvs": Benchmark(UML, "agent_repair", ("--mode", "ipvs")),
     "repair-iptables": Benchmark(NAMESPACE, "agent_repair", ("--mode", "iptables")),
     "repair-nftables": Benchmark(NAMESPACE, "agent_repair", ("--mode", "nftables")),
+    "tenant-writes": Benchmark(NAMESPACE, "tenant_writes"),
     "traffic-counters": Benchmark((), "traffic_counters", ("--connections", "30000")),
     "userspace": Benchmark((), "userspace_traffic", needs="KUBENODE_HAPROXY"),
 }

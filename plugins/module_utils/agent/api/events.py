@@ -203,33 +203,33 @@ class EventPoster:
             if event is None:
                 return
             try:
-                with self._client.opened(task.busy) as client:
-                    self._send(client, event, is_common)
+                self._count_nodes(task)
+                if not is_common or self._chance() * self._nodes < POSTERS:
+                    self._send(event, task)
             except ProxyError as error:
                 self._log.warning("event not posted", reason=event["reason"], error=error)
 
-    def _send(self, client: ApiClient, event: Dict[str, Any], is_common: bool) -> None:
-        self._count_nodes(client)
-        if is_common and self._chance() * self._nodes >= POSTERS:
-            return
+    def _send(self, event: Dict[str, Any], task: Task) -> None:
         path = f"/apis/events.k8s.io/v1/namespaces/{urllib.parse.quote(event['metadata']['namespace'], safe='')}/events"
-        try:
-            client.post(path, event, "create an event")
-        except ApiStatusError as error:
-            if error.code != _CONFLICT:
-                raise
-            # Anyone who may create Events may have taken the name before any agent.
-            if not _is_posted(client, path, event):
-                client.post(path, _named(event, _unique_end()), "create an event")
+        with self._client.opened(task.busy) as client:
+            try:
+                client.post(path, event, "create an event")
+            except ApiStatusError as error:
+                if error.code != _CONFLICT:
+                    raise
+                # Anyone who may create Events may have taken the name before any agent.
+                if not _is_posted(client, path, event):
+                    client.post(path, _named(event, _unique_end()), "create an event")
 
-    def _count_nodes(self, client: ApiClient) -> None:
+    def _count_nodes(self, task: Task) -> None:
         """Count the nodes of the cluster with the first Event and some hours later, not with that of each object."""
         now = self._clock()
         if now - self._counted < COUNT_SECONDS:
             return
         self._counted = now
         try:
-            metadata = client.send("GET", f"{NODES.path}?limit=1", None, "count the nodes").get("metadata")
+            with self._client.opened(task.busy) as client:
+                metadata = client.send("GET", f"{NODES.path}?limit=1", None, "count the nodes").get("metadata")
         except ApiError as error:
             # Each agent then posts the Events of all; the account of an outside host may not read Nodes.
             self._log.debug("the nodes cannot be counted", error=error)
