@@ -194,8 +194,12 @@ def test_multicast_of_the_node_returns_to_it(lab):
 
 @pytest.mark.parametrize(
     "line",
-    ["link add link eth0 name up0 type macvlan mode bridge", "route add 192.0.2.0/24 via 10.244.1.12 dev cni0"],
-    ids=["another port", "a gateway"],
+    [
+        "link add link eth0 name up0 type macvlan mode bridge",
+        "route add 192.0.2.0/24 via 10.244.1.12 dev cni0",
+        "route add default table 100 nexthop via 10.244.1.12 dev cni0 nexthop via 172.18.0.1 dev eth0",
+    ],
+    ids=["another port", "a gateway", "a gateway of another table"],
 )
 def test_a_bridge_that_is_an_uplink_is_left_alone(lab, line):
     link = lab(bridge=True)

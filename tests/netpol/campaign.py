@@ -11,6 +11,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import pa
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policy_model import EGRESS, INGRESS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import BOUND, HERE, POD_LINK
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.verdicts import Flow, Verdicts
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import (
     change_of,
@@ -44,6 +45,12 @@ def _policy(cluster: ClusterState, options: Options, portion: int = 1) -> NodePo
     )
 
 
+def _link(policy: NodePolicy) -> None:
+    """Let all pods of the node be behind one interface."""
+    own = [address for local in policy.local.values() for address in local.at]
+    policy.set_links([(POD_LINK, "pods"), *((BOUND, "pods", each) for each in own), *((HERE, each) for each in own)])
+
+
 def _apply(change: Any, table: dict[Any, Any]) -> None:
     table.update(change.added)
     table.update({key: new for key, (_old, new) in change.replaced.items()})
@@ -71,6 +78,7 @@ def differences(seed: int) -> list[str]:
         generator = Generator(seed + 1_000_000_000, cluster_policies=False)
     cluster = ClusterState.from_objects(objects.values())
     policy = _policy(cluster, options)
+    _link(policy)
     cluster.policy.pop_changes()
     policy.table.pop_journal()
     table = desired_table(policy.table.rows, options)
@@ -83,10 +91,13 @@ def differences(seed: int) -> list[str]:
         for packet in generator.packets(PACKETS):
             unknown = judge.is_unknown(packet)
             expected = judge.allowed(packet) and not unknown
-            if interpreter.allowed(packet, frozenset(NODE_ADDRESSES), _PRIORITIES[seed % 4]) != expected:
+            own, other = ("pods", "eth0") if judge.own_at(packet.source) else ("eth0", "pods")
+            if interpreter.allowed(packet, frozenset(NODE_ADDRESSES), _PRIORITIES[seed % 4], own) != expected:
                 wrong.append(
                     f"seed {seed} step {step}: {packet}: the oracle says {'allowed' if expected else 'denied'}"
                 )
+            if not packet.from_node and interpreter.allowed(packet, interface=other, routed_back=False):
+                wrong.append(f"seed {seed} step {step}: {packet}: allowed with a forged source")
             if unknown:
                 assert any(policy.is_unknown(packed(end)) for end in (packet.source, packet.destination))
                 continue
@@ -97,6 +108,7 @@ def differences(seed: int) -> list[str]:
             if not packet.from_node and _explained(policy, cluster, packet, tiers) != expected:
                 wrong.append(f"seed {seed} step {step}: {packet}: explained otherwise")
         again = _policy(ClusterState.from_objects(objects.values()), options)
+        _link(again)
         assert not difference(policy.table.rows, again.table.rows), f"seed {seed} step {step}"
         before = dict(objects)
         generator.change(objects)
@@ -107,6 +119,7 @@ def differences(seed: int) -> list[str]:
         policy.update(cluster.policy.pop_changes())
         while policy.pending:
             policy.proceed()
+        _link(policy)
         change = change_of(policy.table.pop_journal(), policy.table.rows, options)
         assert change == difference(table, desired_table(policy.table.rows, options)), f"seed {seed} step {step}"
         _apply(change, table)

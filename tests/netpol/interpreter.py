@@ -64,7 +64,7 @@ class Interpreter:
         packet: Packet,
         node_addresses: frozenset[str] = frozenset(),
         priority: int = 0,
-        interface: str = "veth",
+        interface: str = "eth0",
         *,
         routed_back: bool = True,
     ) -> bool:
