@@ -30,13 +30,14 @@ options:
     choices: [fail, warn]
     default: fail
   namespace:
-    description: Namespace of the ConfigMap.
+    description: Namespace of the ConfigMap and of the DaemonSet.
     type: str
     default: kube-system
   name:
     description:
-      - Name of the ConfigMap. Its entry C(config.conf) is read, as kubeadm writes it, or else the only entry with a
-        KubeProxyConfiguration.
+      - Name of kube-proxy's DaemonSet. The ConfigMap of the same name is read, or if there is none, one that the
+        DaemonSet mounts.
+      - In it C(config.conf) is read, as kubeadm writes it, or else the only entry with a KubeProxyConfiguration.
     type: str
     default: kube-proxy
 attributes:
@@ -48,7 +49,7 @@ attributes:
     membership:
       - kubenode.proxy.kubernetes_api
 notes:
-  - Requires permission to get the ConfigMap.
+  - Requires permission to get the ConfigMap, and the DaemonSet if it mounts one of another name.
   - Command-line flags of kube-proxy, as k3s has them, are not read.
 seealso:
   - module: kubenode.proxy.kube_proxy_placement
@@ -102,7 +103,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.compa
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.kube_proxy_configuration import (
     ConfigMap,
     compared,
-    read_configuration,
+    find_configuration,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
@@ -115,24 +116,24 @@ def comparison(module: AnsibleModule) -> Dict[str, Any]:
     place = ConfigMap(parameters["namespace"], parameters["name"])
     client = ApiClient(api_connection(parameters, os.environ), parameters["api_timeout"])
     try:
-        theirs = read_configuration(client, place)
+        kube_proxy = find_configuration(client, place)
     finally:
         client.close()
-    if theirs is None:
+    if kube_proxy is None:
         module.warn(
             f"{place} does not exist, so kube-proxy's configuration is not compared with that of the hosts; if it has "
             "flags instead, as in k3s, docs/distributions.md has the fields for them"
         )
         return {"changed": False, "found": False, "configuration": {}, "differences": {}}
-    found = compared(theirs, parameters["configurations"])
+    found = compared(kube_proxy.fields, parameters["configurations"])
     for item in found:
         if item.text(chosen=True):
             module.warn(f"differs from kube-proxy's configuration, as set: {item.text(chosen=True)}")
     problems = [item.text(chosen=False) for item in found if item.text(chosen=False)]
     if problems and parameters["differences"] == "fail":
         raise ConfigurationError(
-            f"the configuration differs from kube-proxy's ({place}): {'; '.join(problems)}: set these fields in "
-            "service_proxy_configuration, to other values if that is wanted, or adopt them: "
+            f"the configuration differs from kube-proxy's ({kube_proxy.place}): {'; '.join(problems)}: "
+            "set these fields in service_proxy_configuration, to other values if that is wanted, or adopt them: "
             "migrate_configuration=kube-proxy"
         )
     for problem in problems:
@@ -140,7 +141,7 @@ def comparison(module: AnsibleModule) -> Dict[str, Any]:
     return {
         "changed": False,
         "found": True,
-        "configuration": adopted(theirs),
+        "configuration": adopted(kube_proxy.fields),
         "differences": {
             host: [str(field) for field in item.differences]
             for item in found

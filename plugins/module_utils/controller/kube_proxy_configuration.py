@@ -14,6 +14,7 @@ from ..configuration.comparison import Difference, differences
 from ..configuration.documents import check_type, parse_documents
 from ..configuration.model import API_VERSION, KIND
 from ..errors import ApiError, ConfigurationError
+from .placement import Placement, pod_spec
 
 #: Where kubeadm has it; other installers have other names.
 KEY = "config.conf"
@@ -21,7 +22,7 @@ _NAMED_HOSTS = 3
 
 
 class ConfigMap(NamedTuple):
-    """The ConfigMap of kube-proxy's DaemonSet."""
+    """A ConfigMap: by default the one that has the name of kube-proxy's DaemonSet."""
 
     namespace: str = "kube-system"
     name: str = "kube-proxy"
@@ -30,22 +31,57 @@ class ConfigMap(NamedTuple):
         return f"ConfigMap {self.namespace}/{self.name}"
 
 
-def read_configuration(client: ApiClient, place: ConfigMap) -> Optional[Mapping[str, Any]]:
-    """Return the fields of kube-proxy's configuration; None if there is no such ConfigMap.
+class Found(NamedTuple):
+    """The fields of kube-proxy's configuration, and where they are."""
 
-    Raises ApiError, and ConfigurationError if the ConfigMap has no KubeProxyConfiguration, or more than one.
+    place: ConfigMap
+    fields: Mapping[str, Any]
+
+
+def find_configuration(client: ApiClient, place: ConfigMap) -> Optional[Found]:
+    """Return kube-proxy's configuration; None if neither the ConfigMap nor one that the DaemonSet mounts exists.
+
+    Raises ApiError, and ConfigurationError if a ConfigMap has no KubeProxyConfiguration, or more than one.
     """
-    path = f"/api/v1/namespaces/{place.namespace}/configmaps/{place.name}"
+    data = _data(client, place)
+    if data is not None:
+        return Found(place, _fields(place, data))
+    for name in _mounted(client, place):
+        mounted = place._replace(name=name)
+        data = _data(client, mounted) or {}
+        if any(KIND in text for text in data.values()):
+            return Found(mounted, _fields(mounted, data))
+    return None
+
+
+def _get(client: ApiClient, path: str, purpose: str) -> Optional[Dict[str, Any]]:
     try:
-        found = unless_absent(lambda: client.send("GET", path, None, f"get {place}"))
+        return unless_absent(lambda: client.send("GET", path, None, f"get {purpose}"))
     except ApiStatusError as error:
         if error.code != FORBIDDEN:
             raise
         raise ApiError(f"{error}; permit it, or compare nothing (migrate_configuration=own)") from error
+
+
+def _data(client: ApiClient, place: ConfigMap) -> Optional[Dict[str, str]]:
+    """Return the texts of a ConfigMap by key; None if it does not exist."""
+    found = _get(client, f"/api/v1/namespaces/{place.namespace}/configmaps/{place.name}", str(place))
     if found is None:
         return None
     data = found.get("data")
-    texts = {key: text for key, text in (data if isinstance(data, dict) else {}).items() if isinstance(text, str)}
+    return {key: text for key, text in (data if isinstance(data, dict) else {}).items() if isinstance(text, str)}
+
+
+def _mounted(client: ApiClient, place: ConfigMap) -> List[str]:
+    """Return the names of the ConfigMaps that the DaemonSet of that name mounts, as some installers name them."""
+    daemon_set = Placement(place.namespace, place.name)
+    found = _get(client, daemon_set.path, str(daemon_set))
+    volumes = pod_spec(found).get("volumes") if found is not None else None
+    names = [(volume.get("configMap") or {}).get("name") for volume in volumes or [] if isinstance(volume, dict)]
+    return [name for name in names if isinstance(name, str) and name]
+
+
+def _fields(place: ConfigMap, texts: Mapping[str, str]) -> Mapping[str, Any]:
     keys = [KEY] if KEY in texts else [key for key, text in sorted(texts.items()) if KIND in text]
     if len(keys) != 1:
         problem = f"has no {KIND}" if not keys else f"has several ({', '.join(keys)})"

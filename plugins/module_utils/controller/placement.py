@@ -167,7 +167,8 @@ def merge_patch(before: Object, after: Object) -> Object:
     return patch
 
 
-def _pod_spec(daemon_set: Object) -> Object:
+def pod_spec(daemon_set: Object) -> Object:
+    """Return the specification of a DaemonSet's pods. Raises ApiError."""
     spec = ((daemon_set.get("spec") or {}).get("template") or {}).get("spec")
     if not isinstance(spec, dict):
         raise ApiError("the answer of the API server is not a DaemonSet: spec.template.spec: is missing")
@@ -249,7 +250,7 @@ class Placer:
         name, label = str(self._placement), self._placement.label
         for attempt in range(1, _CONFLICTS + 1):
             daemon_set = self._read()
-            before = _pod_spec(daemon_set).get("affinity") or {}
+            before = pod_spec(daemon_set).get("affinity") or {}
             after = change(before, label)
             if after == before:
                 if self._waiting.continued and not self._check:

@@ -15,9 +15,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.kube_proxy_configuration import (
     ConfigMap,
     compared,
-    read_configuration,
+    find_configuration,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from tests.apiserver.daemonsets import kube_proxy_daemon_set
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
@@ -38,19 +39,26 @@ def client(tmp_path_factory):
         yield made, store
 
 
-def put(store: Store, data: Dict[str, str]) -> None:
-    metadata = {"namespace": "kube-system", "name": "kube-proxy"}
+def put(store: Store, data: Dict[str, str], name: str = "kube-proxy") -> None:
+    metadata = {"namespace": "kube-system", "name": name}
     store.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
 
-def test_a_cluster_without_the_config_map_has_none(client):
-    assert read_configuration(client[0], PLACE) is None
+def test_without_a_config_map_of_its_name_one_that_the_daemon_set_mounts_is_found(client):
+    assert find_configuration(client[0], PLACE) is None
+    volumes = [{"name": "lib", "hostPath": {"path": "/lib"}}, *({"configMap": {"name": name}} for name in "abc")]
+    client[1].put(kube_proxy_daemon_set(volumes=volumes))
+    assert find_configuration(client[0], PLACE) is None
+    put(client[1], {"kubeconfig": KUBECONFIG}, "a")
+    put(client[1], {"config": TEXT}, "b")
+    found = find_configuration(client[0], PLACE)
+    assert str(found.place) == "ConfigMap kube-system/b" and found.fields["clusterCIDR"] == "10.244.0.0/16"
 
 
 @pytest.mark.parametrize("key", ["config.conf", "kube-proxy-config.yaml"])
 def test_the_configuration_is_found_beside_a_kubeconfig(client, key):
     put(client[1], {"kubeconfig.conf": KUBECONFIG, key: TEXT})
-    assert read_configuration(client[0], PLACE)["clusterCIDR"] == "10.244.0.0/16"
+    assert find_configuration(client[0], PLACE).fields["clusterCIDR"] == "10.244.0.0/16"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,7 @@ def test_the_configuration_is_found_beside_a_kubeconfig(client, key):
 def test_other_contents_are_named(client, data, reason):
     put(client[1], data)
     with pytest.raises(ConfigurationError) as raised:
-        read_configuration(client[0], PLACE)
+        find_configuration(client[0], PLACE)
     assert str(raised.value).startswith("ConfigMap kube-system/kube-proxy: ") and reason in str(raised.value)
 
 
