@@ -369,11 +369,11 @@ def _save_current(
 
     Only what ``state``, that of ``record``, has is saved: policies only, or everything.
     """
-    if state.policies_only:
-        current = observe_policies(handles)
-    else:
-        current = observe_state(handles, state.uses_ipvs, state.exclude_cidrs)
     try:
+        if state.policies_only:
+            current = observe_policies(handles)
+        else:
+            current = observe_state(handles, state.uses_ipvs, state.exclude_cidrs)
         return history.save(current, BEFORE_ROLLBACK, [record.number]).number
     except HistoryError as error:
         warnings.append(f"the current state is not saved, so this rollback cannot be undone: {error}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import FAMILIES, Network, family_of, networks_of
+from ...errors import HistoryError
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.nftables.raw.reading import RawTable
@@ -190,12 +191,20 @@ def _observed_ipvs(
     return found
 
 
+def _restorable(resource: RawTableResource) -> RawTable:
+    table = resource.observe()
+    refusal = resource.refusal(table)
+    if refusal:
+        raise HistoryError(refusal)
+    return table
+
+
 def observe_state(handles: KernelHandles, all_servers: bool = False, exclude_cidrs: Sequence[str] = ()) -> NodeState:
     """Return what is currently programmed on the node. Change nothing, and load no module.
 
     ``all_servers``: the node is about to be converged to a mode with IPVS, which owns all virtual servers outside
     ``exclude_cidrs``, so all of them are observed; else only those that evidently belong to Services.
-    Raises KernelError.
+    Raises KernelError, and HistoryError if a table could not be restored.
     """
     addresses = {family: ObservedOnce(AddressesResource(handles.route, family)) for family in FAMILIES}
     servers = _observed_ipvs(handles, all_servers, networks_of(exclude_cidrs), addresses)
@@ -204,9 +213,9 @@ def observe_state(handles: KernelHandles, all_servers: bool = False, exclude_cid
         chains=tuple(
             _observed_chains(item.variant, item.settings) for item in removal_contexts() if item.variant is not None
         ),
-        nftables={family: RawTableResource(family).observe() if has_nftables else {} for family in FAMILIES},
-        ipvs_tables={family: RawIpvsTableResource(family).observe() if has_nftables else {} for family in FAMILIES},
-        network_policy=RawPolicyTableResource().observe() if has_nftables else {},
+        nftables={family: _restorable(RawTableResource(family)) if has_nftables else {} for family in FAMILIES},
+        ipvs_tables={family: _restorable(RawIpvsTableResource(family)) if has_nftables else {} for family in FAMILIES},
+        network_policy=_restorable(RawPolicyTableResource()) if has_nftables else {},
         devices=DummyDeviceResource(handles.route).observe(),
         addresses={address: True for each in addresses.values() for address in each.observe()},
         timeouts=TimeoutsResource(handles.ipvs, TIMEOUTS).observe() if handles.has_ipvs() else {},
@@ -220,9 +229,9 @@ def observe_state(handles: KernelHandles, all_servers: bool = False, exclude_cid
 def observe_policies(handles: KernelHandles) -> NodeState:
     """Return the state of a node where another program serves the Services: only the table of network policies.
 
-    Raises KernelError.
+    Raises KernelError, and HistoryError if the table could not be restored.
     """
-    table = RawPolicyTableResource().observe() if handles.has_nftables() else {}
+    table = _restorable(RawPolicyTableResource()) if handles.has_nftables() else {}
     return NodeState(network_policy=table, policies_only=True)
 
 

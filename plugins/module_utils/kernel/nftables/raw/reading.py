@@ -29,8 +29,11 @@ from .. import messages
 from ..attributes import (
     GENMSG_BYTES,
     GET_TABLE,
+    NFT_CHAIN_BINDING,
+    NFT_DYNSET_F_EXPR,
     NFT_OBJECT_COUNTER,
     NFT_OBJECT_QUOTA,
+    NFTA_CHAIN_FLAGS,
     NFTA_CHAIN_HOOK,
     NFTA_CHAIN_NAME,
     NFTA_CHAIN_POLICY,
@@ -40,8 +43,14 @@ from ..attributes import (
     NFTA_COUNTER_BYTES,
     NFTA_COUNTER_PACKETS,
     NFTA_COUNTER_PAD,
+    NFTA_DYNSET_EXPR,
+    NFTA_DYNSET_EXPRESSIONS,
+    NFTA_DYNSET_FLAGS,
+    NFTA_DYNSET_TIMEOUT,
     NFTA_EXPR_DATA,
     NFTA_EXPR_NAME,
+    NFTA_EXTHDR_FLAGS,
+    NFTA_EXTHDR_SREG,
     NFTA_LAST_MSECS,
     NFTA_LAST_PAD,
     NFTA_LAST_SET,
@@ -50,6 +59,7 @@ from ..attributes import (
     NFTA_OBJ_TABLE,
     NFTA_OBJ_TYPE,
     NFTA_OBJ_USERDATA,
+    NFTA_OSF_FLAGS,
     NFTA_QUOTA_CONSUMED,
     NFTA_RULE_CHAIN,
     NFTA_RULE_COMPAT,
@@ -154,6 +164,11 @@ class RawChain(NamedTuple):
     definition: bytes
     rules: Tuple[bytes, ...] = ()
 
+    @property
+    def is_owned(self) -> bool:
+        """Return whether one rule owns the chain (``jump { ... }``); its name is the kernel's."""
+        return NFTA_CHAIN_FLAGS in parse_attributes(memoryview(self.definition), 0, len(self.definition))
+
 
 class RawSet(NamedTuple):
     """Attributes of a set, and those of each element: sorted, or those of ranges in the order in which to add them."""
@@ -197,13 +212,61 @@ def _kept(
 
 
 def _expression(raw: memoryview) -> bytes:
-    """Return an expression without its counters."""
+    """Return an expression without its counters, in a form that the kernel accepts: its dumps are not always."""
     outer = parse_attributes(raw, 0, len(raw))
     name = attribute_text(outer[NFTA_EXPR_NAME]) if NFTA_EXPR_NAME in outer else ""
-    counting = _COUNTING.get(name)
-    if counting is None or NFTA_EXPR_DATA not in outer:
+    if NFTA_EXPR_DATA not in outer:
         return bytes(raw)
-    return text_attribute(NFTA_EXPR_NAME, name) + nested(NFTA_EXPR_DATA, _without(outer[NFTA_EXPR_DATA], counting))
+    data = outer[NFTA_EXPR_DATA]
+    if name in _COUNTING:
+        rewritten = _without(data, _COUNTING[name])
+    elif name in _DUMPED_OTHERWISE:
+        rewritten = _DUMPED_OTHERWISE[name](data)
+    else:
+        return bytes(raw)
+    return text_attribute(NFTA_EXPR_NAME, name) + nested(NFTA_EXPR_DATA, rewritten)
+
+
+def _exthdr(data: memoryview) -> bytes:
+    """Omit the flags where a field is set: the kernel refuses any."""
+    sets = NFTA_EXTHDR_SREG in parse_attributes(data, 0, len(data))
+    return _without(data, (NFTA_EXTHDR_FLAGS,) if sets else ())
+
+
+def _osf(data: memoryview) -> bytes:
+    """Omit flags of 0, which the kernel refuses."""
+    flags = parse_attributes(data, 0, len(data)).get(NFTA_OSF_FLAGS, b"")
+    return _without(data, () if any(flags) else (NFTA_OSF_FLAGS,))
+
+
+def _dynset(data: memoryview) -> bytes:
+    """Omit a timeout of 0, which a set without timeouts refuses, and add the flag that permits several statements."""
+    several = NFTA_DYNSET_EXPRESSIONS in parse_attributes(data, 0, len(data))
+    parts = []
+    for number, part in each_attribute(data, 0, len(data)):
+        content = bytes(part)
+        if number == NFTA_DYNSET_TIMEOUT and not any(content):
+            continue
+        if number == NFTA_DYNSET_FLAGS and several:
+            content = (int.from_bytes(content, "big") | NFT_DYNSET_F_EXPR).to_bytes(4, "big")
+        elif number == NFTA_DYNSET_EXPR:
+            content = _expression(part)
+        elif number == NFTA_DYNSET_EXPRESSIONS:
+            content = _expressions(part)
+        parts.append(nested(number, content) if number in _STATEMENTS else attribute(number, content))
+    return b"".join(parts)
+
+
+_STATEMENTS = (NFTA_DYNSET_EXPR, NFTA_DYNSET_EXPRESSIONS)
+_DUMPED_OTHERWISE = {"exthdr": _exthdr, "osf": _osf, "dynset": _dynset}
+
+
+def _chain(raw: memoryview, found: Mapping[int, memoryview]) -> bytes:
+    """Return the attributes of a chain; of its flags only that of a chain without a name, which one rule owns."""
+    flags = int.from_bytes(found.get(NFTA_CHAIN_FLAGS, b""), "big") & NFT_CHAIN_BINDING
+    return _kept(raw, _CHAIN_KEPT, GENMSG_BYTES) + (
+        attribute(NFTA_CHAIN_FLAGS, flags.to_bytes(4, "big")) if flags else b""
+    )
 
 
 def _expressions(raw: memoryview) -> bytes:
@@ -268,9 +331,7 @@ class RawReader:
             rules.setdefault(chain, []).append(_kept(view, _RULE_KEPT, GENMSG_BYTES, rewrite))
         for view, found in self._of_table(messages.GET_CHAIN):
             name = attribute_text(found[NFTA_CHAIN_NAME])
-            table[ObjectKey("chain", name)] = RawChain(
-                _kept(view, _CHAIN_KEPT, GENMSG_BYTES), tuple(rules.get(name, ()))
-            )
+            table[ObjectKey("chain", name)] = RawChain(_chain(view, found), tuple(rules.get(name, ())))
         for view, found in list(self._of_table(messages.GET_SET)):
             name = attribute_text(found[NFTA_SET_NAME])
             flags = int.from_bytes(found.get(NFTA_SET_FLAGS, b""), "big")

@@ -20,88 +20,27 @@ from ....rendering.networkpolicy.text import element_text
 from ....rendering.nftables.layout import SERVICES_TABLE
 from ....rendering.nftables.objects import (
     SET_CONCAT,
-    ChainValue,
     ElementKey,
-    ObjectKey,
-    Rule,
     TableIdentity,
     TableValue,
 )
 from ....rendering.nftables.text import chain_lines, element_texts, table_family, table_line
 from ....resources import Change, Kind, Resource
-from ...netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
+from ...netlink.attributes import parse_attributes
 from ...netlink.outcomes import is_forbidden, is_transient
-from ...netlink.protocol import NETLINK_NETFILTER, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message
+from ...netlink.protocol import NETLINK_NETFILTER
 from ...netlink.socket import NetlinkSocket
-from .. import messages
 from ..attributes import (
-    NFTA_LIST_ELEM,
-    NFTA_RULE_EXPRESSIONS,
     NFTA_SET_ELEM_DATA,
     NFTA_SET_ELEM_KEY,
-    NFTA_SET_ELEM_LIST_ELEMENTS,
-    NFTA_SET_ELEM_LIST_SET,
-    NFTA_SET_ID,
     NFTA_TABLE_FLAGS,
-    NFTA_TABLE_NAME,
-    SUBSYSTEM,
 )
-from ..decoding import parse_data, parse_expression, parse_hook, ranges
+from ..decoding import parse_data, ranges
 from ..listing import ownership_text
 from .reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
+from .writing import chain_value, is_plain, rehearsed, replacement
 
-_NEW_OBJECT = SUBSYSTEM | 18
-_ELEMENTS_BYTES = 60_000
 _ATTEMPTS = 5
-
-
-def replacement(family: str, name: str, present: bool, wanted: RawTable) -> List[Message]:
-    """Return one transaction that deletes the table ``name`` if it is ``present`` and creates the wanted one, if any.
-
-    ``family``: of the table: IPv4, IPv6 or ``inet``.
-    """
-    header = messages.family_header(family)
-    in_table = header + text_attribute(NFTA_TABLE_NAME, name)
-    batch: List[Message] = [messages.BATCH_BEGIN]
-    if present:
-        batch.append((messages.DELETE_TABLE, 0, in_table))
-    table = wanted.get(ObjectKey("table", name))
-    if isinstance(table, bytes):
-        batch.append((messages.NEW_TABLE, NLM_F_CREATE, header + table))
-        make = NLM_F_CREATE | NLM_F_EXCL
-        for key, value in wanted.items():
-            if isinstance(key, StatefulKey) and isinstance(value, bytes):
-                batch.append((_NEW_OBJECT, make, header + value))
-        chains = [value for value in wanted.values() if isinstance(value, RawChain)]
-        batch += [(messages.NEW_CHAIN, make, header + chain.definition) for chain in chains]
-        sets = [(key.name, value) for key, value in wanted.items() if isinstance(value, RawSet)]
-        for number, (_name, item) in enumerate(sets, 1):
-            identity = attribute(NFTA_SET_ID, number.to_bytes(4, "big"))
-            batch.append((messages.NEW_SET, make, header + item.definition + identity))
-        # Before the rules: a set without a name accepts no more elements once a rule uses it.
-        for set_name, item in sets:
-            for block in _blocks(item.elements):
-                payload = text_attribute(NFTA_SET_ELEM_LIST_SET, set_name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, block)
-                batch.append((messages.NEW_ELEMENT, make, in_table + payload))
-        for chain in chains:
-            batch += [(messages.NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, header + rule) for rule in chain.rules]
-    batch.append(messages.BATCH_END)
-    return batch
-
-
-def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
-    """Yield blocks of encoded elements, as many together as one attribute holds."""
-    parts: List[bytes] = []
-    size = 0
-    for element in elements:
-        encoded = nested(NFTA_LIST_ELEM, element)
-        if size + len(encoded) > _ELEMENTS_BYTES:
-            yield b"".join(parts)
-            parts, size = [], 0
-        parts.append(encoded)
-        size += len(encoded)
-    if parts:
-        yield b"".join(parts)
 
 
 class RawTableResource(Resource[RawKey, RawValue]):
@@ -123,6 +62,16 @@ class RawTableResource(Resource[RawKey, RawValue]):
         """See the module. Raises KernelError."""
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             return RawReader(sock, self._table_family, self.table.name).everything()
+
+    def refusal(self, table: RawTable) -> str:
+        """Return why the kernel would refuse to restore an observed table; empty if it would not.
+
+        Raises KernelError.
+        """
+        if is_plain(table):
+            return ""
+        with NetlinkSocket(NETLINK_NETFILTER) as sock:
+            return rehearsed(sock, self._table_family, self.table.name, table)
 
     def apply(self, change: Change[RawKey, RawValue]) -> None:
         """Apply the change to the table; retry if another program changes it meanwhile. Raises KernelError."""
@@ -152,7 +101,7 @@ class RawTableResource(Resource[RawKey, RawValue]):
         """Describe one object approximately as the nft program shows it."""
         table = f"{table_family(self._table_family)} {self.table.name}"
         if isinstance(value, RawChain):
-            return [f"chain {key.name} {{", *chain_lines(_chain_value(value)), "}"]
+            return [f"chain {key.name} {{", *chain_lines(chain_value(value)), "}"]
         if isinstance(value, RawSet):
             return [f"set {key.name} {{", *(f"\t{text}" for text in self.element_texts(key.name, value)), "}"]
         if isinstance(key, StatefulKey):
@@ -173,24 +122,9 @@ def key_and_data(element: bytes) -> Tuple[bytes, Any]:
     return key if isinstance(key, bytes) else b"", data
 
 
-def rule_expressions(rule: bytes) -> Iterator[memoryview]:
-    """Yield the attributes of each expression of a rule of a :class:`RawChain`."""
-    parts = parse_attributes(memoryview(rule), 0, len(rule))
-    raw = parts.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
-    for _kind, part in each_attribute(raw, 0, len(raw)):
-        yield part
-
-
 def _table_value(value: RawValue) -> TableValue:
     raw = value if isinstance(value, bytes) else b""
     return TableValue(int.from_bytes(parse_attributes(memoryview(raw), 0, len(raw)).get(NFTA_TABLE_FLAGS, b""), "big"))
-
-
-def _chain_value(value: RawChain) -> ChainValue:
-    """Return the chain as this project models it, with unknown parts omitted: for display only."""
-    found = parse_attributes(memoryview(value.definition), 0, len(value.definition))
-    rules = [Rule(tuple(map(parse_expression, rule_expressions(rule)))) for rule in value.rules]
-    return ChainValue(tuple(rules), parse_hook(found))
 
 
 class RawIpvsTableResource(RawTableResource):

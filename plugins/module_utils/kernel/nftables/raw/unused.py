@@ -21,7 +21,8 @@ from ..attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_
 from ..decoding import parse_data, parse_expression
 from ..resource import NftablesResource
 from .reading import RawChain, RawKey, RawSet, RawTable, RawValue
-from .resource import RawTableResource, rule_expressions
+from .resource import RawTableResource
+from .writing import rule_expressions
 
 _FRONTENDS = ObjectKey("set", FRONTENDS)
 #: The attributes by which an expression names a set.
