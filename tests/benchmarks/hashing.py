@@ -22,7 +22,8 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import SLOTS, assigned
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import SLOTS
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import assigned
 
 COUNTS = (3, 5, 10, 20, 50, 100)
 #: Maglev needs a prime.

@@ -5,16 +5,25 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, List
 
 import pytest
 
+from tests.benchmarks.hostile_services import MAGLEV, changed, made, several
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
 from tests.lab import manifests
+from tests.lab.manifests import Object
 from tests.lab.memory_group import MemoryGroup
 
 MIB = 1 << 20
+#: Sets of Services that would make a million elements of each kind.
+HOSTILE = {
+    "weights": several(2, 50, 40, weights=(255, 1)),
+    "slots": [*several(60, 1, 0, annotations=MAGLEV), made(100, 16, 15, annotations=MAGLEV)],
+    "rules of affinity": several(6, 20, 1, 30, weights=(97, 89), sessionAffinity="ClientIP"),
+}
 FEW, MANY = 100, 3000
 PATIENCE = 180
 
@@ -98,8 +107,37 @@ def test_a_small_object_that_makes_a_million_entries_does_not_exhaust_the_limit(
     wait_for(lambda: any("Service default/large: spec.externalIPs" in line for line in node.status()["refused"]))
     node.store.put(service(FEW + 1))
     wait_for(lambda: cluster_ip(FEW + 1) in node.kernel_text(""), PATIENCE)
-    assert "198.18.0.19" in node.kernel_text("") and "198.18.0.20" not in node.kernel_text("")
+    wait_for(lambda: "198.18.0.48" in node.kernel_text(""), PATIENCE)
+    assert "198.18.0.49" not in node.kernel_text("")
     assert node.stop() == 0 and group.kills() == 0
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=list(HOSTILE))
+def test_what_annotations_multiply_does_not_exhaust_the_limit_and_others_do_not_wait_for_it(
+    node: AgentNode, group: MemoryGroup, hostile: List[List[Object]]
+) -> None:
+    """``python -m tests.benchmarks.hostile_services`` measures more and larger sets under the default limit."""
+    group.limit(110 * MIB)
+    node.start()
+    for raw in (item for objects in hostile for item in objects):
+        node.store.put(raw)
+    node.store.put(service(FEW + 1))
+    node.store.put(endpoint_slice(FEW + 1))
+    wait_for(lambda: is_programmed(FEW + 1), 20.0, 0.05)
+    wait_for(lambda: node.status()["refused"] or node.metric("kubenode_proxy_policies_ignored"), PATIENCE, 0.5)
+    for raw in changed(hostile):
+        node.store.put(raw)
+    node.store.put(service(FEW + 2))
+    node.store.put(endpoint_slice(FEW + 2))
+    wait_for(lambda: is_programmed(FEW + 2), 20.0, 0.05)
+    assert "tenant" in node.log and node.stop() == 0 and group.kills() == 0
+
+
+def is_programmed(number: int) -> bool:
+    """Return whether the cluster IP of a numbered Service has a verdict."""
+    element = f"{{ {cluster_ip(number)} . tcp . 80 }}"
+    command = ["nft", "get", "element", "ip", "kube-proxy", "service-frontends", element]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def shown(node: AgentNode) -> str:

@@ -39,6 +39,8 @@ from .surface.status import answer, status_text
 from .surface.systemd import Systemd
 
 CACHE_SECONDS = 30.0
+#: How long the loop processes what has arrived before it syncs.
+INBOX_SECONDS = 0.5
 #: The pause after a step of the loop has failed.
 STEP_PAUSE_SECONDS = 0.5
 #: How often to check that the path of the control socket exists.
@@ -234,6 +236,7 @@ class Agent:
             watched = drift.filenos() if drift is not None else []
             self._inbox.wait([*watched, *self.policy.filenos()], self._delay())
             self._empty_inbox()
+            self.parts.memory.check()
             self._look_after_threads()
             if self.limited.pending:
                 self._suppressed.start(self.limited.seconds)
@@ -308,6 +311,7 @@ class Agent:
 
     def _empty_inbox(self) -> None:
         changed = False
+        until = self.timers.clock() + INBOX_SECONDS
         for item in self._inbox.items():
             if isinstance(item, Batch):
                 if self.source.follows(item.kind):
@@ -322,6 +326,10 @@ class Agent:
                     self._reloads.request(item)
                 else:
                     item.reply(self._answer(item.question))
+            if self.timers.clock() >= until:
+                # Changes that have arrived before are not to wait for all that follow.
+                self._inbox.wake()
+                break
         if changed:
             self._attempt("report refused objects", self.sync.report_refusals)
         self._attempt("protect the API servers", self._protect_servers)

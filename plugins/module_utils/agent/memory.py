@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from typing import Callable, Dict, NamedTuple, Optional, Set
 
+from ..cluster.account import within_share
 from ..convergence.runtime.agent_status import MemoryStatus
 from ..event_reasons import Reason
 from ..kernel.memory_group import MemoryGroup, memory_group
@@ -23,6 +24,8 @@ from .surface.log import Log
 from .timers import Timers
 
 LOOK_SECONDS = 10.0
+#: The use of the group is read at most so often.
+READ_SECONDS = 1.0
 #: Name of the entry in /healthz while the cluster is not followed completely.
 HEALTH = "Memory"
 #: Fractions of the limit: warn at WARN, re-arm below CALM, refuse above MOST.
@@ -57,8 +60,9 @@ class MemoryBudget(Room):
 
     ``size`` and ``held_back`` return the bytes of the cluster's objects, and how many objects are held back; ``factor``
     the bytes of memory for each of these bytes, in the mode in effect at its worst moment. ``list_held_back`` lists the
-    objects again that were held back. ``reserves`` returns whether network policies are enforced, for which a part of
-    the capacity is reserved. ``find_group`` returns the group with the limit.
+    objects again that were held back and have room now; it is given whether objects may grow again. ``reserves``
+    returns whether network policies are enforced, for which a part of the capacity is reserved. ``find_group`` returns
+    the group with the limit.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class MemoryBudget(Room):
         size: Callable[[], int],
         held_back: Callable[[], int],
         factor: Callable[[], float],
-        list_held_back: Callable[[], None],
+        list_held_back: Callable[[bool], None],
         reserves: Callable[[], bool] = lambda: False,
         find_group: Callable[[], Optional[MemoryGroup]] = memory_group,
     ) -> None:
@@ -85,7 +89,9 @@ class MemoryBudget(Room):
         self._reserves = reserves
         self._find_group = find_group
         self._group = find_group()
+        self._clock = timers.clock
         self._used = 0
+        self._read_at = float("-inf")
         self._refused: Set[str] = set()
         #: By kind, the bytes that a list in progress adds. All lists that are read at a time must fit together.
         self._arriving: Dict[str, int] = {}
@@ -110,6 +116,12 @@ class MemoryBudget(Room):
         with self._lock:
             return self._carries(more, reserve)
 
+    def shares(self, excess: int, more: int = 0) -> bool:
+        """See the base class."""
+        with self._lock:
+            capacity = self.capacity
+            return capacity is None or within_share(excess, capacity - self._taken() - more)
+
     def admit(self, kind: str, growth: int) -> None:
         """Reserve room for a list that adds ``growth`` bytes. Raises NoRoom."""
         with self._lock:
@@ -128,7 +140,10 @@ class MemoryBudget(Room):
         if capacity is None:
             return True
         kept_free = RESERVE * (1 - reserve) * capacity if self._reserves() else 0.0
-        return self._size() + sum(self._arriving.values()) + more <= capacity - kept_free
+        return self._taken() + more <= capacity - kept_free
+
+    def _taken(self) -> int:
+        return self._size() + sum(self._arriving.values())
 
     def admitted(self, kind: str) -> None:
         """Record that a list of this kind is complete."""
@@ -156,15 +171,24 @@ class MemoryBudget(Room):
         if self._group is None:
             self._used = 0
             return
-        try:
-            self._used = self._group.used()
-        except (OSError, ValueError) as error:
-            self._log.debug("the memory in use cannot be read", error=error)
-        self._warn(self._group.limit)
+        self.check()
         self._report_exceeded()
         capacity = self.capacity
-        if self._held_back() and capacity is not None and self._size() < RELIST_BELOW * capacity:
-            self._list_held_back()
+        if capacity is not None:
+            self._list_held_back(self._size() < RELIST_BELOW * capacity)
+
+    def check(self) -> None:
+        """Warn if memory becomes short. The loop calls it before each sync: what a sync needs is known by then."""
+        group, now = self._group, self._clock()
+        if group is None:
+            return
+        if now - self._read_at >= READ_SECONDS:
+            self._read_at = now
+            try:
+                self._used = group.used()
+            except (OSError, ValueError) as error:
+                self._log.debug("the memory in use cannot be read", error=error)
+        self._warn(group.limit)
 
     def _warn(self, limit: int) -> None:
         capacity = self.capacity or 1

@@ -14,13 +14,11 @@ import time
 from typing import Callable, Dict, Optional, Union
 
 from ..clients import ClientRule
+from ..cluster.account import BYTES_OF_SLOTS, rates_of
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
-from ..convergence.modes.mode import LEAST_MEMORY_FACTOR
-from ..convergence.modes.registry import mode_object
 from ..convergence.request import Request
 from ..event_reasons import Reason
-from ..mode_names import MODES
 from ..preflight.findings import KUBE_PROXY
 from .api.access import ApiAccess
 from .api.events import node_reference
@@ -107,9 +105,9 @@ class Parts:
             log=log,
             health=self.health,
             post=self.post,
-            size=lambda: self.source.view.size,
-            held_back=lambda: len(self.source.view.held_back),
-            factor=self._memory_factor,
+            size=self._size,
+            held_back=lambda: len(self.source.view.held_back) - self.source.view.withheld,
+            factor=lambda: self.source.view.state.rates.bytes_of_object,
             list_held_back=self._list_held_back,
             reserves=lambda: self.policy.enabled,
         )
@@ -124,6 +122,7 @@ class Parts:
             room=self.memory,
             progress=progress,
         )
+        self.source.view.set_rates(rates_of(loaded.mode))
         self.surface = Surface(
             loaded,
             self.health,
@@ -254,17 +253,15 @@ class Parts:
         only = self.settings.configuration.node_proxy.network_policy.only
         return only or KUBE_PROXY in self.options.ignore_findings
 
-    def _memory_factor(self) -> float:
-        """Return the memory factor of the mode in effect; before that, the configured mode's, or the smallest."""
-        proxiers = self.sync.proxiers
-        if proxiers is not None:
-            return proxiers.mode.memory_factor
-        name = self.settings.configuration.mode
-        return mode_object(name).memory_factor if name in MODES else LEAST_MEMORY_FACTOR
+    def _size(self) -> int:
+        """Return the bytes of the cluster's objects, with as many as take the memory of what else is programmed."""
+        view, proxiers = self.source.view, self.sync.proxiers
+        slots = proxiers.lists_of_slots * BYTES_OF_SLOTS if proxiers is not None else 0
+        return view.size + int((slots + self.policy.bytes) / view.state.rates.bytes_of_object)
 
-    def _list_held_back(self) -> None:
+    def _list_held_back(self, has_room: bool) -> None:
         """List again what was held back. The source is made after the memory budget, which it asks."""
-        self.source.list_held_back()
+        self.source.list_held_back(has_room)
 
     def _leave(self, url: str) -> None:
         """End the watches at an API server that no longer answers. The source is made after the API it reads."""

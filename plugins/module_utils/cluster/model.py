@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Optional, Tuple
 
+#: Sorts after the time at which any Service was created; of those without a time.
+YOUNGEST = "~"
+
 
 class NamespacedName(NamedTuple):
     """Identity of a Service: namespace and name."""

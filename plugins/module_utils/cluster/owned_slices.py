@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
+from math import gcd
+from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
 
 from .model import EndpointSlice, NamespacedName
 
@@ -13,6 +14,18 @@ Slices = Mapping[str, EndpointSlice]
 """The EndpointSlices of one Service, by name."""
 
 _NONE: Slices = {}
+
+#: The weight of an EndpointSlice without Cilium's annotation, for Cilium.
+CILIUM_DEFAULT = 100
+#: Family, name and protocol of a port.
+_PortKey = Tuple[str, str, str]
+#: The weights of an EndpointSlice: by the annotation of this project, and by Cilium's.
+_Weights = Tuple[Optional[int], Optional[int]]
+
+
+def has_weight(item: EndpointSlice) -> bool:
+    """Return whether an EndpointSlice has a weight by any annotation."""
+    return item.weight is not None or item.alias_weight is not None
 
 
 class EndpointCounts:
@@ -23,13 +36,35 @@ class EndpointCounts:
 
     def __init__(self, slices: Iterable[EndpointSlice] = ()) -> None:
         self.endpoints = self.listed = 0
-        self._by_port: Dict[Tuple[str, str, str], int] = {}
+        self._by_port: Dict[_PortKey, int] = {}
+        #: Those in slices with weights.
+        self._weighted: Dict[_PortKey, Dict[_Weights, int]] = {}
         for item in slices:
             self.add(item)
 
     def of_port(self, family: str, name: str, protocol: str) -> int:
         """Return how many endpoints of a family a port has."""
         return self._by_port.get((family, name, protocol), 0)
+
+    @property
+    def are_weighted(self) -> bool:
+        """Whether any endpoints have a weight by an annotation."""
+        return bool(self._weighted)
+
+    def shares_of_port(self, family: str, name: str, protocol: str) -> int:
+        """Return the sum of the shares of a port's endpoints, as the smallest integers; whichever annotations apply."""
+        key = family, name, protocol
+        weighted = self._weighted.get(key)
+        if weighted is None:
+            return self._by_port.get(key, 0)
+        rest = self._by_port[key] - sum(weighted.values())
+        found = {**weighted, (None, None): rest}
+        own = [(1 if weight is None else weight, number) for (weight, _alias), number in found.items()]
+        other = [
+            ((CILIUM_DEFAULT if alias is None else alias) if weight is None else weight, number)
+            for (weight, alias), number in found.items()
+        ]
+        return max(_sum_of_shares(own), _sum_of_shares(other))
 
     def add(self, item: EndpointSlice) -> None:
         """Count the endpoints of an EndpointSlice."""
@@ -44,9 +79,25 @@ class EndpointCounts:
         self.listed += number * len(item.ports)
         for port in item.ports:
             key = item.family, port.name, port.protocol
-            now = self._by_port.pop(key, 0) + number
-            if now:
-                self._by_port[key] = now
+            _count(self._by_port, key, number)
+            if has_weight(item):
+                weights = self._weighted.setdefault(key, {})
+                _count(weights, (item.weight, item.alias_weight), number)
+                if not weights:
+                    del self._weighted[key]
+
+
+def _count(numbers: Dict[Any, int], key: Any, number: int) -> None:
+    """Add to one of some numbers, which has no entry while it is 0."""
+    now = numbers.pop(key, 0) + number
+    if now:
+        numbers[key] = now
+
+
+def _sum_of_shares(weights: Iterable[Tuple[int, int]]) -> int:
+    """Return the sum of weights, each with the number of endpoints that have it, as the smallest integers."""
+    found = [(weight, number) for weight, number in weights if weight and number]
+    return sum(weight * number for weight, number in found) // (gcd(*[weight for weight, _number in found]) or 1)
 
 
 class OwnedSlices:
@@ -87,6 +138,16 @@ class OwnedSlices:
             if len(found) > 1:
                 self._counts[owner] = counts
         return counts
+
+    def have_weights(self, owner: NamespacedName) -> bool:
+        """Return whether any endpoints of a Service have a weight by an annotation."""
+        found = self._slices.get(owner)
+        if found is None:
+            return False
+        if isinstance(found, EndpointSlice):
+            return has_weight(found)
+        # The slices of one Service may be thousands, but of nearly all Services they are two.
+        return any(map(has_weight, found.values())) if len(found) <= 2 else self.counts_of(owner).are_weighted
 
     def items(self) -> Iterator[Tuple[NamespacedName, Slices]]:
         """Yield each Service that has EndpointSlices, and these."""

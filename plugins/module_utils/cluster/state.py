@@ -9,6 +9,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 
 from ..addresses import FAMILIES, IPV4, IPV6
 from ..errors import Refusal
+from .account import RATES, Rates
 from .api_addresses import KUBERNETES, NO_CLAIMS, leading_there, named_claims
 from .claims import Claim, Claims, Conflicts, LostClaims
 from .external_ranges import Confined, confined
@@ -42,7 +43,8 @@ class ClusterState:
 
     ``services`` are as they are served: without addresses outside of the operator's ranges (see ``external_ranges``),
     and if a Service is too large, without the parts that exceed its limit (see ``service_limit``). ``excess``: the
-    weight of large Services beyond what the size of their objects suggests.
+    bytes of memory that Services take in the mode in effect beyond what the size of their objects suggests; ``rates``:
+    what objects cost in that mode.
 
     Static Services (:meth:`set_static`) are served beside those of the cluster. While there is a static Service of a
     name, the Service of the cluster with that name and its EndpointSlices are kept but not served.
@@ -70,7 +72,13 @@ class ClusterState:
         self._failing: Dict[NamespacedName, Failing] = {}
         self._rising: Dict[NamespacedName, Rising] = {}
         self._limited: Dict[NamespacedName, Limited] = {}
+        self.rates = RATES["nftables"]
         self.excess = 0
+        self._excess_of: Dict[str, int] = {}
+        #: Those of the limited Services of which parts are refused.
+        self._cut: Dict[NamespacedName, Limited] = {}
+        self._withheld: Dict[ObjectKey, Refusal] = {}
+        self._node_weight = 1
         self._hidden_services: Dict[NamespacedName, Service] = {}
         self._hidden_slices = OwnedSlices()
 
@@ -87,6 +95,7 @@ class ClusterState:
         state = ClusterState()
         state.kinds, state.policy = self.kinds, self.policy
         state._failing, state._rising = self._failing, self._rising
+        state.rates, state._withheld = self.rates, self._withheld
         state.set_static(self._static)
         state.set_api_servers(self._given_servers)
         state.set_external_ranges(self._external_ranges)
@@ -99,7 +108,8 @@ class ClusterState:
             Refusal("Service", key.namespace, key.name, "metadata.name", f"is that of a static Service of {file}")
             for key, file in ((key, self._static.services[key].static) for key in self._hidden_services)
         ]
-        return tuple(sorted([*self._refusals.values(), *self._nameless, *hidden, *self._static.refusals]))
+        found = [*self._refusals.values(), *self._withheld.values(), *self._nameless, *hidden, *self._static.refusals]
+        return tuple(sorted(found))
 
     @property
     def static_services(self) -> Mapping[NamespacedName, Service]:
@@ -109,9 +119,9 @@ class ClusterState:
     @property
     def skipped(self) -> Tuple[Refusal, ...]:
         """The parts of objects that were skipped because they are invalid, in order of kind, namespace and name."""
-        parts = dict(self._skipped) if self._limited or self.confined else self._skipped
+        parts = dict(self._skipped) if self._cut or self.confined else self._skipped
         refused = [(name, item.whole, item.reasons()) for name, item in self.confined.items()]
-        refused += [(name, item.whole, list(item.refused)) for name, item in self._limited.items() if item.refused]
+        refused += [(name, item.whole, list(item.refused)) for name, item in self._cut.items()]
         for name, service, reasons in refused:
             key = ObjectKey("Service", *name)
             parts[key] = (*parts.get(key, ()), *[Refusal(*key, *part, source=service.static) for part in reasons])
@@ -339,24 +349,67 @@ class ClusterState:
         return found.served
 
     def _within_limit(self, key: NamespacedName, service: Optional[Service]) -> Optional[Service]:
-        if self._limited:
-            before = self._limited.pop(key, None)
-            self.excess -= before.excess if before is not None else 0
-        if service is None or is_small(service):
+        before = self._limited.pop(key, None) if self._limited else None
+        if before is not None:
+            self._cut.pop(key, None)
+            self._take(key.namespace, -before.excess)
+        if service is None or self._is_small(service):
             return service
-        now = limited(service, self._slices.counts_of(key))
+        now = limited(service, self._slices.counts_of(key), self.rates, self._node_weight)
         if now is None:
             return service
         self._limited[key] = now
-        self.excess += now.excess
+        if now.refused:
+            self._cut[key] = now
+        self._take(key.namespace, now.excess)
         return now.served
+
+    def _is_small(self, service: Service) -> bool:
+        return is_small(service) and not self.node_weights and not self._slices.have_weights(service.key)
+
+    def _take(self, namespace: str, excess: int) -> None:
+        if excess:
+            self.excess += excess
+            now = self._excess_of.pop(namespace, 0) + excess
+            if now:
+                self._excess_of[namespace] = now
 
     def _fit(self, key: NamespacedName) -> Set[NamespacedName]:
         """Serve what a Service may have with its present EndpointSlices; return the other Services affected."""
         service = self._given(key)
-        if service is None or (is_small(service) and not service.load_balancer_ips):
+        if service is None or (key not in self._limited and self._is_small(service)):
             return set()
         return self._replace_service(key, service)
+
+    def _fit_all(self) -> Set[NamespacedName]:
+        affected = set(self.services)
+        for key in tuple(self.services):
+            affected |= self._fit(key)
+        return affected
+
+    def set_rates(self, rates: Rates) -> None:
+        """Account Services as those of this mode from now on. What is served is the same in every mode."""
+        if rates != self.rates:
+            self.rates = rates
+            self._fit_all()
+
+    def withhold(self, key: ObjectKey, reason: str) -> None:
+        """Report that the latest version of an object is not in force, until it is admitted."""
+        self._withheld[key] = Refusal(*key, "", reason)
+
+    def admit(self, key: ObjectKey) -> None:
+        """End the report about an object that was withheld."""
+        if self._withheld:
+            self._withheld.pop(key, None)
+
+    def excess_of(self, namespace: str) -> int:
+        """Return the excess of the Services of a namespace."""
+        return self._excess_of.get(namespace, 0)
+
+    def entries_of(self, service: NamespacedName) -> int:
+        """Return the entries of a Service in the mode in effect; 0 if there are not more than its objects suggest."""
+        found = self._limited.get(service)
+        return found.entries if found is not None else 0
 
     def _put_service(self, service: Service) -> FrozenSet[NamespacedName]:
         key = service.key
@@ -398,6 +451,11 @@ class ClusterState:
             del self.node_weights[name]
         else:
             self.node_weights[name] = weight
+        most = max(self.node_weights.values(), default=1)
+        if most != self._node_weight:
+            # What a Service makes depends on it.
+            self._node_weight = max(1, most)
+            return frozenset(self._fit_all())
         return frozenset(
             owner
             for owner, slices in self._slices.items()

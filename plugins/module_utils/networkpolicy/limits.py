@@ -36,7 +36,8 @@ MOST_STEPS = 2_000_000
 PER_STEP = 8
 #: Rules, peers, names and own ports of the subjects of all pods of the node, each a fraction of a kilobyte.
 MOST_KEPT = 300_000
-#: Elements of the table that depend on the content of policies, of all policies together.
+#: Entries of the table, as those of Services in ``cluster.account``, that depend on the content of policies; of all
+#: policies together.
 MOST_ROWS = 250_000
 
 

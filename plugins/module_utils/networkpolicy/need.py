@@ -24,7 +24,7 @@ _MOST_PARTS = 40
 
 
 class Cost(NamedTuple):
-    """Elements of the table, steps to compute them, and what subjects keep."""
+    """Elements of the table (entries of ``cluster.account``), steps to compute them, and what subjects keep."""
 
     elements: int
     steps: int

@@ -76,8 +76,10 @@ class Rendering(Generic[Context]):
     replaces_source: bool = False
     #: How the mode chooses an endpoint, as annotations name it.
     scheduler: str = "random"
-    #: The most lists of slots for stable hashing in the tables of a family (see :mod:`.slot_limit`).
+    #: The most lists of slots for stable hashing in the tables of a family, and of one Service (see
+    #: :mod:`.slot_limit`).
     most_lists: int = 0
+    most_lists_of_service: int = 0
     #: The agent itself forwards connections.
     forwards: bool = False
     #: Ports of a cluster IP that no Service has are refused.

@@ -1,28 +1,28 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The limit of stable hashing on a node: the oldest Services that request it are admitted until the limit is reached.
+"""The limit of stable hashing on a node: which of the Services that request it are hashed.
 
 The slots of a ServicePort need hundreds of elements of a map for each of its addresses, so the number of such lists in
-the tables of a family is limited (``Rendering.most_lists``). Services above the limit choose at random, as without the
-annotation, and a warning names each.
+the tables of a family is limited (``Rendering.most_lists``), and that of one Service as well, whose lists change
+together. Other Services choose at random, as without the annotation, and a warning names each.
 
-All nodes must agree on which these are; otherwise a client's endpoint would depend on the node. So the limit is a
-constant, and only the Services themselves decide. Services are admitted in the order of their age, up to the first that
-does not fit: creating one never affects another.
+All nodes must agree on which these are; otherwise a client's endpoint would depend on the node. So the limits are
+constants, and only the Services themselves decide. They are admitted in the order of their age, while their namespace
+has at most as many lists as are left (:func:`.account.within_share`), and in each namespace up to the first that does
+not fit. So creating one never affects an older one, and no namespace takes the lists of others.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from collections import Counter
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ..cluster.model import NO_POLICY, NamespacedName
+from ..cluster.account import within_share
+from ..cluster.model import NO_POLICY, YOUNGEST, NamespacedName
 from ..serviceports.info import ServicePortInfo
 from .rendering import Rendering, ServicePorts
-
-#: Sorts after every time.
-_YOUNGEST = "~"
 
 
 class _Request(NamedTuple):
@@ -36,15 +36,17 @@ class _Request(NamedTuple):
 class SlotLimit:
     """The Services of one family that request slots in a mode, kept up to date one Service at a time.
 
-    A change of endpoints costs nothing. A change of requests costs O(Services admitted) while there are more than fit.
+    A change of endpoints costs nothing. A change of requests costs O(Services that request) while more than half of the
+    lists are requested. ``admitted``: the lists of the Services that are admitted.
     """
 
     def __init__(self, rendering: Rendering[Any]) -> None:
         self._rendering = rendering
         self._requests: Dict[NamespacedName, _Request] = {}
         self._in_order: List[_Request] = []
-        self._lists = 0
-        self._first_refused: Optional[_Request] = None
+        self._lists = self.admitted = 0
+        self._too_large: Set[NamespacedName] = set()
+        self._refused: FrozenSet[NamespacedName] = frozenset()
 
     def count(self, services: Mapping[NamespacedName, Sequence[ServicePortInfo]]) -> Set[NamespacedName]:
         """Replace the ServicePorts of these Services; a Service without any requests nothing.
@@ -56,30 +58,45 @@ class SlotLimit:
             changed |= self._replace(service, self._request_of(service, ports))
         if not changed:
             return set()
-        before, self._first_refused = self._first_refused, self._first_that_does_not_fit()
-        places = sorted((self._place(before), self._place(self._first_refused)))
-        return {request.service for request in self._in_order[slice(*places)]}
+        before, self._refused = self._refused, self._find_refused()
+        self.admitted = self._lists - sum(self._requests[service].lists for service in self._refused)
+        return {service for service in before ^ self._refused if service in self._requests}
+
+    def has(self, service: NamespacedName) -> bool:
+        """Return whether a Service requests slots."""
+        return service in self._requests
+
+    def lists_of(self, service: NamespacedName) -> int:
+        """Return the number of lists of a Service that is admitted; 0 of others."""
+        request = self._requests.get(service)
+        return request.lists if request is not None and self.admits(service) else 0
 
     def admits(self, service: NamespacedName) -> bool:
         """Return whether a Service has the slots that it requests, if any."""
-        request = self._requests.get(service)
-        return request is None or self._first_refused is None or request < self._first_refused
+        return service not in self._refused
 
     def applied(self, info: ServicePortInfo) -> ServicePortInfo:
         """Return a ServicePort as it is rendered: without its scheduler if the Service is not admitted."""
         if info.policy is NO_POLICY or self.admits(info.key.service) or not self._rendering.lists_of(info):
             return info
         policy = info.policy
-        problem = (
-            f"scheduler {policy.scheduler} is not used: older Services have the {self._rendering.most_lists} addresses"
-            f" and node ports that can be hashed"
-        )
+        problem = f"scheduler {policy.scheduler} is not used: {self._reason(info.key.service)}"
         policy = policy._replace(scheduler="", scheduler_flags=(), problems=(*policy.problems, problem))
         return info._replace(policy=policy)
 
+    def _reason(self, service: NamespacedName) -> str:
+        most = self._rendering.most_lists_of_service
+        lists = self._requests[service].lists
+        if lists > most:
+            return f"its ports have {lists} addresses and node ports, but at most {most} of a Service can be hashed"
+        return (
+            f"older Services have too many of the {self._rendering.most_lists} addresses and node ports that can be "
+            "hashed; a namespace has at most as many as are left"
+        )
+
     def _request_of(self, service: NamespacedName, ports: Sequence[ServicePortInfo]) -> Optional[_Request]:
         lists = sum([self._rendering.lists_of(port) for port in ports if port.policy is not NO_POLICY])
-        return _Request(ports[0].created or _YOUNGEST, service, lists) if lists else None
+        return _Request(ports[0].created or YOUNGEST, service, lists) if lists else None
 
     def _replace(self, service: NamespacedName, request: Optional[_Request]) -> bool:
         """Replace the requests of a Service; return whether they changed."""
@@ -90,23 +107,33 @@ class SlotLimit:
             del self._requests[service]
             del self._in_order[bisect_left(self._in_order, before)]
             self._lists -= before.lists
+            self._too_large.discard(service)
         if request is not None:
             self._requests[service] = request
             insort(self._in_order, request)
             self._lists += request.lists
+            if request.lists > self._rendering.most_lists_of_service:
+                self._too_large.add(service)
         return True
 
-    def _first_that_does_not_fit(self) -> Optional[_Request]:
+    def _find_refused(self) -> FrozenSet[NamespacedName]:
         left = self._rendering.most_lists
-        if self._lists > left:
-            for request in self._in_order:
-                left -= request.lists
-                if left < 0:
-                    return request
-        return None
-
-    def _place(self, first_refused: Optional[_Request]) -> int:
-        return len(self._in_order) if first_refused is None else bisect_left(self._in_order, first_refused)
+        refused = set(self._too_large)
+        if within_share(self._lists, left - self._lists):
+            return frozenset(refused)
+        taken: Counter[str] = Counter()
+        full: Set[str] = set()
+        for _created, service, lists in self._in_order:
+            namespace = service.namespace
+            if service in refused:
+                continue
+            if namespace in full or not within_share(taken[namespace] + lists, left - lists):
+                full.add(namespace)
+                refused.add(service)
+            else:
+                taken[namespace] += lists
+                left -= lists
+        return frozenset(refused)
 
 
 def within_limit(rendering: Rendering[Any], service_ports: ServicePorts) -> ServicePorts:

@@ -11,13 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple, Optional, Tuple
 
 from ..addresses import address_and_port
+from ..cluster.account import EIGHTHS
 from ..cluster.model import NO_POLICY, NamespacedName, ServicePolicy
 
 Sources = Optional[Tuple[str, ...]]
 """The CIDRs whose sources are allowed, possibly none; None if every source is."""
-
-
-EIGHTHS = 8
 
 
 class ServicePortName(NamedTuple):

@@ -12,17 +12,13 @@ from __future__ import annotations
 from math import gcd
 from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
+from ..cluster.account import EIGHTHS, MOST_PLACES, PLACES_OF_ENDPOINT
 from ..cluster.model import EndpointSlice
+from ..cluster.owned_slices import CILIUM_DEFAULT
 from ..cluster.state import Rising
 from ..configuration.sections.service_policy import ServicePolicySettings
-from .info import EIGHTHS, Endpoint
+from .info import Endpoint
 from .policy import has_policy
-
-#: The weight of an EndpointSlice without Cilium's annotation, for Cilium.
-CILIUM_DEFAULT = 100
-#: The maximum number of slots, unless SLOTS_PER_ENDPOINT for each endpoint is more.
-MOST_SLOTS = 256
-SLOTS_PER_ENDPOINT = 4
 
 
 class Weights(NamedTuple):
@@ -81,10 +77,10 @@ def shares(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
 def slots(endpoints: Sequence[Endpoint]) -> Tuple[Endpoint, ...]:
     """Return a list in which each endpoint has places in proportion to its weight, spread evenly over the list.
 
-    Each has at least one. Shares that need more than MOST_SLOTS places are rounded.
+    Each has at least one. Shares that need more than MOST_PLACES are rounded.
     """
     wanted = shares(endpoints)
-    most = max(MOST_SLOTS, SLOTS_PER_ENDPOINT * len(endpoints))
+    most = max(MOST_PLACES, PLACES_OF_ENDPOINT * len(endpoints))
     total = sum(wanted)
     if total > most:
         wanted = tuple([max(1, share * most // total) for share in wanted])

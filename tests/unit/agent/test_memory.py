@@ -135,8 +135,8 @@ class Bench:
             find_group=lambda: self.group,
         )
 
-    def list_held_back(self):
-        self.lists += 1
+    def list_held_back(self, has_room):
+        self.lists += has_room and self.held > 0
 
     def look(self):
         self.clock.wait(LOOK_SECONDS)
@@ -181,6 +181,31 @@ def test_the_warning_comes_before_the_limit_and_once():
     bench.group.in_use = 81 * MIB
     bench.look()
     assert bench.posted == ["MemoryLow", "MemoryLow"]
+
+
+def test_the_warning_does_not_wait_for_the_next_look():
+    """A sync of what has just arrived may need all of the memory."""
+    bench = Bench()
+    bench.look()
+    bench.size = int(bench.budget.capacity * 0.85)
+    bench.budget.check()
+    assert bench.posted == ["MemoryLow"]
+    bench.size = 0
+    bench.budget.check()
+    bench.clock.wait(1.0)
+    bench.group.in_use = 85 * MIB
+    bench.budget.check()
+    assert bench.posted == ["MemoryLow", "MemoryLow"]
+
+
+def test_a_namespace_may_take_as_much_as_is_left():
+    bench = Bench()
+    half = bench.budget.capacity // 2
+    bench.size = half
+    assert bench.budget.shares(half) and not bench.budget.shares(half + 2)
+    bench.budget.admit("Service", half // 2)
+    assert bench.budget.shares(half // 2) and not bench.budget.shares(half)
+    assert Bench(0).budget.shares(1 << 40)
 
 
 def test_the_warning_also_comes_for_a_cluster_whose_worst_moment_would_reach_the_limit():

@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterable, List, Set
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import SLOTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.explain import (
@@ -25,7 +26,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     NftablesRendering,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import SLOTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.slot_limit import SlotLimit, within_limit
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import all_service_ports
@@ -33,14 +33,19 @@ from tests.lab import manifests
 from tests.unit.agent.sync_bench import SyncBench
 from tests.unit.nftables.samples import MAGLEV, sample_route
 
-LIMIT = 5
+#: A namespace has at most half of it if no other has any.
+MOST, LIMIT, OF_SERVICE = 10, 5, 4
 VIP = "203.0.113.1"
-REFUSED = "scheduler mh is not used: older Services have the 5 addresses and node ports that can be hashed"
+REFUSED = (
+    "scheduler mh is not used: older Services have too many of the 10 addresses and node ports that can be hashed; a "
+    "namespace has at most as many as are left"
+)
 
 
 @pytest.fixture(autouse=True)
 def few_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NftablesRendering, "most_lists", LIMIT)
+    monkeypatch.setattr(NftablesRendering, "most_lists", MOST)
+    monkeypatch.setattr(NftablesRendering, "most_lists_of_service", OF_SERVICE)
 
 
 def requesting(number: int, minute: int, **changes: Any) -> ServicePortInfo:
@@ -82,11 +87,63 @@ def test_a_removed_service_admits_the_next_one_only() -> None:
 def test_services_are_admitted_up_to_the_first_that_does_not_fit() -> None:
     """Otherwise a smaller one would lose its slots as soon as an older, larger one fits."""
     limit = SlotLimit(RENDERING)
-    large = requesting(1, 1, load_balancer_ips=tuple(f"198.51.100.{number}" for number in range(4)), node_port=30001)
-    ports = [requesting(0, 0), large, requesting(2, 2)]
+    large = requesting(1, 1, load_balancer_ips=("198.51.100.1", "198.51.100.2"), node_port=30001)
+    ports = [requesting(0, 0), requesting(3, 0), large, requesting(2, 2)]
     count(limit, *ports)
-    assert admitted(limit, ports) == {"svc0"}
+    assert admitted(limit, ports) == {"svc0", "svc3"}
     assert count(limit, large._replace(node_port=0)) == {"svc1"}
+
+
+def test_a_service_with_too_many_lists_is_refused_alone() -> None:
+    limit = SlotLimit(RENDERING)
+    large = requesting(1, 1, load_balancer_ips=tuple(f"198.51.100.{number}" for number in range(OF_SERVICE)))
+    count(limit, large, requesting(2, 2))
+    assert admitted(limit, [large, requesting(2, 2)]) == {"svc2"} and limit.admitted == 1
+    (problem,) = limit.applied(large).policy.problems
+    assert "its ports have 5 addresses and node ports, but at most 4 of a Service can be hashed" in problem
+
+
+def of_namespace(name: str, number: int, minute: int) -> ServicePortInfo:
+    info = requesting(number, minute)
+    return info._replace(key=info.key._replace(namespace=name))
+
+
+def test_the_namespace_that_takes_most_is_refused_first_and_creating_a_service_affects_no_older_one() -> None:
+    limit = SlotLimit(RENDERING)
+    greedy = [of_namespace("greedy", number, number) for number in range(9)]
+    count(limit, *greedy)
+    assert admitted(limit, greedy) == {f"svc{number}" for number in range(LIMIT)}
+    others = [of_namespace("other", 10 + number, 30 + number) for number in range(5)]
+    for other in others:
+        count(limit, other)
+        assert admitted(limit, greedy) == {f"svc{number}" for number in range(LIMIT)}
+    # As many as are left then.
+    assert admitted(limit, others) == {"svc10", "svc11"} and limit.admitted == 7
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_nodes_agree_and_only_younger_services_are_affected(seed: int) -> None:
+    """Whatever changes each node has seen, and in which order."""
+    chance = random.Random(seed)
+    limit, known = SlotLimit(RENDERING), {}
+    for step in range(60):
+        info = of_namespace(chance.choice("abc"), chance.randrange(20), step if chance.random() < 0.7 else 59 - step)
+        before = {each for each in known if limit.admits(each)}
+        if chance.random() < 0.3 and known:
+            del known[gone := chance.choice(list(known))]
+            limit.count({gone: []})
+            continue
+        is_new = info.key.service not in known
+        known[info.key.service] = info
+        limit.count({info.key.service: [info]})
+        fresh = SlotLimit(RENDERING)
+        shuffled = chance.sample(list(known.values()), len(known))
+        fresh.count({each.key.service: [each] for each in shuffled})
+        now = {each for each in known if limit.admits(each)}
+        assert now == {each for each in known if fresh.admits(each)}
+        assert sum(limit.lists_of(each) for each in now) == limit.admitted <= MOST
+        if is_new:
+            assert all(known[each].created >= info.created for each in before - now)
 
 
 @pytest.mark.parametrize(

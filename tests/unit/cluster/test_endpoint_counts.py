@@ -64,8 +64,8 @@ CHANGES = {
 def test_a_change_of_one_slice_costs_the_same_however_many_there_are(
     raw: Dict[str, Any], change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_limit, "MOST_WEIGHT", 5_000)
-    monkeypatch.setattr(service_limit, "WEIGHT_OF_ENDPOINT", 1)
+    monkeypatch.setattr(service_limit, "MOST_ENTRIES", 2_500)
+    monkeypatch.setattr(service_limit, "ENTRIES_OF_ENDPOINT", 1)
     ports = min(5, len(raw["spec"]["ports"]))
     counts: List[int] = []
     for others in (FEW, MANY):
@@ -130,9 +130,9 @@ def test_the_counts_equal_those_of_the_slices_after_any_changes(seed: int) -> No
 
 
 def test_what_is_served_is_the_same_in_any_order_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_limit, "MOST_WEIGHT", 150)
-    monkeypatch.setattr(service_limit, "WEIGHT_OF_ENDPOINT", 5)
-    monkeypatch.setattr(service_limit, "LIGHT", 50)
+    monkeypatch.setattr(service_limit, "MOST_ENTRIES", 60)
+    monkeypatch.setattr(service_limit, "ENTRIES_OF_ENDPOINT", 3)
+    monkeypatch.setattr(service_limit, "_OBJECT_BYTES", 50)
     served = set()
     for seed in range(30):
         chosen = random.Random(seed)

@@ -9,6 +9,7 @@ from typing import Any, Dict, List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import SLOTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import Encoder
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
@@ -18,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (
     service_port_entries,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import MOST_ENDPOINTS, SLOTS
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import MOST_ENDPOINTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import describe
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo

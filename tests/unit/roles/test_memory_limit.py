@@ -14,8 +14,8 @@ pytest.importorskip("ansible")
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import BASE_BYTES, MOST
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import RATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import mode_object
 from tests.benchmarks.large_cluster import large_cluster
 from tests.unit.roles.rendering import rendered
 
@@ -51,8 +51,6 @@ def test_the_limit_carries_the_cluster_with_room_to_spare(tmp_path):
     for limit, (_variables, mode, services, endpoints) in zip(found[2:], CASES):
         sample = [raw for raw in large_cluster(100, endpoints) if raw["kind"] != "Node"]
         size = sum(len(text_of(prune(raw))) for raw in sample) * services // 100
-        carried = (int(limit[:-1]) * 2**20 * MOST - BASE_BYTES) / mode_object(mode).memory_factor
+        carried = (int(limit[:-1]) * 2**20 * MOST - BASE_BYTES) / RATES[mode].bytes_of_object
         # As for iptables mode, whatever the mode is, so that the unit does not depend on it.
-        assert size < carried < 2 * size * mode_object("iptables").memory_factor / mode_object(mode).memory_factor, (
-            limit
-        )
+        assert size < carried < 2 * size * RATES["iptables"].bytes_of_object / RATES[mode].bytes_of_object, limit

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import MOST_PLACES, PLACES_OF_ENDPOINT
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Failing, NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
@@ -32,8 +33,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.weights import (
-    MOST_SLOTS,
-    SLOTS_PER_ENDPOINT,
     shares,
     slots,
 )
@@ -172,7 +171,7 @@ def test_slots_are_in_proportion_and_bounded(weights):
     endpoints = with_weights(weights)
     places = slots(endpoints)
     counts = Counter(endpoint.ip for endpoint in places)
-    most = max(MOST_SLOTS, SLOTS_PER_ENDPOINT * len(weights))
+    most = max(MOST_PLACES, PLACES_OF_ENDPOINT * len(weights))
     assert len(counts) == len(weights) and len(places) <= most + len(weights)
     exact = sum(shares(endpoints)) <= most
     for endpoint in endpoints:

@@ -288,11 +288,12 @@ class ClusterSource:
         """Whether a request for Services or EndpointSlices has failed and not succeeded since."""
         return any(each.error and each.resource.kind in _VITAL_KINDS for each in self.reflectors)
 
-    def list_held_back(self) -> None:
+    def list_held_back(self, has_room: bool) -> None:
         """List again the collections with objects that were held back, because there is room for them."""
+        found = self.view.with_room(has_room)
         for reflector in self.reflectors:
             kind = reflector.resource.kind
-            keys = [key for key in self.view.held_back if key.kind == kind]
+            keys = [key for key in found if key.kind == kind]
             if keys:
                 reflector.list_again(keys)
 

@@ -28,6 +28,13 @@ class Room:
         """
         return True
 
+    def shares(self, excess: int, more: int = 0) -> bool:
+        """Return whether a namespace may take ``excess`` bytes beyond what its objects suggest.
+
+        ``more``: how many of these are not known yet.
+        """
+        return True
+
     def admit(self, kind: str, growth: int) -> None:
         """Reserve room for a list that adds ``growth`` bytes. Raises NoRoom."""
 

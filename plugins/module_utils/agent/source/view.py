@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from typing import Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
+from ...cluster.account import Rates
 from ...cluster.claims import Claim
-from ...cluster.model import EndpointSlice, Failing, NamespacedName
+from ...cluster.model import YOUNGEST, EndpointSlice, Failing, NamespacedName, Service
 from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key, parsed_object
 from ...cluster.policy_model import Pod
 from ...cluster.state import ClusterState, Rising
@@ -22,8 +23,12 @@ from .packed import Item, parsed_items, text_in
 from .room import RESERVED_FOR, UNLIMITED, WHOLE_RESERVE, Room
 from .trigger_times import TriggerTimes
 
-#: How many bytes of JSON need as much memory as a weight of 1 in the tables (see ``cluster.service_limit``).
-BYTES_OF_WEIGHT = 8
+_WITHHELD = (
+    "what its Service makes of ports, addresses and endpoints has no room in the agent's memory limit beside what the "
+    "namespace has already, which is at most as much as is left: raise agent_memory_max"
+)
+#: A namespace has room again for an object that was withheld if it would take less than this share of what is left.
+_READMITTED_BELOW = 0.9
 
 
 class Applied(NamedTuple):
@@ -40,9 +45,10 @@ class ClusterView:
     ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
     completely known. ``from_disk``: kinds that the copy on disk knew; the first complete list of such a kind replaces
     what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
-    ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``triggers``: when the changes of
+    ``triggers``: when the changes of
     endpoints that are not programmed yet were triggered. ``held_back``: objects whose latest version has no room; their
-    previous version remains in effect. ``failures``: objects whose latest version a defect of the agent keeps out of
+    previous version remains in effect; among them are those that were withheld from their namespace (see
+    :meth:`_withhold`). ``failures``: objects whose latest version a defect of the agent keeps out of
     the state; their previous version remains in effect, too. ``node_name``: the node whose pods are held back last.
     ``progress`` is called for each object.
     """
@@ -53,17 +59,28 @@ class ClusterView:
         self.from_disk: Set[str] = set()
         self.dirty: Set[NamespacedName] = set()
         self.revision = 0
-        self.pending_services = 0
-        self.pending_slices = 0
+        self._pending: Dict[str, Dict[NamespacedName, int]] = {"Service": {}, "EndpointSlice": {}}
         self.triggers = TriggerTimes()
         self.held_back: Set[ObjectKey] = set()
         self.failures = Failures()
         self.node_name = ""
+        #: By how many bytes of memory these would increase the excess of their namespace.
+        self._withheld: Dict[ObjectKey, int] = {}
         self._set_aside: Dict[ObjectKey, Tuple[ParsedObject, Item]] = {}
         self._room = room
         self._progress = progress
         self._objects: Dict[ObjectKey, bytes] = {}
         self._bytes = 0
+
+    @property
+    def pending_services(self) -> int:
+        """Accepted changes of Services since the last sync."""
+        return sum(self._pending["Service"].values())
+
+    @property
+    def pending_slices(self) -> int:
+        """Accepted changes of EndpointSlices since the last sync."""
+        return sum(self._pending["EndpointSlice"].values())
 
     @property
     def known(self) -> Set[str]:
@@ -72,21 +89,43 @@ class ClusterView:
 
     @property
     def size(self) -> int:
-        """Bytes of all objects as JSON, reduced; large Services count for as many as take the same memory.
+        """Bytes of all objects as JSON, reduced; Services count for as many as take the same memory.
 
         Any thread may read it.
         """
-        return self._bytes + BYTES_OF_WEIGHT * self.state.excess
+        return self._bytes + self._as_json(self.state.excess)
+
+    def _as_json(self, memory: int) -> int:
+        """Return how many bytes of JSON take as much memory as this, in bytes."""
+        return int(memory / self.state.rates.bytes_of_object)
+
+    @property
+    def withheld(self) -> int:
+        """How many of the objects that are held back were withheld from their namespace."""
+        return len(self._withheld)
+
+    def set_rates(self, rates: Rates) -> None:
+        """Account Services as those of this mode from now on."""
+        self.state.set_rates(rates)
+
+    def with_room(self, has_room: bool) -> Set[ObjectKey]:
+        """Return the objects that were held back and have room now. ``has_room``: objects may grow again."""
+        return {key for key in self.held_back if (self._returns(key) if key in self._withheld else has_room)}
+
+    def _returns(self, key: ObjectKey) -> bool:
+        growth = self._withheld[key]
+        taken = self._as_json(self.state.excess_of(key.namespace) + growth)
+        return self._room.shares(int(taken / _READMITTED_BELOW), self._as_json(growth))
 
     def apply(self, batch: Batch, whole: bool = False) -> Applied:
         """Apply a reflector's changes and return their effect.
 
         ``whole``: there is room for all of them, as for every complete list; otherwise an object may be held back.
         """
-        services, slices = self.pending_services, self.pending_slices
+        changes = 0
         families: Set[str] = set()
         replaced = self._replaced_by(batch)
-        for parsed, item in parsed_items(batch.changed):
+        for parsed, item in self._oldest_first(batch):
             self._progress()
             if batch.listed or whole or self._has_room(parsed, item.size):
                 replaced.discard(parsed.key)
@@ -94,7 +133,8 @@ class ClusterView:
                 affected = self._put(parsed, item, batch.listed)
                 if affected:
                     families.update(before, *self._families_now(parsed.key, affected))
-                    self._count(batch.kind, affected)
+                    changes += 1
+                    self._count(parsed.key, affected)
                     if isinstance(parsed.value, EndpointSlice):
                         self.triggers.note(parsed.value)
         for key in (*map(object_key, batch.gone), *replaced):
@@ -103,24 +143,42 @@ class ClusterView:
             affected = self._remove(key)
             if affected:
                 families.update(before, *self._families_now(key, affected))
-                self._count(batch.kind, affected)
+                changes += 1
+                self._count(key, affected)
                 if batch.kind == "EndpointSlice":
                     self.triggers.forget(before, affected)
         if batch.listed:
             self.listed.add(batch.kind)
             self._room.release(batch.kind)
-        return Applied(self.pending_services - services, self.pending_slices - slices, frozenset(families))
+        services, slices = (changes if batch.kind == kind else 0 for kind in ("Service", "EndpointSlice"))
+        return Applied(services, slices, frozenset(families))
+
+    def _oldest_first(self, batch: Batch) -> Iterable[Tuple[ParsedObject, Item]]:
+        """Return the objects of a batch; those of a complete list by the age of their Service, the oldest first.
+
+        So younger ones are withheld where the namespaces do not have room for all, as when they were created.
+        """
+        items = parsed_items(batch.changed)
+        if not batch.listed or batch.kind not in ("Service", "EndpointSlice"):
+            return items
+        return sorted(items, key=lambda each: self._age(each[0]))
+
+    def _age(self, parsed: ParsedObject) -> str:
+        value = parsed.value
+        service = self.state.services.get(value.service_key) if isinstance(value, EndpointSlice) else value
+        return service.created or YOUNGEST if isinstance(service, Service) else YOUNGEST
 
     def size_of(self, key: ObjectKey) -> int:
         """Return the bytes of an object as JSON, reduced; 0 if there is none. Any thread may call it."""
         return len(text_in(self._objects.get(key, b"")))
 
-    def _count(self, kind: str, affected: FrozenSet[NamespacedName]) -> None:
+    def _count(self, key: ObjectKey, affected: FrozenSet[NamespacedName]) -> None:
         self.dirty |= affected
-        if kind == "Service":
-            self.pending_services += 1
-        elif kind == "EndpointSlice":
-            self.pending_slices += 1
+        pending = self._pending.get(key.kind)
+        if pending is not None:
+            service = NamespacedName(key.namespace, key.name)
+            changed = service if service in affected else min(affected)
+            pending[changed] = pending.get(changed, 0) + 1
 
     def _families_now(self, key: ObjectKey, affected: Iterable[NamespacedName]) -> List[FrozenSet[str]]:
         """Return the families that a changed object concerns: for a Service, also those of others that it affects."""
@@ -143,25 +201,32 @@ class ClusterView:
         return RESERVED_FOR.get(parsed.key.kind, 0.0)
 
     def _put(self, parsed: ParsedObject, item: Item, listed: bool) -> FrozenSet[NamespacedName]:
-        before = self.state.excess
+        before = self.state.excess_of(parsed.key.namespace)
         try:
             affected = self.state.put(parsed)
         except Exception as error:
             self._set_aside[parsed.key] = parsed, item
             return self._recover(parsed.key, error)
         self._processed(parsed.key)
-        if self.state.excess > before and not self._room.carries(0):
-            # The combined weight of Service and endpoints is known only after the update.
-            affected |= self._put_back(parsed.key)
-            self.held_back.add(parsed.key)
-            return affected
+        excess = self.state.excess_of(parsed.key.namespace)
+        # What Service and endpoints make together is known only after the update.
+        if excess > before and not self._room.shares(self._as_json(excess)):
+            return affected | self._withhold(parsed.key, excess - before)
         if self.state.keeps_earlier(parsed.key):
             # The copy on disk must have it as well: a restart knows no other version that is in force.
-            self.held_back.discard(parsed.key)
+            self._admit(parsed.key)
             return affected
         growth = self._store(parsed.key, item.packed, item.size)
         if listed:
             self._room.applied(parsed.key.kind, growth)
+        return affected
+
+    def _withhold(self, key: ObjectKey, growth: int) -> FrozenSet[NamespacedName]:
+        """Return to the kept version of an object whose namespace has no room for what it makes."""
+        affected = self._put_back(key)
+        self.held_back.add(key)
+        self._withheld[key] = growth
+        self.state.withhold(key, _WITHHELD)
         return affected
 
     def _put_back(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
@@ -242,7 +307,7 @@ class ClusterView:
     def _store(self, key: ObjectKey, packed: bytes, size: int) -> int:
         """Keep an object, or remove it if nothing is given; return by how many bytes ``size`` has grown."""
         before = self._objects.get(key, b"")
-        self.held_back.discard(key)
+        self._admit(key)
         growth = size - len(text_in(before))
         self._bytes += growth
         self.revision += before != packed
@@ -251,6 +316,11 @@ class ClusterView:
         else:
             self._objects.pop(key, None)
         return growth
+
+    def _admit(self, key: ObjectKey) -> None:
+        self.held_back.discard(key)
+        if self._withheld.pop(key, 0):
+            self.state.admit(key)
 
     def set_static(self, static: StaticObjects) -> None:
         """Replace the static Services, which are not part of the copy on disk."""
@@ -277,10 +347,14 @@ class ClusterView:
         dirty, self.dirty = self.dirty, set()
         return dirty
 
-    def synced(self) -> None:
-        """Mark all changes as programmed; those of families that the node does not serve need not be."""
+    def synced(self, waiting: Container[NamespacedName] = ()) -> None:
+        """Mark all changes as programmed, except those of some Services.
+
+        Those of families that the node does not serve need not be programmed.
+        """
         self.triggers.clear()
-        self.pending_services = self.pending_slices = 0
+        for kind, pending in self._pending.items():
+            self._pending[kind] = {name: count for name, count in pending.items() if name in waiting}
 
     def keys(self, kind: str) -> List[ObjectKey]:
         """Return the key of every object of a kind."""

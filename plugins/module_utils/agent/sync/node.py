@@ -38,10 +38,12 @@ from .refusal_events import RefusalEvents
 from .schedule import Schedule
 from .setup import Proxiers, remove_leftovers, set_up, with_current_addresses
 from .slow_start import SlowStart
-from .syncer import Syncer
+from .syncer import Syncer, SyncOutcome
 from .watching import Watching
 
 DRAIN_SECONDS = 60.0
+#: Between portions of Services with many entries.
+PORTION_PAUSE_SECONDS = 0.1
 GAUGES_SECONDS = 30.0
 OTHER_MODE_SECONDS = 30.0
 ADDRESS_PAUSE_SECONDS = 0.5
@@ -125,6 +127,7 @@ class NodeSync:
         self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
         self._held = timers.add("apply a change that was held back", self._request_sync)
         self._examine = timers.add("examine connections", self._request_sync)
+        self._waiting = timers.add("program Services with many entries", self._sync_waiting)
         self._rise = timers.add("raise the share of new endpoints", self._request_sync)
 
     @property
@@ -165,6 +168,7 @@ class NodeSync:
             self._metrics.expect_repairs(stage.resource for stage in family.stages)
         self._metrics.expect_repairs([SysctlsResource(())])
         self.stop_watching()
+        self._view.set_rates(proxiers.rates)
         before, self.proxiers = self.proxiers, proxiers
         self._report_mode(before, proxiers)
         self._log.info(
@@ -221,8 +225,29 @@ class NodeSync:
         except Exception as error:
             self._sync_broken(error)
             return
+        self.schedule.ended(self._clock(), outcome.succeeded)
+        self._synced(proxiers, outcome, started)
+
+    def _sync_waiting(self) -> None:
+        """Sync a portion of the Services that wait. It is no run of the schedule, so that others need not wait."""
+        proxiers = self.proxiers
+        if proxiers is None or self._broken or not self.syncer.is_waiting:
+            return
+        started = self._clock()
+        try:
+            outcome = self.syncer.sync_waiting(proxiers)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._sync_broken(error)
+            return
+        if not outcome.succeeded:
+            self.schedule.ended(self._clock(), False)
+        self._synced(proxiers, outcome, started)
+
+    def _synced(self, proxiers: Proxiers, outcome: SyncOutcome, started: float) -> None:
+        """Do what follows a sync."""
         now = self._clock()
-        self.schedule.ended(now, outcome.succeeded)
         self._note_lost()
         self.last_sync_end = time.time()
         if outcome.observed:
@@ -250,6 +275,10 @@ class NodeSync:
         for family in proxiers.families:
             if family.examines_later:
                 self._examine.start(family.examines_later)
+        if self.syncer.is_waiting:
+            for family in proxiers.families:
+                self._health.queued(family.family)
+            self._waiting.restart(PORTION_PAUSE_SECONDS)
         if any(family.draining for family in proxiers.families):
             self._draining.start(DRAIN_SECONDS)
         self._gauges.start(GAUGES_SECONDS)
@@ -465,6 +494,7 @@ class NodeSync:
             return
         state = self._view.state
         changed = [item.family for item in proxiers.families if item.follow(settings[item.family], state)]
+        self._view.set_rates(proxiers.rates)
         if changed:
             self._limited.write("changed", INFO, "addresses or ServiceCIDRs changed", families=",".join(changed))
             self.schedule.request()

@@ -15,6 +15,7 @@ import time
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...addresses import Network
+from ...cluster.account import RATES
 from ...cluster.model import NamespacedName
 from ...cluster.resource_types import ResourceType
 from ...configuration.sections.network_policy import (
@@ -119,6 +120,11 @@ class PolicySync:
         self._retry = timers.add("retry network policies", self._try_again)
         self._check = timers.add("check network policies", self._check_everything)
         self._rest = timers.add("program further grants of network policies", lambda: self.sync(self._latest_addresses))
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of memory that the elements of the table take."""
+        return self._elements * RATES["nftables"].bytes_of_entry
 
     def configure(self, settings: NetworkPolicySettings, node_name: str) -> None:
         """Adopt settings and the name of the node; the next sync applies them.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar
 
 from ...addresses import family_of
-from ...cluster.model import NamespacedName, Service
+from ...cluster.model import NO_POLICY, NamespacedName, Service
 from ...cluster.parsing.objects import ObjectKey
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
@@ -240,6 +240,18 @@ class Proxier:
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
             self._flows.note(service, found)
+
+    def request_slots(self, state: ClusterState, services: Iterable[NamespacedName]) -> Set[NamespacedName]:
+        """Count what these Services request of stable hashing now; return others whose admission this changes."""
+        found: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
+        for service in services if self.mode.rendering.most_lists else ():
+            item = state.services.get(service)
+            asks = item is not None and not (item.policy is NO_POLICY and item.aliases is NO_POLICY)
+            if asks or self.slot_limit.has(service):
+                now = self.service_ports(state, service)
+                if now is not None:
+                    found[service] = now
+        return self.slot_limit.count(found)
 
     def service_ports(self, state: ClusterState, service: NamespacedName) -> Optional[Sequence[ServicePortInfo]]:
         """Return the ServicePorts of a Service in this family; None if that fails, which is recorded."""

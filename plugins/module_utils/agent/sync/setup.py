@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Tuple
 
+from ...cluster.account import SLOTS, NodeFactors, Rates, rates_of
+from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
 from ...configuration.validate import in_mode
@@ -20,6 +22,7 @@ from ...convergence.removal import leaving_stages, leftover_contexts, leftover_s
 from ...convergence.request import Request
 from ...convergence.stages.sysctls import sysctl_stage
 from ...kernel.sysctls import Wanted
+from ...rendering.ipvs.model import DEVICE
 from ...rendering.settings import DataplaneSettings
 from ...resources import Kind, apply_plan, plan
 from .proxier import Proxier
@@ -39,6 +42,26 @@ class Proxiers(NamedTuple):
     families: Tuple[Proxier, ...]
     warnings: Tuple[str, ...]
     sysctls: Mapping[str, Wanted]
+
+    @property
+    def rates(self) -> Rates:
+        """What Services cost in the mode in effect on this node."""
+        found = [proxier.settings for proxier in self.families]
+        owned = [{address for name, address in item.node_addresses if name != DEVICE} for item in found]
+        sources = len(self.configuration.node_proxy.service_policy.node_port_sources)
+        counters = 2 if any(item.count_bytes for item in found) else 0
+        factors = NodeFactors(max([1, *map(len, owned)]), counters, sources)
+        return rates_of(self.mode.name, factors)
+
+    def entries_of(self, state: ClusterState, service: NamespacedName) -> int:
+        """Return how many entries a Service makes, 0 if there are not more than the size of its objects suggests."""
+        lists = sum([proxier.slot_limit.lists_of(service) for proxier in self.families])
+        return state.entries_of(service) + lists * SLOTS
+
+    @property
+    def lists_of_slots(self) -> int:
+        """The number of lists of slots for stable hashing in the tables of all families."""
+        return sum(proxier.slot_limit.admitted for proxier in self.families)
 
 
 def set_up(request: Request, handles: KernelHandles) -> Proxiers:

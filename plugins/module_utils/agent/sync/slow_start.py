@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Callable, Dict, NamedTuple, Set, Tuple
 
+from ...cluster.account import EIGHTHS
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
 from ...configuration.sections.service_policy import ServicePolicySettings
-from ...serviceports.info import EIGHTHS
 from ...serviceports.policy import policy_of
 from ..source.view import ClusterView
 

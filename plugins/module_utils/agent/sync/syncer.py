@@ -38,6 +38,7 @@ from ..surface.service_health import FailedPort
 from ..surface.surface import Surface
 from .losses import LossWatch
 from .notices import Notices
+from .portions import Portions
 from .proxier import Proxier, SyncResult
 from .repairs import Repairs
 from .setup import Proxiers
@@ -118,6 +119,7 @@ class Syncer:
         self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post, other_proxy=other_proxy)
         self.losses = losses or LossWatch(DEFAULT_LOSS_PERCENT, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
+        self._portions = Portions()
         # The Services of a sync that has failed, which some family may not have applied.
         self._unapplied: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
@@ -126,6 +128,7 @@ class Syncer:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
         self.started = False
         self.view.pop_dirty()
+        self._portions.clear()
         services = list(self.view.state.services)
         self._unapplied = set(services)
         begun, self.begun = self.begun, frozenset()
@@ -221,10 +224,28 @@ class Syncer:
         return {family.family for family in proxy.families}
 
     def sync(self, proxy: Proxiers) -> SyncOutcome:
-        """Render dirty Services again and apply every family's tables to the kernel."""
+        """Render dirty Services again and apply every family's tables to the kernel.
+
+        Services with very many entries may wait for :meth:`sync_waiting`.
+        """
         dirty = self.view.pop_dirty() | self._held | self._unapplied
         self._held, self._unapplied = set(), set()
         loss = self._hold_back(proxy, dirty)
+        for family in proxy.families:
+            dirty |= family.request_slots(self.view.state, dirty)
+        dirty = self._portions.urgent(dirty, lambda service: proxy.entries_of(self.view.state, service))
+        return self._sync(proxy, dirty)._replace(loss=loss)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether Services wait for :meth:`sync_waiting`."""
+        return bool(self._portions.waiting)
+
+    def sync_waiting(self, proxy: Proxiers) -> SyncOutcome:
+        """Render and apply a portion of the Services that wait."""
+        return self._sync(proxy, self._portions.take(lambda service: proxy.entries_of(self.view.state, service)))
+
+    def _sync(self, proxy: Proxiers, dirty: Set[NamespacedName]) -> SyncOutcome:
         succeeded = True
         failed: List[FailedPort] = []
         changes = 0
@@ -248,7 +269,7 @@ class Syncer:
                 continue
             failed += self.surface.sync_service_health(family)
         if not succeeded:
-            self._unapplied = dirty
+            self._unapplied |= dirty
         else:
             self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
         self._finish(proxy, succeeded)
@@ -257,7 +278,6 @@ class Syncer:
             failed_services=failed,
             changes=changes,
             observed=observed and succeeded,
-            loss=loss,
             held_until=self.losses.held_until,
         )
 
@@ -349,7 +369,7 @@ class Syncer:
         metrics = self._metrics
         if succeeded:
             self.last_error = ""
-            self.view.synced()
+            self.view.synced(self._portions.waiting)
         metrics.service_changes_pending.set(self.view.pending_services)
         metrics.endpoint_changes_pending.set(self.view.pending_slices)
         for kind, count in self.view.refused_by_kind().items():

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from ...serviceports.info import EIGHTHS, Endpoint, ServicePortInfo
+from ...cluster.account import EIGHTHS
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
 from ...serviceports.table import NodeContext
 

@@ -45,7 +45,6 @@ class IptablesMode(Mode):
     uncounted = "iptables mode counts connections only: no rule sees their other packets"
     # iptables-restore takes as long for a few chains as for all.
     cold_batch = 1 << 30
-    memory_factor = 32.0
 
     def find_families(self, families: Sequence[str]) -> Families:
         """Return the iptables of each family."""

@@ -47,8 +47,6 @@ class IpvsMode(Mode):
 
     measures_kinds = False
     counts_ports = False
-    # Estimated between the others; not measured: no machine with IPVS could measure memory cgroups.
-    memory_factor = 14.0
     deprecation = Deprecation(
         Reason.IPVS_DEPRECATED, "The ipvs proxier is now deprecated and may be removed in a future release."
     )

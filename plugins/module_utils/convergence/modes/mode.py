@@ -98,9 +98,6 @@ class Adjustments:
         return 0
 
 
-LEAST_MEMORY_FACTOR = 9.0
-
-
 class Mode:
     """What differs between modes: needs of the node, resources, and how the agent watches and measures them."""
 
@@ -131,10 +128,6 @@ class Mode:
     deprecation: Optional[Deprecation] = None
     #: In ipvs mode, the subsystem of its packet filter.
     glue: str = ""
-    #: Bytes that an agent needs for each byte of the cluster's objects as :mod:`.cluster.parsing.prune` leaves them, at
-    #: the worst moment of the mode (a repair of everything), with the programs that it runs and the kernel's memory;
-    #: measured by ``tests.benchmarks.agent_memory``.
-    memory_factor: float = LEAST_MEMORY_FACTOR
 
     @property
     def name(self) -> str:

@@ -26,12 +26,13 @@ from functools import lru_cache
 from typing import List, NamedTuple, Optional
 from zlib import crc32
 
+from ...cluster.account import SLOTS
 from ..settings import LocalTraffic
 from . import expressions as x
 from . import layout
 from .layout import NODE_PORT_KEY, SERVICE_KEY
 from .objects import ADDRESS_TYPES, INDEX, PORT, PROTOCOL, ChainValue, Rule, SetValue
-from .slots import SEED, SLOTS
+from .slots import SEED
 
 #: Draws before the last one, which cannot fail.
 DRAWS = 10

@@ -22,10 +22,13 @@ SCHEDULERS = ("mh", "sh")
 JHASH = "jhash"
 #: The most addresses and node ports of a hashed ServicePort; each has its own slots.
 MOST_FRONTENDS = 16
-#: The most lists of slots in a table, one for each address and node port that is hashed (see :func:`lists_of`): room
-#: for 10,000 Services with nothing but a cluster IP, in 6 million elements. docs/service-policy.md has the kernel's
-#: memory and the seconds that these take. All nodes need the same limit, so it is not configurable.
-MOST_LISTS = 10_000
+#: The most lists of slots in a table, one for each address and node port that is hashed (see :func:`lists_of`), in 1.2
+#: million elements; those of two families fit into the memory limit of the agent beside a large cluster.
+#: docs/service-policy.md has the memory and the seconds that these take. All nodes need the same limit, so it is not
+#: configurable.
+MOST_LISTS = 2_000
+#: The most lists of one Service, which may change together: with two families within a second.
+MOST_LISTS_OF_SERVICE = 64
 #: Flags as kube-router names them; the second one is that for ports, of both schedulers.
 _NUMBERED = ("flag-1", "flag-2", "flag-3")
 

@@ -29,6 +29,7 @@ class NftablesRendering(Rendering[DataplaneSettings]):
     name = "nftables"
     tables = (RESOURCE,)
     most_lists = hashing.MOST_LISTS
+    most_lists_of_service = hashing.MOST_LISTS_OF_SERVICE
 
     def context(self, settings: DataplaneSettings, options: Options) -> DataplaneSettings:
         """See the base class."""

@@ -25,8 +25,8 @@ from heapq import heapify, heapreplace
 from itertools import cycle
 from typing import Iterator, List, Sequence, Tuple
 
-#: Slots of each address and port of a ServicePort.
-SLOTS = 600
+from ...cluster.account import SLOTS
+
 #: The most slots of an endpoint, in percent of its share by weight, rounded up.
 LIMIT = 115
 #: The most endpoints of a hashed ServicePort. With many more, some would have no slot at all.

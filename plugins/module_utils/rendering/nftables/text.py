@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Dict, List, Mapping, Tuple, cast
 
 from ...addresses import IPV4, IPV6, unpacked
+from ...cluster.account import SLOTS
 from . import rule_text
 from .layout import NODE_PORT_KEY, SERVICES_TABLE
 from .objects import (
@@ -39,7 +40,6 @@ from .objects import (
     index_of,
     list_items,
 )
-from .slots import SLOTS
 from .traffic import NODE_PORT_TRAFFIC, SERVICE_TRAFFIC
 
 _TYPEOF = {

@@ -40,7 +40,7 @@ class RenderingWithListeners(Rendering[Contexts]):
         # A listener is added after its address. Where it replaces rules, it is added before these are removed.
         self.tables = (*main.tables, LISTENERS) if self.has_device else (*RENDERING.tables, *main.tables)
         self.parts = main.parts
-        self.most_lists = main.most_lists
+        self.most_lists, self.most_lists_of_service = main.most_lists, main.most_lists_of_service
         self.options_need_totals = main.options_need_totals
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:

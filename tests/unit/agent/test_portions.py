@@ -1,0 +1,121 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Services with very many entries are programmed in portions, after the others."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Set
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import portions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.node import PORTION_PAUSE_SECONDS
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.portions import Portions
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
+from tests.lab import manifests
+from tests.unit.agent.sync_bench import SyncBench
+
+MOST = 5_000
+
+
+@pytest.fixture(autouse=True)
+def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "MOST_ENTRIES", MOST)
+
+
+def key(name: str, namespace: str = "d") -> NamespacedName:
+    return NamespacedName(namespace, name)
+
+
+def large(name: str, number: int, **metadata: Any) -> List[Dict[str, Any]]:
+    """Return a Service of some 4,000 entries: 5 ports at 16 addresses with 48 endpoints, or with slots."""
+    ports = [manifests.port(80 + each, name=f"p{each}") for each in range(1 if metadata else 5)]
+    addresses = [f"198.18.{number}.{each}" for each in range(6 if metadata else 15)]
+    endpoints = [manifests.endpoint(f"10.244.{number}.{each}", "n2") for each in range(1, 49)]
+    return [
+        manifests.service(name, f"10.97.0.{number}", ports, namespace="d", metadata=metadata, externalIPs=addresses),
+        manifests.endpoint_slice(
+            name, endpoints, [manifests.port(8080, name=port["name"]) for port in ports], namespace="d"
+        ),
+    ]
+
+
+def served(bench: SyncBench) -> Set[str]:
+    """Return the cluster IPs that have a frontend in the table."""
+    rows = bench.mode.resource.table
+    found = {each.key[:4] for each in rows if each[:2] == ("element", "service-frontends")}
+    return {".".join(map(str, ip)) for ip in found}
+
+
+def small(number: int) -> List[Dict[str, Any]]:
+    return [
+        manifests.service(f"s{number}", f"10.96.0.{number}", [manifests.port(80)], namespace="d"),
+        manifests.endpoint_slice(f"s{number}", [manifests.endpoint("10.244.9.9")], [manifests.port(80)], namespace="d"),
+    ]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"annotations": {"kubenode.proxy/scheduler": "mh"}}], ids=["lists", "slots"])
+def test_others_are_programmed_before_large_services_which_follow_in_portions(
+    monkeypatch: pytest.MonkeyPatch, metadata: Dict[str, Any]
+) -> None:
+    bench = SyncBench(monkeypatch, schedulers=(JHASH,))
+    bench.sync.sync(first=True)
+    for number in range(1, 5):
+        for raw in large(f"large{number}", number, **metadata):
+            bench.put(raw)
+    for raw in small(1):
+        bench.put(raw)
+    bench.sync.sync()
+    assert served(bench) & {"10.96.0.1", "10.97.0.1", "10.97.0.2"} == {"10.96.0.1"}
+    assert bench.view.pending_services == bench.view.pending_slices == 4 and bench.sync.syncer.is_waiting
+    seen = []
+    for _portion in range(8):
+        bench.now += PORTION_PAUSE_SECONDS
+        bench.timers.run()
+        seen.append(sum(ip.startswith("10.97.") for ip in served(bench)))
+        # A change meanwhile does not wait.
+        for raw in small(2 + len(seen)):
+            bench.put(raw)
+        bench.sync.sync()
+        assert f"10.96.0.{2 + len(seen)}" in served(bench)
+    assert seen[:4] == [1, 2, 3, 4] and not bench.sync.syncer.is_waiting
+    assert not bench.view.pending_services and not bench.view.pending_slices
+    (proxier,) = bench.sync.proxiers.families
+    assert bench.mode.resource.table == dict(proxier.tables.desired[RESOURCE])
+
+
+def test_a_few_large_services_are_programmed_at_once_and_a_first_sync_has_all() -> None:
+    chosen = Portions()
+    entries = {key("a"): MOST - 1}
+    assert chosen.urgent({key("a"), key("b")}, lambda service: entries.get(service, 0)) == {key("a"), key("b")}
+    assert not chosen.waiting
+    entries = {key(name): MOST for name in "abc"}
+    assert chosen.urgent({*entries, key("z")}, lambda service: entries.get(service, 0)) == {key("z")}
+    chosen.clear()
+    assert not chosen.waiting
+
+
+def test_what_a_service_removes_counts_as_what_it_made() -> None:
+    chosen = Portions()
+    entries = {key(name): MOST // 2 for name in "ab"}
+    assert chosen.urgent(set(entries), lambda service: entries.get(service, 0)) == set(entries)
+    assert chosen.urgent({*entries, key("c")}, lambda service: {key("c"): 1}.get(service, 0)) == {key("c")} - {key("c")}
+    assert chosen.waiting == {*entries, key("c")}
+
+
+def test_the_one_that_waits_longest_comes_next_and_then_those_of_the_namespaces_with_fewest_entries() -> None:
+    chosen = Portions()
+    entries = {key(f"g{number}", "greedy"): MOST // 4 for number in range(20)}
+    entries[key("m", "modest")] = MOST // 4
+    assert not chosen.urgent(set(entries), entries.__getitem__)
+    first = chosen.take(entries.__getitem__)
+    assert key("m", "modest") in first and key("g0", "greedy") in first and len(first) == 4
+    rest: Set[NamespacedName] = set()
+    while chosen.waiting:
+        portion = chosen.take(entries.__getitem__)
+        assert portion and len(portion) <= 4
+        rest |= portion
+    assert first | rest == set(entries)
