@@ -36,6 +36,7 @@ KNOWN: Dict[str, str] = {
     "controller/fleet/page.py": OWN,
     "controller/fleet/sources.py": TOOL,
     "controller/libraries.py": TOOL,
+    "controller/variable_names.py": OWN,
     "convergence/unchanged/inputs.py": f"{GIVEN}, which is not opened, and the engine's own",
     "convergence/unchanged/surroundings.py": PROC,
     "convergence/runtime/state_directory.py": "the directory, by O_NOFOLLOW, then what only root can have put there",
