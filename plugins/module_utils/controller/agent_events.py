@@ -35,16 +35,23 @@ _SHORTEST_WATCH_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 
 
-def described(raw: Dict[str, Any]) -> Dict[str, Any]:
-    """Return an Event as the dictionary that docs/automation.md describes; all of it is what its creator claims."""
+def described(raw: Dict[str, Any], is_node: Callable[[str], bool] = lambda name: True) -> Dict[str, Any]:
+    """Return an Event as the dictionary that docs/automation.md describes.
+
+    All of it is what its creator claims, but a Node that is named is one for which ``is_node`` returns true.
+    """
     regarding = _mapping(raw.get("regarding"))
+    claimed = _node(raw, regarding)
+    node = claimed if claimed and is_node(claimed) else ""
+    if regarding.get("kind") == NODES.kind:
+        regarding = {**regarding, "name": node}
     found = {
         "kind": _kind(raw),
         "reason": _text(raw.get("reason")),
         "type": _text(raw.get("type")),
         "action": _text(raw.get("action")),
         "note": _text(raw.get("note")),
-        "node": _node(raw, regarding),
+        "node": node,
         "object": {name: _text(regarding.get(name)) for name in ("kind", "namespace", "name")},
         "count": _count(raw),
         "first_seen": _first_seen(raw),
@@ -98,7 +105,7 @@ def _node(raw: Dict[str, Any], regarding: Dict[str, Any]) -> str:
     empty if that is not a valid name of a Node.
     """
     for reference in (regarding, _mapping(raw.get("related"))):
-        if reference.get("kind") == "Node":
+        if reference.get("kind") == NODES.kind:
             return _node_name(reference.get("name"))
     instance = _text(raw.get("reportingInstance"))
     return _node_name(instance[len(REPORTER) + 1 :]) if instance.startswith(f"{REPORTER}-") else ""
@@ -236,11 +243,7 @@ class EventFollower:
         # A server that cannot select by this field returns the Events of all programs.
         if raw.get("reportingController") != REPORTER or (self._kinds and _kind(raw) not in self._kinds):
             return []
-        event = described(raw)
-        node = event["agent_event"]["node"]
-        if node and not self._is_node(node):
-            event["agent_event"]["node"] = ""
-        return [event]
+        return [described(raw, self._is_node)]
 
     def _is_node(self, name: str) -> bool:
         """Return whether the cluster has a Node of this name; false if the account may not read Nodes."""

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -257,7 +256,8 @@ def test_an_event_names_only_a_node_that_exists_and_means_nothing_else(api, name
             api.store.put(event("DriftNotRepaired", node_reference(claimed), note=str(number)))
         return await rulebook.take(2)
 
-    assert [item["agent_event"]["node"] for item in run(api, steps)] == ["", "worker-1"]
+    found = [item["agent_event"] for item in run(api, steps)]
+    assert [item["node"] for item in found] == [item["object"]["name"] for item in found] == ["", "worker-1"]
 
 
 def test_an_account_that_may_not_read_nodes_is_told_once_and_gets_no_names(api, caplog):
@@ -334,17 +334,12 @@ def test_rulebooks_use_kinds_and_playbooks_that_exist(path):
 
 
 def test_the_node_of_an_event_is_not_the_group_of_that_name(tmp_path):
-    """ansible-rulebook passes the node as a limit, and the event as a variable. The role fails, so no host changes."""
-    host = {"ansible_connection": "ssh", "ansible_ssh_executable": "/bin/false"}
-    inventory = {"k8s_cluster": {"hosts": {"w1": host, "w2": host}}, "workers": {"hosts": {"w1": {}, "w2": {}}}}
+    """ansible-rulebook passes the node as a limit, and the event as a variable. On a host, the role would fail."""
+    inventory = {"k8s_cluster": {"hosts": {"w1": {}, "w2": {}}}, "workers": {"hosts": {"w1": {}, "w2": {}}}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-
-    def reached(limit):
-        event = {"ansible_eda": {"event": {"agent_event": {"node": limit}}}}
-        argv = [sys.executable, "-m", "ansible.cli.playbook", "-i", str(tmp_path / "hosts.yml"), "--limit", limit]
-        argv += ["-e", json.dumps(event), str(ROOT / "playbooks" / "agent.yml")]
-        environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"), "ANSIBLE_NOCOLOR": "1"}
-        done = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=tmp_path)
-        return set(re.findall(r"^(\w+) .*failed=1", done.stdout, re.MULTILINE))
-
-    assert (reached("w1"), reached("workers")) == ({"w1"}, set())
+    variables = {"ansible_eda": {"event": {"agent_event": {"node": "workers"}}}}
+    argv = [sys.executable, "-m", "ansible.cli.playbook", "-i", str(tmp_path / "hosts.yml"), "--limit", "workers"]
+    argv += ["-e", json.dumps(variables), str(ROOT / "playbooks" / "agent.yml")]
+    environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
