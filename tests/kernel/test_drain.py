@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from typing import Iterator
 
@@ -133,6 +135,18 @@ def test_a_file_that_root_did_not_write_is_no_drain(lab):
     assert other.read_text() == good
 
 
+#: A client that does not check health: it connects again and again, whether it is answered or not.
+KNOCK = """
+import socket, sys, time
+while True:
+    knock = socket.socket()
+    knock.setblocking(False)
+    knock.connect_ex((sys.argv[1], int(sys.argv[2])))
+    time.sleep(0.3)
+    knock.close()
+"""
+
+
 @pytest.mark.parametrize(
     ("mode", "variant"),
     [
@@ -166,6 +180,39 @@ def test_connections_at_the_deadline_are_counted(lab, mode, variant):
         ]
         words = node.drain(*waiting[:-1]).stdout
         assert "1 external connection (1 TCP) in use, which are cut if the node stops serving now" in words
+        knocking = subprocess.Popen(
+            ["nsenter", f"--net={lab.path('client')}", sys.executable, "-c", KNOCK, node.address, str(PORT)]
+        )
+        try:
+            words = node.drain(*waiting[:-1]).stdout
+            assert f"new connections still begin, from {CLIENT} to :{PORT}; do these clients check healthz?" in words
+            assert f"new connections still begin, from {CLIENT} to :{PORT}" in node.drain("status").stdout
+        finally:
+            knocking.kill()
+            knocking.wait()
+        # A connection that nobody answers is not in use.
+        before = json_of(node.drain("status", "--json"))["connections"]
+        drop = [
+            "nsenter",
+            f"--net={lab.path('pod1')}",
+            "iptables-nft",
+            "-I",
+            "INPUT",
+            "-p",
+            "tcp",
+            "--syn",
+            "-j",
+            "DROP",
+        ]
+        subprocess.run(drop, check=True)
+        with system.socket_inside(lab.path("client"), socket.AF_INET, socket.SOCK_STREAM) as half_open:
+            half_open.setblocking(False)
+            half_open.connect_ex((node.address, PORT))
+            time.sleep(0.3)
+            # In the other modes the node itself answers the client, or the kernel has states of its own.
+            after = json_of(node.drain("status", "--json"))["connections"]
+            assert after == before or mode in ("userspace", "ipvs")
+        subprocess.run([*drop[:3], "-D", *drop[4:]], check=True)
         # It was served all the time.
         accepted.sendall(b"y")
         assert client.recv(1) == b"y"

@@ -81,7 +81,7 @@ class Drainer:
         """Run the playbook; return its status and output."""
         environment = {**os.environ, **ansible_environment(self.scratch), "PWD": str(self.scratch)}
         argv = [*ansible_playbook(), "-i", str(self.scratch / "inventory.json"), "kubenode.proxy.drain"]
-        argv += ["-e", '{"__drain_command": "{{ test_command }}"}', *options]
+        argv += ["-e", '{"__drain_command": "{{ test_command }}", "__drain_part": 1}', *options]
         done = subprocess.run(argv, env=environment, cwd=self.scratch, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -121,6 +121,8 @@ def test_hosts_are_drained_one_after_the_other_and_stay_drained_after_a_failure(
     code, output = drainer.run("-e", "drain_tasks=tasks.yml")
     assert code == 0, output
     assert "node1: 0 external connections are left after" in output
+    assert "node1: in use: no external connection" in output, "the wait is not silent"
+    assert "node2: back in service, served by the agent, verified" in output
     assert output.count("in accordance with the cluster's state") == 2, output
     assert drainer.recorded(1) and drainer.recorded(2)
     assert drainer.healthy(1) and drainer.healthy(2)

@@ -90,7 +90,11 @@ def _explain(arguments: argparse.Namespace, streams: Streams) -> int:
 def _drain(arguments: argparse.Namespace, streams: Streams) -> int:
     from .drain.command import drain
 
-    return _show(drain(arguments), arguments, streams)
+    def progress(line: str) -> None:
+        streams.errors.write(f"kubenode-proxy: {line}\n")
+        streams.errors.flush()
+
+    return _show(drain(arguments, progress), arguments, streams)
 
 
 def _top(arguments: argparse.Namespace, streams: Streams) -> int:

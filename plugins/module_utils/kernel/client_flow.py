@@ -14,7 +14,8 @@ Wanted = Callable[[str, bytes], bool]
 class ClientFlow(NamedTuple):
     """A connection: protocol (TCP, UDP, SCTP), source and destination as address and port in network order.
 
-    ``used``: whether it has not ended. UDP has no end: an entry is in use until the kernel forgets it.
+    ``used``: whether a server has answered and it has not ended. UDP has no end: an entry is in use until the kernel
+    forgets it.
     """
 
     protocol: str

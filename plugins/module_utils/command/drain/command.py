@@ -13,7 +13,7 @@ import argparse
 import os
 import time
 from collections import Counter
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...convergence.drain.external import Serving, describe, external_connections, parse_serving
 from ...convergence.drain.record import (
@@ -32,27 +32,35 @@ from .lines import drain_line
 
 #: The maximum number of remaining connections that the result names.
 _NAMED = 20
+#: How many of those who still begin connections a line names, and how often such a line is shown.
+_CLIENTS = 3
+_PROGRESS_SECONDS = 10.0
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 5.0
 #: Reading large tables takes at most this part of the time.
 _PAUSE_FACTOR = 10.0
 
 
-class Waited(NamedTuple):
-    """The outcome of waiting: the connections in use, whether new ones still began, and the seconds it took."""
+Connection = Tuple[str, bytes, bytes]
 
-    used: Set[Tuple[str, bytes, bytes]]
-    arriving: bool
+
+class Waited(NamedTuple):
+    """The outcome of waiting: the connections in use, those that have begun recently, and the seconds it took."""
+
+    used: Set[Connection]
+    arrived: Tuple[Connection, ...]
     seconds: float
 
     @property
     def is_empty(self) -> bool:
         """Whether no connection is left, and no new one has appeared for long enough."""
-        return not self.used and not self.arriving
+        return not self.used and not self.arrived
 
 
-def drain(arguments: argparse.Namespace) -> CommandResult:
-    """Start, show or stop the drain of this node (``drain``)."""
-    return {"start": _start, "status": _status, "stop": _stop}[arguments.action](arguments)
+def drain(arguments: argparse.Namespace, progress: Callable[[str], None] = lambda _line: None) -> CommandResult:
+    """Start, show or stop the drain of this node (``drain``); ``progress`` is called with a line now and then."""
+    if arguments.action == "start":
+        return _start(arguments, progress)
+    return {"status": _status, "stop": _stop}[arguments.action](arguments)
 
 
 def _require_root(what: str) -> None:
@@ -75,7 +83,7 @@ def _ask(arguments: argparse.Namespace, **question: Any) -> Answer:
     return answer
 
 
-def _start(arguments: argparse.Namespace) -> CommandResult:
+def _start(arguments: argparse.Namespace, progress: Callable[[str], None]) -> CommandResult:
     _require_root("start")
     try:
         before = _ask(arguments)
@@ -90,7 +98,7 @@ def _start(arguments: argparse.Namespace) -> CommandResult:
     first = f"drained until {until}: health checks fail, and connections are served"
     if not arguments.wait:
         return CommandResult(OK, [first], document)
-    waited = _wait(arguments)
+    waited = _wait(arguments, progress)
     document.update(_waited_document(waited))
     return CommandResult(OK if waited.is_empty else LEFT, [first, *_waited_lines(waited)], document)
 
@@ -129,12 +137,13 @@ def _activate(arguments: argparse.Namespace, saved: Optional[DrainRecord]) -> No
         raise
 
 
-def _wait(arguments: argparse.Namespace) -> Waited:
+def _wait(arguments: argparse.Namespace, progress: Callable[[str], None]) -> Waited:
     """Wait until no connection is left and none has appeared for a while, or until the deadline. Raises ProxyError."""
-    began = latest = time.monotonic()
+    began = said = latest = time.monotonic()
     serving: Optional[Serving] = None
-    known: Optional[Set[Tuple[str, bytes, bytes]]] = None
-    used: Set[Tuple[str, bytes, bytes]] = set()
+    known: Optional[Set[Connection]] = None
+    used: Set[Connection] = set()
+    arrived: Dict[Connection, float] = {}
     while True:
         looked = time.monotonic()
         forwarded: Any = ()
@@ -151,10 +160,15 @@ def _wait(arguments: argparse.Namespace) -> Waited:
             found = external_connections(serving, forwarded)
             if known is not None and found.known - known:
                 latest = looked
+                arrived.update(dict.fromkeys(found.known - known, looked))
             known, used = found.known, found.used
         now = time.monotonic()
-        waited = Waited(used, looked - latest < arguments.quiet, round(now - began, 1))
-        if serving is not None and waited.is_empty:
+        arrived = {connection: seen for connection, seen in arrived.items() if looked - seen < arguments.quiet}
+        waited = Waited(used, tuple(arrived), round(now - began, 1))
+        if now - said >= _PROGRESS_SECONDS:
+            said = now
+            progress(f"waiting: {_count_text(used)} in use{_arriving_text(waited.arrived)}")
+        if serving is not None and waited.is_empty and looked - latest >= arguments.quiet:
             return waited
         left = began + arguments.deadline - now
         if left <= 0:
@@ -168,12 +182,32 @@ def _waited_document(waited: Waited) -> Dict[str, Any]:
     return {
         "outcome": "empty" if waited.is_empty else "deadline",
         "waitedSeconds": waited.seconds,
-        "arriving": waited.arriving,
+        "arriving": bool(waited.arrived),
+        "arrivals": _arrivals(waited.arrived),
         **_count_document(waited.used),
     }
 
 
-def _count_document(used: Set[Tuple[str, bytes, bytes]]) -> Dict[str, Any]:
+def _arrivals(arrived: Iterable[Connection]) -> List[Dict[str, Any]]:
+    """Return who still begins connections, by client and port, those with most first."""
+    found = Counter(
+        (item["client"].rpartition(":")[0], f":{item['destination'].rpartition(':')[2]}")
+        for item in map(describe, arrived)
+    )
+    return [{"client": key[0], "port": key[1], "connections": count} for key, count in found.most_common(_NAMED)]
+
+
+def _arriving_text(arrived: Sequence[Connection]) -> str:
+    """Return a clause about those who still begin connections, empty if nobody does."""
+    if not arrived:
+        return ""
+    found = _arrivals(arrived)
+    names = ", ".join(f"{item['client']} to {item['port']}" for item in found[:_CLIENTS])
+    more = f" and {len(found) - _CLIENTS} more" if len(found) > _CLIENTS else ""
+    return f"; new connections still begin, from {names}{more}"
+
+
+def _count_document(used: Set[Connection]) -> Dict[str, Any]:
     return {
         "connections": len(used),
         "byProtocol": dict(sorted(Counter(protocol for protocol, _source, _destination in used).items())),
@@ -181,7 +215,7 @@ def _count_document(used: Set[Tuple[str, bytes, bytes]]) -> Dict[str, Any]:
     }
 
 
-def _count_text(used: Set[Tuple[str, bytes, bytes]]) -> str:
+def _count_text(used: Set[Connection]) -> str:
     if not used:
         return "no external connection"
     document = _count_document(used)
@@ -195,12 +229,12 @@ def _waited_lines(waited: Waited) -> List[str]:
     lines = [f"the deadline has passed after {waited.seconds:.0f} s with {_count_text(waited.used)} in use"]
     if waited.used:
         lines[0] += ", which are cut if the node stops serving now"
-    if waited.arriving:
-        lines.append("new connections still arrive: not every load balancer has left this node")
+    if waited.arrived:
+        lines.append(f"{_arriving_text(waited.arrived)[2:]}; do these clients check healthz?")
     return [*lines, *_left_lines(waited.used)]
 
 
-def _left_lines(used: Set[Tuple[str, bytes, bytes]]) -> List[str]:
+def _left_lines(used: Set[Connection]) -> List[str]:
     named = [describe(connection) for connection in sorted(used)[:_NAMED]]
     lines = [f"  {item['protocol']} {item['client']} -> {item['destination']}" for item in named]
     return lines + ([f"  and {len(used) - _NAMED} more"] if len(used) > _NAMED else [])
@@ -234,8 +268,15 @@ def _status(arguments: argparse.Namespace) -> CommandResult:
         # Not root, or the cluster is not known yet.
         document["connections"] = None
     else:
+        arrived: Tuple[Connection, ...] = ()
+        if answer["drained"]:
+            time.sleep(_PAUSE_SECONDS)
+            again = _ask(arguments, connections=True)
+            later = external_connections(parse_serving(again["serving"]), again.get("forwarded", ()))
+            arrived = tuple(later.known - found.known)
+            document.update(arriving=bool(arrived), arrivals=_arrivals(arrived))
         document.update(_count_document(found.used))
-        lines += [f"in use: {_count_text(found.used)}", *_left_lines(found.used)]
+        lines += [f"in use: {_count_text(found.used)}{_arriving_text(arrived)}", *_left_lines(found.used)]
     return CommandResult(OK, lines, document)
 
 

@@ -16,8 +16,9 @@ from ..netlink.attributes import parse_attributes
 from .messages import CTA_TUPLE_ORIG, NFGENMSG, PROTOCOLS, RawEntry, parse_tuple, state_number
 from .socket import ConntrackSocket, collected
 
-# linux/netfilter/nf_conntrack_tcp.h: TIME_WAIT and CLOSE; nf_conntrack_sctp.h: CLOSED.
-_OVER: Mapping[str, FrozenSet[int]] = {"TCP": frozenset((7, 8)), "SCTP": frozenset((1,))}
+# Connections that no server has answered, for example because a network policy drops them, and those that have ended.
+# linux/netfilter/nf_conntrack_tcp.h: SYN_SENT, TIME_WAIT and CLOSE; nf_conntrack_sctp.h: COOKIE_WAIT and CLOSED.
+_NOT_IN_USE: Mapping[str, FrozenSet[int]] = {"TCP": frozenset((1, 7, 8)), "SCTP": frozenset((1, 2))}
 
 
 def client_flows(family: str, wanted: Wanted) -> List[ClientFlow]:
@@ -42,4 +43,4 @@ def _details(entry: RawEntry, protocol: str) -> Tuple[bytes, bool]:
     original = parse_tuple(parts[CTA_TUPLE_ORIG], 0, len(parts[CTA_TUPLE_ORIG]))
     source = original[1] if original is not None else b""
     state = state_number(parts, protocol)
-    return source, state is None or state not in _OVER[protocol]
+    return source, state is None or state not in _NOT_IN_USE[protocol]
