@@ -423,12 +423,23 @@ def test_all_hosts_are_given_back(cluster, before):
         "migrate_remove_rule": True,
         "migrate_kube_proxy_mode": "iptables",
         "proxy_serial": "100%",
+        # Served until kube-proxy has returned.
+        "service_proxy_static": [
+            {
+                "kind": "Service",
+                "metadata": {"name": "dns"},
+                "spec": {"clusterIP": "10.96.9.9", "ports": [{"port": 53}]},
+            }
+        ],
     }
     status, text = cluster.migrate("-e", json.dumps(given))
     assert status == 0, text
+    assert f"{NODES[0]}: served by kube-proxy again, which is ready" in text
     assert cluster.labelled() == [] and cluster.with_kube_proxy() == list(NODES)
     daemon_set = cluster.store.list("/apis/apps/v1/daemonsets")[0][0]
     assert "affinity" not in daemon_set["spec"]["template"]["spec"]
     for name, node in cluster.nodes.items():
         assert sorted(node.rules()) == sorted(before[name])
         assert not [path for path in node.files() if "history" not in path and not path.startswith("/run/")]
+        left = node.run(["find", "/etc", "/var/lib", "-maxdepth", "1", "-name", "kubenode-proxy"])
+        assert left == "", "directories of the collection"
