@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
     OWNER,
-    Unknown,
     collection_variables,
+    invalid_choices,
     known_variables,
     unknown_in_inventory,
     unknown_variables,
@@ -35,14 +35,20 @@ class ActionModule(ActionBase):
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         """Return the result of the task."""
         result: Dict[str, Any] = super().run(tmp, task_vars)
+        task_vars = task_vars or {}
         _validation, options = self.validate_argument_spec(_ARGUMENTS)
         role = self._task._role
         if role is None:
-            owner, found = OWNER, self._in_inventory(task_vars or {})
+            hosts = [task_vars["hostvars"].raw_get(host) for host in task_vars["ansible_play_hosts_all"]]
+            invalid = sorted({line for variables in hosts for line in invalid_choices(variables, _COLLECTION)})
+            if invalid:
+                return {**result, "failed": True, "msg": "; ".join(invalid)}
+            names = frozenset(name for variables in hosts for name in variables)
+            owner, found = OWNER, unknown_in_inventory(names, collection_variables(_COLLECTION))
         else:
             prefix = f"{role.get_name().rpartition('.')[2]}_"
             known = known_variables(Path(role._role_path)).union(options["facts"])
-            owner, found = "the role", unknown_variables(task_vars or (), prefix, known)
+            owner, found = "the role", unknown_variables(task_vars, prefix, known)
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
         if options["strict"]:
@@ -52,10 +58,3 @@ class ActionModule(ActionBase):
         else:
             result["warnings"] = [item.text(owner) for item in misspelt]
         return result
-
-    @staticmethod
-    def _in_inventory(task_vars: Dict[str, Any]) -> List[Unknown]:
-        """Return which variables of the hosts of the play the collection does not have."""
-        hosts = task_vars["hostvars"]
-        names = frozenset(name for host in task_vars["ansible_play_hosts_all"] for name in hosts.raw_get(host))
-        return unknown_in_inventory(names, collection_variables(_COLLECTION))

@@ -47,6 +47,7 @@ from ansible.utils.vars import load_extra_vars
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
     OWNER,
     collection_variables,
+    invalid_choices,
     unknown_extra,
 )
 
@@ -122,10 +123,12 @@ class LookupModule(LookupBase):
 
     def _check_names(self) -> None:
         """Refuse misspelt extra variables. Raises AnsibleLookupError."""
-        extra = frozenset(load_extra_vars(self._loader)) - _checked
+        given = load_extra_vars(self._loader)
+        extra = frozenset(given) - _checked
         _checked.update(extra)
         found = unknown_extra(extra, collection_variables(_COLLECTION)) if extra else []
         misspelt = [item.text(OWNER) for item in found if item.nearest]
+        misspelt += invalid_choices({name: given[name] for name in extra}, _COLLECTION)
         if misspelt:
             raise AnsibleLookupError("; ".join(misspelt))
         for item in found:

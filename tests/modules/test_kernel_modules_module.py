@@ -46,7 +46,9 @@ def test_tasks_with_different_purposes_keep_each_others_files(node):
     found = node.play(*tasks, *tasks, *refused, {MODULE: {"modules": ["nf_conntrack"], "persistent": False}})
     assert [result["changed"] for result in found[:4]] == [True, True, False, False], found
     for result in found[4:6]:
-        assert result["msg"].startswith(f"persistent_file: must be given without mode, since {OWN} belongs"), found
+        assert result["msg"].endswith(f"{OWN} is only for a task with mode, since it belongs to the service proxy"), (
+            found
+        )
     assert not found[6]["changed"] and found[6]["persistent_file"] == ""
     assert sorted(node.run("ls", "/etc/modules-load.d").stdout.split()) == ["kubenode-proxy.conf", "other.conf"]
 

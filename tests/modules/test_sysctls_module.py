@@ -65,7 +65,9 @@ def test_tasks_with_different_purposes_keep_each_others_files(node):
     found = node.play(*tasks, *tasks, {module: values}, {module: {"state": "absent"}})
     assert [result["changed"] for result in found[:4]] == [True, True, False, False], found
     for refused in found[4:]:
-        assert refused["msg"].startswith(f"persistent_file: must be given without profile, since {OWN} belongs"), found
+        assert refused["msg"].endswith(
+            f"{OWN} is only for a task with profile, since it belongs to the service proxy"
+        ), found
     assert LOCALNET in node.run("cat", OWN).stdout and "tcp_syncookies" not in node.run("cat", OWN).stdout
     assert "net.ipv4.tcp_syncookies = 0" in node.run("cat", other).stdout
 

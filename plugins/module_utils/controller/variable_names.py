@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of variables that neither a role nor a playbook has, with the name that was probably meant.
+"""Names of variables that neither a role nor a playbook has, and values that are no choice, with what was meant.
 
-Ansible ignores them, so that a misspelt name silently leaves the default in effect.
+Ansible ignores such names, so that a misspelt one silently leaves the default in effect.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import FrozenSet, Iterable, List, NamedTuple, Set
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
 
 import yaml
 
@@ -47,6 +47,24 @@ def known_variables(role: Path) -> FrozenSet[str]:
         if path.exists():
             known.update(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     return frozenset(known)
+
+
+def invalid_choices(variables: Mapping[str, Any], collection: Path) -> List[str]:
+    """Return a line for each variable of a role whose value is not one of its choices; templates are not evaluated.
+
+    Ansible's own error for such a value contains the whole specification of the role.
+    """
+    found: Dict[str, str] = {}
+    for path in sorted((collection / "roles").glob("*/meta/argument_specs.yml")):
+        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
+            for name, option in entry.get("options", {}).items():
+                choices, value = option.get("choices"), variables.get(name)
+                if choices and isinstance(value, str) and value not in choices and "{{" not in value:
+                    known = [choice for choice in choices if choice]
+                    near = difflib.get_close_matches(value, known, 1)
+                    meant = f"; did you mean {near[0]}?" if near else ""
+                    found[name] = f"{name}: {value!r} is not one of {', '.join(known)}{meant}"
+    return list(found.values())
 
 
 def unknown_variables(names: Iterable[str], prefix: str, known: FrozenSet[str]) -> List[Unknown]:

@@ -41,8 +41,8 @@ def own_file(parameters: Mapping[str, Any], purpose: str, default: str, needed: 
     if parameters[purpose]:
         return default
     raise ConfigurationError(
-        f"persistent_file: must be given without {purpose}, since {default} belongs to the service proxy as a whole;"
-        " or set persistent: false"
+        f"persistent_file: name a file of the task's own, such as {os.path.dirname(default)}/60-web.conf, or set"
+        f" persistent: false; {default} is only for a task with {purpose}, since it belongs to the service proxy"
     )
 
 

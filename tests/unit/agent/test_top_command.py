@@ -105,6 +105,15 @@ def test_lines_fit_a_terminal():
     assert "fd00" not in text
 
 
+def test_without_any_count_one_sentence_takes_the_place_of_the_table():
+    document = {
+        **reading(port("web"), port("dns", protocol="UDP")),
+        "uncounted": "counting is off: set traffic.connections",
+    }
+    _head, text = traffic_lines(busiest(document, 20), False, endpoints=True)
+    assert text == "no Service is counted: counting is off: set traffic.connections"
+
+
 def run(*words: str) -> tuple:
     streams = Streams(io.StringIO(), io.StringIO())
     return main(["top", *words], streams), streams.output.getvalue(), streams.errors.getvalue()

@@ -44,5 +44,8 @@ def test_the_file_is_the_given_one_or_that_of_the_service_proxy() -> None:
     given = {"persistent_file": "/etc/sysctl.d/60-web.conf", "profile": None}
     assert own_file(given, "profile", DEFAULT, needed=True) == "/etc/sysctl.d/60-web.conf"
     assert own_file({"persistent_file": None, "profile": {"mode": "ipvs"}}, "profile", DEFAULT, needed=True) == DEFAULT
-    with pytest.raises(ConfigurationError, match="must be given without profile"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"name a file of the task's own, such as .*, or set persistent: false; .* only for a task with profile",
+    ):
         own_file({"persistent_file": None, "profile": None}, "profile", DEFAULT, needed=True)

@@ -163,3 +163,15 @@ def test_line_breaks_in_external_comments_do_not_start_rules() -> None:
     )
     saved = parse_save(text)
     assert {key: len(rules) for key, rules in saved.chains.items()} == {("nat", "OUTPUT"): 0, ("nat", "MINE"): 2}
+
+
+@pytest.mark.parametrize(
+    ("errors", "rule"),
+    [
+        ("iptables-restore: Chain 'DORP' does not exist\nError occurred at line: 4\n", "-A IN -p tcp -j DORP"),
+        ("iptables-restore: Set management doesn't exist.\n\nError occurred at line: 3\n", "-A IN -m set --match-set"),
+    ],
+)
+def test_a_missing_chain_or_set_names_the_rule_that_needs_it(errors: str, rule: str) -> None:
+    text = "*filter\n-A IN -p tcp -j DORP\n-A IN -m set --match-set management src\nCOMMIT\n"
+    assert rule in failure_line(VARIANT, text, Completed(2, "", errors), 5.0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -72,6 +73,10 @@ def run(directory: Path, playbook: str, *arguments: str) -> subprocess.Completed
         (("-i", "hosts.yml", "--limit", "m1"), "--limit m1: none of these hosts is one of k8s_cluster"),
         (("-i", "m1,"), "the inventory has no group k8s_cluster; name the hosts"),
         (("-i", "hosts.yml", "-e", "migrate_directon=back"), "did you mean migrate_direction?"),
+        (
+            ("-i", "hosts.yml", "-e", "service_proxy_mode=iptable"),
+            "'iptable' is not one of auto, iptables, ipvs, nftables, userspace; did you mean iptables?",
+        ),
         (("-i", "hosts.yml"), "drain_cutt is not a variable of this collection; did you mean drain_cut?"),
     ],
 )
@@ -81,6 +86,27 @@ def test_a_verification_of_nothing_or_with_a_misspelt_variable_fails(
     done = run(tmp_path, "kubenode.proxy.verify", *arguments)
     said = " ".join((done.stdout + done.stderr).split())
     assert done.returncode != 0 and reason in said, said
+    assert len(said) < 2000
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({}, "explain_from, explain_to: name the client and the destination"),
+        (
+            {"explain_from": "10.1.1.1", "explain_to": "10.96.0.1:53", "explain_command": "/no/command"},
+            "run kubenode.proxy.agent",
+        ),
+    ],
+)
+def test_an_explanation_needs_a_flow_and_the_node_command(
+    tmp_path: Path, variables: Dict[str, str], reason: str
+) -> None:
+    given = {**variables, "drain_cut": True, "ansible_python_interpreter": sys.executable}
+    hosts = {"k8s_cluster": {"hosts": {"n1": {"ansible_connection": "local", "ansible_become": False}}}}
+    (tmp_path / "one.yml").write_text(yaml.safe_dump(hosts))
+    done = run(tmp_path, "kubenode.proxy.explain", "-i", "one.yml", "-e", json.dumps(given))
+    assert done.returncode != 0 and reason in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 def test_a_playbook_of_the_user_may_import_one_for_hosts_outside_the_limit(tmp_path: Path) -> None:

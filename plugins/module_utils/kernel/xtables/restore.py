@@ -27,6 +27,8 @@ _INCOMPATIBLE = "# Table `{}' is incompatible, use 'nft' tool.\n"
 _LINE = re.compile(r"\bline:? (\d+)(?: failed|:|\s*$)", re.MULTILINE)
 _MISSING_EXTENSION = re.compile(r"Extension (\S+) revision \d+ not supported")
 _MISSING_LIBRARY = re.compile(r"Couldn't load (match|target) `([^']+)'")
+# A name in the words of iptables.
+_QUOTED = re.compile(r"['`]([^'`\s]+)'")
 _NOISE = re.compile(
     r"Error occurred at line: \d+|Try `[^']*' for more information\.|Warning: Extension .*|Another app is .*"
     r"|ip6?tables(?:-legacy|-nft)?-restore(?: v[\d.]+ \([a-z_]+\))?:|line \d+ failed[:.]?|^\s*line \d+:|#.*",
@@ -76,7 +78,7 @@ def failure_line(variant: XtablesVariant, text: str, done: Completed, wait: floa
     number = next((number for number in numbers if 1 <= number <= len(lines)), 0)
     line = lines[number - 1] if number else ""
     reason = "; ".join(_reasons(variant, text, output, line))
-    return f"{program}: {reason or f'refused by the kernel (exit status {done.status})'}{_where(lines, number)}"
+    return f"{program}: {reason or f'refused by the kernel (exit status {done.status})'}{_where(lines, number, reason)}"
 
 
 def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> List[str]:
@@ -98,14 +100,22 @@ def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> List
     return ["the rule does not exist any more"] if line.startswith("-D ") else []
 
 
-def _where(lines: List[str], number: int) -> str:
-    """Return the failed line of the text, in parentheses; a failed COMMIT means its whole table."""
+def _where(lines: List[str], number: int, reason: str) -> str:
+    """Return the failed line of the text, in parentheses.
+
+    A failed COMMIT means its whole table: iptables-nft looks for chains and sets only then. If the reason quotes one,
+    this is the first rule that names it.
+    """
     if not number:
         return ""
     line = lines[number - 1]
     if line == "COMMIT":
-        table = next((earlier[1:] for earlier in reversed(lines[:number]) if earlier.startswith("*")), "")
-        return f" (line {number}: COMMIT of table {table})"
+        start = next((place for place in range(number - 1, -1, -1) if lines[place].startswith("*")), 0)
+        quoted = set(_QUOTED.findall(reason))
+        for rule in lines[start:number]:
+            if rule.startswith("-") and not quoted.isdisjoint(rule.split()):
+                return f" (rule {_shortened(rule)})"
+        return f" (line {number}: COMMIT of table {lines[start][1:]})"
     return f" (line {number}: {_shortened(line)})"
 
 
