@@ -126,7 +126,7 @@ def test_the_rules_of_a_running_kube_proxy_are_not_removed(tmp_path, check):
             converge(request)
         assert of_kube_proxy() == before
         report = converge(request._replace(ignore_findings=("kube-proxy",)))
-    assert report.changed and report.warnings[0].startswith("ignored as requested: kube-proxy runs on this node")
+    assert report.changed and report.warnings[0].startswith("ignored: kube-proxy runs on this node")
     assert ("KUBE-SERVICES" in of_kube_proxy()) is check
 
 

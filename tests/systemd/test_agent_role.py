@@ -28,6 +28,8 @@ EXPOSURES = {
 }
 RELOAD = "kubenode.proxy.agent : Reload the agent"
 LIBRARY = "/usr/local/lib/kubenode-proxy"
+COMMAND = "/usr/local/bin/kubenode-proxy"
+RECORD = "/var/lib/kubenode-proxy/installed"
 ARCHIVE = f"{LIBRARY}/kubenode-proxy.pyz"
 # The path of a module that was imported from bytecode ends in .pyc.
 WHERE_FROM = "import sys; sys.path.insert(0, sys.argv[1]); from kubenode_proxy.command import cli; print(cli.__file__)"
@@ -168,7 +170,7 @@ def test_an_archive_without_bytecode_of_an_earlier_version_is_replaced(node, ins
 
 
 def test_changed_configuration_is_read_without_a_restart(node, installed, variables):
-    before = start_of(node)
+    before, recorded = start_of(node), node.output("stat", "-c", "%n %z", RECORD)
     # The following tests keep this configuration.
     variables["agent_configuration"]["iptables"] = {"masqueradeAll": True}
     result = node.role("agent", variables)
@@ -176,6 +178,17 @@ def test_changed_configuration_is_read_without_a_restart(node, installed, variab
     assert "kubenode.proxy.agent : Restart" not in result.changed_tasks
     assert start_of(node)["MainPID"] == before["MainPID"]
     wait_for("everything is masqueraded", lambda: "-d 10.96.0.10/32" in _masqueraded(node))
+    # What is installed agrees with the record, so no task has inspected each file.
+    assert node.output("stat", "-c", "%n %z", RECORD) == recorded
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("change", [("chmod", "700", COMMAND), ("rm", "/etc/tmpfiles.d/kubenode-proxy.conf")])
+def test_a_file_that_somebody_has_changed_is_installed_again(node, installed, variables, change):
+    node.run(*change)
+    result = node.role("agent", variables)
+    assert result.changed > 0 and node.output("stat", "-c", "%a", COMMAND).strip() == "755"
+    assert node.role("agent", variables).changed_tasks == []
 
 
 def test_a_configuration_that_the_agent_refuses_is_not_written(node, installed, variables):

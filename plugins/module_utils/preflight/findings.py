@@ -114,7 +114,7 @@ def judge(findings: Iterable[Finding], ignore: Sequence[str] = ()) -> List[str]:
         if finding.severity == ERROR and finding.name not in ignore:
             errors.append(f"{finding} [{finding.name}]")
         elif finding.severity == ERROR:
-            warnings.append(f"ignored as requested: {finding} [{finding.name}]")
+            warnings.append(f"ignored: {finding} [{finding.name}]")
         elif finding.name not in ignore:
             warnings.append(f"{finding} [{finding.name}]")
     if errors:

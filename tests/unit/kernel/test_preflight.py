@@ -63,7 +63,7 @@ def test_errors_are_one_line_with_remedy_and_name() -> None:
 def test_ignored_findings_do_not_stop() -> None:
     assert findings.judge([WARNING]) == ["firewalld is active: disable it [firewalld]"]
     assert findings.judge([ERROR, WARNING], ["kube-proxy", "firewalld"]) == [
-        "ignored as requested: kube-proxy runs: stop it [kube-proxy]"
+        "ignored: kube-proxy runs: stop it [kube-proxy]"
     ]
 
 
