@@ -24,7 +24,8 @@ from tests.lab.manifests import node
 from tests.unit.eda.test_agent_events import event
 
 BIN = ROOT / ".cache" / "rulebook" / "bin"
-SECONDS = 240.0
+# For all tickets, one after the other.
+SECONDS = 900.0
 
 
 class Tickets:
