@@ -306,19 +306,6 @@ def test_a_large_load_creates_the_hooks_last() -> None:
     assert {f"chain {hook}" for hook in hooks} <= set(words(transactions[-1]))
 
 
-def test_elements_of_a_frontend_stay_together() -> None:
-    before = table()
-    grown = {
-        key: item._replace(cluster=item.cluster * 2) for key, item in sample_routes("IPv4").items() if item.has_any
-    }
-    after = RENDERING.desired_tables(grown, sample_settings("IPv4"))["table objects"]
-    transactions = list(Planner(Encoder("IPv4"), most_elements=2).transactions(difference(before, after)))
-    key = b"\x0a\x60\x00\x01\x06\0\0\0\0\x50\0\0"
-    holding = [item for item in transactions if any(key in each.message[2] for each in item.messages)]
-    assert len(holding) == 1
-    assert {"elements of service-endpoints", "elements of service-frontends"} <= set(words(holding[0]))
-
-
 def test_removal_of_the_table_is_one_message() -> None:
     (transaction,) = Planner(Encoder("IPv4")).transactions(Change(removed=table()))
     assert [each.message[0] for each in transaction.messages] == [messages.DELETE_TABLE]

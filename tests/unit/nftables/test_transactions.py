@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Set
-
-import pytest
+from typing import Any, Dict, List
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import Encoder
@@ -49,29 +47,6 @@ def test_many_sets_and_rules_are_created_in_portions() -> None:
 def test_the_costs_of_sets_and_rules_count_without_any_element() -> None:
     desired = {key: value for key, value in table(200).items() if key.kind != "element"}
     assert len(list(Planner(Encoder("IPv4")).transactions(difference({}, desired)))) > 2
-
-
-@pytest.mark.parametrize("most_elements", [3, 50, 1000])
-def test_portions_refer_only_to_what_exists(most_elements: int) -> None:
-    desired = table(20)
-    transactions = list(Planner(Encoder("IPv4"), most_elements).transactions(difference({}, desired)))
-    assert len(transactions) > 2
-    existing: Set[str] = set()
-    rules = 0
-    for transaction in transactions:
-        assert transaction.messages
-        existing.update(labels(transaction, messages.NEW_SET), labels(transaction, messages.NEW_CHAIN))
-        for label in labels(transaction, messages.NEW_RULE):
-            name = label.partition(" of chain ")[2]
-            if name.startswith("endpoint-"):
-                assert f"set affinity-{name[len('endpoint-') :]}" in existing
-            if name.startswith("service-") and "/" in name:
-                chain = next(value for key, value in desired.items() if key[:2] == ("chain", name))
-                used = [part.get(1) for rule in chain.rules for part in rule.expressions if part.name == "lookup"]
-                assert {f"set {one}" for one in used} <= existing
-                assert {f"chain {one.replace('affinity', 'endpoint', 1)}" for one in used} <= existing
-            rules += 1
-    assert rules == sum(len(value.rules) for key, value in desired.items() if key.kind == "chain")
 
 
 def test_many_sets_are_removed_in_portions_in_the_order_of_their_creation() -> None:

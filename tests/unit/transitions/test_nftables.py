@@ -65,11 +65,23 @@ class Check:
                 now = traversals(table, len(old), now)
             self._compare(f"{old} to {new}: crash after {crash}", now, before, after)
             before = now
-        for number, transaction in enumerate(self.planner.transactions(difference(table.observed(), target)), 1):
+        self._steps(table, table.observed(), new, (now, before, after))
+
+    def first_load(self, new: State) -> None:
+        nothing = Table({})
+        before = traversals(nothing, len(new))
+        self._steps(nothing, {}, new, (before, before, steady(new)))
+
+    def _steps(
+        self, table: Table, observed: Dict[Key, Value], new: State, seen: Tuple[Traversals, Traversals, Traversals]
+    ) -> None:
+        """Make the rest of a change. ``seen``: the ways of packets now, before the change, and after it."""
+        now, before, after = seen
+        for number, transaction in enumerate(self.planner.transactions(difference(observed, desired(new))), 1):
             table = table.after(transaction)
-            now = traversals(table, len(old), now)
-            self._compare(f"{old} to {new}: transaction {number}", now, before, after)
-        assert not difference(table.observed(), target)
+            now = traversals(table, len(new), now)
+            self._compare(f"to {new}: transaction {number}", now, before, after)
+        assert not difference(table.observed(), desired(new))
 
     def _compare(self, where: str, found: Traversals, before: Traversals, after: Traversals) -> None:
         for packet, now in found.items():
@@ -88,6 +100,12 @@ def test_one_service() -> None:
     check = Check()
     for old, new in some_pairs(40):
         check.change(old, new)
+    assert check.faults == []
+
+
+def test_the_first_load() -> None:
+    check = Check()
+    check.first_load(tuple(ones((3,))[1::2]))
     assert check.faults == []
 
 
