@@ -39,6 +39,24 @@ class Applied(NamedTuple):
     families: FrozenSet[str]
 
 
+class Pending:
+    """Counts changes that are not programmed yet, by Service. ``total``: of all of them."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._counts: Dict[NamespacedName, int] = {}
+
+    def add(self, service: NamespacedName) -> None:
+        """Count one change."""
+        self.total += 1
+        self._counts[service] = self._counts.get(service, 0) + 1
+
+    def keep(self, services: Container[NamespacedName]) -> None:
+        """Forget the changes of all other Services."""
+        self._counts = {service: count for service, count in self._counts.items() if service in services}
+        self.total = sum(self._counts.values())
+
+
 class ClusterView:
     """The cluster as the API server has reported it so far.
 
@@ -59,7 +77,7 @@ class ClusterView:
         self.from_disk: Set[str] = set()
         self.dirty: Set[NamespacedName] = set()
         self.revision = 0
-        self._pending: Dict[str, Dict[NamespacedName, int]] = {"Service": {}, "EndpointSlice": {}}
+        self._pending = {"Service": Pending(), "EndpointSlice": Pending()}
         self.triggers = TriggerTimes()
         self.held_back: Set[ObjectKey] = set()
         self.failures = Failures()
@@ -75,12 +93,12 @@ class ClusterView:
     @property
     def pending_services(self) -> int:
         """Accepted changes of Services since the last sync."""
-        return sum(self._pending["Service"].values())
+        return self._pending["Service"].total
 
     @property
     def pending_slices(self) -> int:
         """Accepted changes of EndpointSlices since the last sync."""
-        return sum(self._pending["EndpointSlice"].values())
+        return self._pending["EndpointSlice"].total
 
     @property
     def known(self) -> Set[str]:
@@ -177,8 +195,7 @@ class ClusterView:
         pending = self._pending.get(key.kind)
         if pending is not None:
             service = NamespacedName(key.namespace, key.name)
-            changed = service if service in affected else min(affected)
-            pending[changed] = pending.get(changed, 0) + 1
+            pending.add(service if service in affected else min(affected))
 
     def _families_now(self, key: ObjectKey, affected: Iterable[NamespacedName]) -> List[FrozenSet[str]]:
         """Return the families that a changed object concerns: for a Service, also those of others that it affects."""
@@ -353,8 +370,8 @@ class ClusterView:
         Those of families that the node does not serve need not be programmed.
         """
         self.triggers.clear()
-        for kind, pending in self._pending.items():
-            self._pending[kind] = {name: count for name, count in pending.items() if name in waiting}
+        for pending in self._pending.values():
+            pending.keep(waiting)
 
     def keys(self, kind: str) -> List[ObjectKey]:
         """Return the key of every object of a kind."""
