@@ -34,7 +34,7 @@ SLOTS = 600
 #: What an element of a list takes in nftables mode: in the kernel, in the table, and in a comparison of both. Other
 #: elements have keys that are objects of their own.
 BYTES_OF_LISTED = 170
-#: The elements that one list of slots counts for, and its bytes.
+#: The bytes of one list of slots.
 BYTES_OF_SLOTS = SLOTS * BYTES_OF_LISTED
 
 
