@@ -98,6 +98,13 @@ def test_a_few_large_services_are_programmed_at_once_and_a_first_sync_has_all() 
     assert not chosen.waiting
 
 
+def test_endpoints_that_arrive_while_services_wait_count() -> None:
+    chosen = Portions()
+    few = {key(name): MOST // 3 for name in "abcd"}
+    assert not chosen.urgent(set(few), few.__getitem__)
+    assert len(chosen.take(lambda service: MOST)) == 1 and len(chosen.waiting) == 3
+
+
 def test_what_a_service_removes_counts_as_what_it_made() -> None:
     chosen = Portions()
     entries = {key(name): MOST // 2 for name in "ab"}

@@ -58,7 +58,9 @@ class Portions:
         """Return the next portion: the Service that waits longest, then those of the namespaces with fewest entries."""
         of_namespace: Counter[str] = Counter()
         for service, entries in self._waiting.items():
-            of_namespace[service.namespace] += entries
+            # Its endpoints may have arrived since it began to wait.
+            self._waiting[service] = max(entries, entries_of(service))
+            of_namespace[service.namespace] += self._waiting[service]
         chosen: Set[NamespacedName] = set()
         left = MOST_ENTRIES
         for service in [
