@@ -94,16 +94,14 @@ class AddressOwners:
 
     def _decide(self, address: Address) -> bool:
         claims = self._claims.get(address, ()) if address not in self._node_addresses else ()
-        if len(claims) > 1:
-            claims = tuple(sorted(claims, key=self._strength, reverse=True))
-        local = tuple(pod for pod in claims if pod.node_name == self._node_name)
+        local = [pod for pod in claims if pod.node_name == self._node_name]
         self.local.pop(address, None)
         self.disputed.discard(address)
         if local:
-            self.local[address] = local
+            self.local[address] = tuple(sorted(local, key=self._strength, reverse=True))
             if sum(not pod.deleting for pod in claims) > 1:
                 self.disputed.add(address)
         before = self.owners.pop(address, None)
         if claims:
-            self.owners[address] = claims[0]
+            self.owners[address] = claims[0] if len(claims) == 1 else max(claims, key=self._strength)
         return self.owners.get(address) is not before
