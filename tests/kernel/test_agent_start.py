@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.presence import holds_dataplane
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.presence import holds_dataplane, holds_other_mode
 from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service, wait_for
 
 FROM_DISK = "starting from the cluster state kept on disk"
@@ -83,6 +83,11 @@ def test_a_dataplane_of_any_mode_is_detected(commands):
             pytest.skip("this kernel has no legacy tables")
         assert done.returncode == 0, done.stderr
     assert holds_dataplane()
+    # Of another mode it is for an agent that programs something else.
+    chains, table = "KUBE-SERVICES" in commands[0], commands[0].startswith("nft")
+    assert not holds_other_mode(chains, table)
+    assert holds_other_mode(False, False) is (chains or table)
+    assert holds_other_mode(not chains, not table) is (chains or table)
 
 
 def test_rules_of_other_programs_are_not_taken_for_a_dataplane():

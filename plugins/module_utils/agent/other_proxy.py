@@ -10,7 +10,7 @@ removed. Both would revert each other's changes without end, so the agent report
 
 from __future__ import annotations
 
-from typing import Callable, Dict, FrozenSet, Hashable, NamedTuple, Set
+from typing import Callable, Dict, FrozenSet, Hashable, NamedTuple
 
 from ..event_reasons import Reason
 from .api.events import NORMAL, WARNING, Post
@@ -44,7 +44,6 @@ class OtherProxy:
         self._post = post
         self._expected = expected
         self._found: Dict[str, str] = {}
-        self._ports: Set[str] = set()
         self._writes: Dict[str, _Writes] = {}
         self._pause = 0.0
         self._until = 0.0
@@ -59,19 +58,12 @@ class OtherProxy:
         """Seconds for which no change of another program is reverted; 0 without evidence that it would come back."""
         return max(0.0, self._until - self._clock())
 
-    @property
-    def answers(self) -> bool:
-        """Whether another program answers at a port of the agent, so that what it has programmed is in use."""
-        return bool(self._ports)
-
     def port_in_use(self, name: str, port: int) -> None:
         """Record that another program listens at a port of the agent."""
-        if self._find(name, f"another service proxy answers on port {port} ({name})"):
-            self._ports.add(name)
+        self._find(name, f"another service proxy answers on port {port} ({name})")
 
     def port_open(self, name: str) -> None:
         """Record that the agent listens at its port."""
-        self._ports.discard(name)
         self._lose(name)
 
     def repaired(self, family: str, written: FrozenSet[Hashable], noticed_by: str) -> None:
@@ -93,7 +85,9 @@ class OtherProxy:
     def other_mode(self, holds: bool) -> None:
         """Record whether the kernel holds rules of another mode although the agent has removed them."""
         if holds:
-            self._came_back(_OTHER_MODE, "another program serves Services in another mode: its rules came back")
+            # They may be in use. At its next start the agent knows that no other service proxy runs.
+            text = "another program serves Services in another mode; when it has stopped, restart the agent"
+            self._find(_OTHER_MODE, text)
         else:
             self._lose(_OTHER_MODE)
 

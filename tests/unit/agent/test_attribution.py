@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.attribution import attributed, kind_and_name
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.attribution import (
+    attributed,
+    kind_and_name,
+    written,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import author
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
@@ -15,8 +19,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
     TABLE_KEY,
+    ChainValue,
     ElementKey,
+    Expression,
     ObjectKey,
+    Rule,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Kind, PlannedChange, Resource
 
@@ -36,6 +43,17 @@ def repaired(kind, change):
 def test_no_change_gives_no_log_fields():
     assert attributed([]) == {}
     assert attributed([repaired(Kind.CHAINS, Change())]) == {}
+
+
+def test_only_entries_with_something_more_were_written_by_another_program():
+    rule = Rule((Expression("counter", ()),))
+    flushed, external = ChainValue(rules=()), ChainValue(rules=(rule,))
+    services, table = ObjectKey("chain", "services"), repaired(Kind.TABLE_OBJECTS, Change())
+    less = {services: (flushed, external), chain("A"): (("-j B",), ("-j B", "-j C")), TABLE_KEY: (1, 0)}
+    assert written([table._replace(change=Change(added={chain("X"): ()}, replaced=less))]) == frozenset()
+    more = {services: (external, flushed), chain("A"): (("-j B", "-j D"), ("-j B", "-j C")), SERVER: (1, 2)}
+    found = written([table._replace(change=Change(replaced=more, removed={chain("KUBE-SVC-EXTERNAL"): ()}))])
+    assert {key for _label, key in found} == {services, chain("A"), SERVER, chain("KUBE-SVC-EXTERNAL")}
 
 
 def test_kinds_counts_and_some_names():

@@ -33,7 +33,7 @@ def bench(monkeypatch):
 
 def write(bench):
     """Let another program replace an entry of ours; return whether the next sync repairs it."""
-    key = sorted(bench.table, key=str)[-1]
+    key = min((key for key in bench.table if key.kind == "element"), key=str)
     bench.table[key] = "written by another program"
     bench.sync._suspect({"IPv4": "nf_tables (iptables-restore)"})
     if bench.sync.syncer.suspects:
@@ -68,16 +68,27 @@ def test_a_program_that_writes_again_and_again_is_named_and_reverted_less_often(
     assert write(bench)
 
 
-def test_rules_of_another_mode_that_come_back_are_named_and_removed_less_often(bench, monkeypatch):
-    removed = []
+def test_rules_of_another_mode_that_come_back_are_named_and_kept(bench, monkeypatch):
+    removed, held = [], [False]
     monkeypatch.setattr(node, "remove_leftovers", lambda *_: removed.append(bench.now) or Leftovers(0, 0))
-    monkeypatch.setattr(node, "holds_other_mode", lambda chains, table: not chains and table)
+    monkeypatch.setattr(node, "holds_other_mode", lambda chains, table: not chains and table and held[0])
     bench.sync.clean_up()
-    for _second in range(400):
-        pass_seconds(bench, 1)
-    gaps = [later - earlier for earlier, later in zip(removed, removed[1:])]
-    assert gaps == sorted(gaps) and gaps[0] >= 60 and gaps[-1] >= 150
-    assert "its rules came back" in bench.other_proxy.text and reasons(bench) == ["OtherServiceProxy"]
+    shown = []
+    for held[0] in (False, True, True, False):
+        pass_seconds(bench, 30)
+        shown.append("serves Services in another mode" in bench.other_proxy.text)
+        bench.sync.clean_up()
+    assert shown == [False, True, True, False] and reasons(bench) == ["OtherServiceProxy", "OtherServiceProxyGone"]
+    assert removed == [1000, 1030, 1120]
+
+
+def test_rules_of_another_mode_that_cannot_be_removed_are_none_that_came_back(bench, monkeypatch):
+    monkeypatch.setattr(node, "remove_leftovers", lambda *_: Leftovers(0, 0))
+    monkeypatch.setattr(node, "holds_other_mode", lambda chains, table: True)
+    bench.sync.clean_up()
+    for _look in range(3):
+        pass_seconds(bench, 30)
+    assert bench.other_proxy.text == ""
 
 
 def test_leftovers_are_kept_while_another_program_answers_at_a_port(bench, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any, Dict, FrozenSet, Hashable, Iterable, Sequence, Tuple
 
 from ...rendering.iptables.tables import ChainKey, DormantKey, JumpKey
 from ...rendering.ipvs.model import RealServerKey, SetElementKey, VirtualServerKey
-from ...rendering.nftables.objects import ElementKey, ObjectKey
+from ...rendering.nftables.objects import TABLE_KEY, ElementKey, ObjectKey
 from ...resources import Kind, PlannedChange
 
 #: Number of names of one kind to list.
@@ -83,21 +83,28 @@ def _is_empty(value: Any) -> bool:
     return value == () or getattr(value, "rules", None) == ()
 
 
+def _rules(value: Any) -> Any:
+    """Return the rules of a chain, and None for the value of anything else."""
+    return getattr(value, "rules", value if type(value) is tuple else None)
+
+
 def _has_more(before: Any, now: Any) -> bool:
-    """Return whether a value has something that the desired one lacks; chains are tuples of rules."""
-    if isinstance(before, tuple) and isinstance(now, tuple):
-        return not set(before) <= set(now)
-    return not _is_empty(before)
+    """Return whether a value is not just the desired one with rules or members missing."""
+    held, wanted = _rules(before), _rules(now)
+    if held is None or wanted is None:
+        return bool(before != now)
+    return not set(held) <= set(wanted)
 
 
 def written(changes: Sequence[PlannedChange]) -> FrozenSet[Hashable]:
     """Return the entries that another program has added, or to which it has given another value.
 
-    ``changes``: what the repair changed.
+    ``changes``: what the repair changed. Flags that disable whole tables are none: no service proxy sets them.
     """
-    found = {(item.resource.label, key) for item in changes for key in item.change.removed}
+    found = set()
     for item in changes:
-        found |= {(item.resource.label, key) for key, values in item.change.replaced.items() if _has_more(*values)}
+        keys = {*item.change.removed, *(key for key, values in item.change.replaced.items() if _has_more(*values))}
+        found |= {(item.resource.label, key) for key in keys if key != TABLE_KEY and not isinstance(key, DormantKey)}
     return frozenset(found)
 
 

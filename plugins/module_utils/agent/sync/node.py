@@ -169,6 +169,8 @@ class NodeSync:
         self._metrics.expect_repairs([SysctlsResource(())])
         self.stop_watching()
         self._view.set_rates(proxiers.rates)
+        # What the previous mode has programmed is not of another program.
+        self._other_mode.cancel()
         before, self.proxiers = self.proxiers, proxiers
         self._report_mode(before, proxiers)
         self._log.info(
@@ -326,9 +328,9 @@ class NodeSync:
         """Remove other modes' leftovers now that this mode is serving. Failures are logged and not fatal."""
         if self.proxiers is None:
             return
-        if self._other_proxy.answers or self._other_proxy.pause:
+        if self._other_proxy.text:
             # They may be in use.
-            self._leftovers.start(self._other_proxy.pause or DRAIN_SECONDS)
+            self._leftovers.start(DRAIN_SECONDS)
             return
         self._leftovers_due = False
         try:
@@ -350,25 +352,26 @@ class NodeSync:
         except Exception as error:
             self._log.warning("leftovers of another mode cannot be removed", error=error_text(error))
         self._watching.synced(True, False)
-        self._other_mode.start(OTHER_MODE_SECONDS)
+        if self._holds_other_mode() is False:
+            # Otherwise rules were kept, for example because rules of other programs refer to them.
+            self._other_mode.start(OTHER_MODE_SECONDS)
         trim_memory()
 
-    def _look_for_other_mode(self) -> None:
-        """Notice a service proxy that programs another mode again, and remove that less and less often."""
+    def _holds_other_mode(self) -> Optional[bool]:
+        """Return whether the kernel has rules of another mode; None if that cannot be determined, or no mode serves."""
         used = self.proxiers.mode.subsystems if self.proxiers is not None and self.proxiers.mode.serves else None
-        if used is None or self._leftovers.due is not None:
-            return
-        self._other_mode.start(OTHER_MODE_SECONDS)
-        if self._other_proxy.pause:
-            return
         try:
-            holds = holds_other_mode(chains=used.chains, table=used.nftables)
+            return holds_other_mode(chains=used.chains, table=used.nftables) if used is not None else None
         except KernelError as error:
             self._log.debug("cannot determine whether the kernel holds rules of another mode", error=error)
-            return
-        self._other_proxy.other_mode(holds)
-        if self._other_proxy.pause:
-            self._leftovers.start(self._other_proxy.pause)
+            return None
+
+    def _look_for_other_mode(self) -> None:
+        """Notice a service proxy that programs another mode after all leftovers of it were removed."""
+        holds = self._holds_other_mode()
+        if holds is not None:
+            self._other_proxy.other_mode(holds)
+        self._other_mode.start(OTHER_MODE_SECONDS)
 
     def look(self) -> None:
         """Poll the drift watch for changes by other programs."""
