@@ -258,7 +258,8 @@ def test_a_rollback_removes_the_addresses_of_a_dead_agent(node, backends):
     assert answering(cluster_ip(1), 80) == {FIRST}
     node.stop()
     assert addresses_on(DEVICE)
-    done = node.run("rollback", "--to", "1", *node.places)
+    # In that state nothing was programmed.
+    done = node.run("rollback", "--to", "1", "--accept-loss", *node.places)
     assert done.returncode == 0, done.stderr
     assert DEVICE not in system.run(["ip", "link"])
     assert "kube-proxy" not in system.run(["nft", "list", "tables"])
