@@ -71,6 +71,20 @@ def test_skipped_parts_are_forgotten_with_their_object():
     assert state.skipped == ()
 
 
+def test_the_invalid_parts_of_an_object_are_not_multiplied():
+    web = service()
+    # Each part takes two bytes of the object.
+    web["metadata"]["annotations"] = {"kubenode.proxy/allowed-sources": "," * 999}
+    addresses = [{"addresses": [f"x{number}"]} for number in range(900)]
+    state = ClusterState.from_objects([web, {**endpoint_slice(), "endpoints": addresses}])
+    for kind, first, others in (("Service", "metadata.annotations", 981), ("EndpointSlice", "endpoints[0]", 881)):
+        parts = [part for part in state.skipped if part.kind == kind]
+        assert len(parts) == 20 and parts[0].field.startswith(first)
+        assert [part.reason.partition("; and ")[2] for part in parts if "; and " in part.reason] == [
+            f"{others - 1} more parts of the object are invalid"
+        ]
+
+
 def test_deletes_of_the_known_and_the_unknown():
     state = ClusterState.from_objects([service(), endpoint_slice()])
     assert state.delete(endpoint_slice("other")) == frozenset()

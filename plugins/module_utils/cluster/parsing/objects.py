@@ -19,6 +19,8 @@ from .pod import parse_namespace, parse_pod
 from .service import parse_service
 from .weight import WEIGHT, parse_weight
 
+#: How many invalid parts of an object are named; the last line counts the others. Two bytes may make a part.
+MOST_PARTS = 20
 ZONE_LABEL = "topology.kubernetes.io/zone"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 
@@ -181,7 +183,7 @@ def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[
 
     Returns None for an object that the proxy does not serve (another kind, headless, labelled for another proxy) and a
     Refusal for an invalid one; no input raises. Invalid parts on which nothing else in the object depends (addresses,
-    endpoints, peers of a policy) are skipped and appended to ``skipped``.
+    endpoints, peers of a policy) are skipped and appended to ``skipped``, the first of them by name.
     """
     invalid_parts: List[Invalid] = []
     try:
@@ -199,8 +201,17 @@ def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[
     except Invalid as error:
         return _refusal(raw, error)
     if invalid_parts and skipped is not None:
-        skipped += [_refusal(raw, error) for error in invalid_parts]
+        skipped += [_refusal(raw, error) for error in _named(invalid_parts)]
     return parsed
+
+
+def _named(parts: List[Invalid]) -> List[Invalid]:
+    others = len(parts) - MOST_PARTS
+    if others <= 0:
+        return parts
+    last = parts[MOST_PARTS - 1]
+    reason = f"{last.reason}; and {others} more parts of the object are invalid"
+    return [*parts[: MOST_PARTS - 1], Invalid(last.field, reason)]
 
 
 def parsed_object(raw: object, key: ObjectKey) -> ParsedObject:
