@@ -107,23 +107,30 @@ def test_tickets_have_hostile_texts_as_texts(api, tmp_path):
     ) as process:
         for number, text in enumerate(texts.values()):
             note = text.replace(ACTION, f'lookup("pipe", "touch {tmp_path}/trace-{number}")')
-            about = {"kind": "Service", "namespace": "tenant", "name": note}
-            api.store.put(event("ObjectRefused", about, note=note))
+            for about in (
+                {"kind": "Service", "namespace": f"tenant-{number}", "name": name} for name in (note, "again")
+            ):
+                api.store.put(event("ObjectRefused", about, note=note))
         until(lambda: len(tickets.found) >= len(texts), process, tmp_path)
     assert sorted(path.name for path in tmp_path.glob("trace-*")) == []
+    # One for each namespace.
+    assert len({ticket["title"].split("/")[0] for ticket in tickets.found}) == len(texts) == len(tickets.found)
     assert all(ticket["text"].startswith("The reason: ") and "lookup" in ticket["text"] for ticket in tickets.found)
-    assert all(ticket["title"].startswith("Agents skip Service tenant/") for ticket in tickets.found)
+    assert all(ticket["title"].startswith("Agents skip Service tenant-") for ticket in tickets.found)
 
 
-def test_a_forged_event_repairs_one_node_that_exists_at_most(api, tmp_path):
+def test_an_event_repairs_one_node_that_exists_and_one_of_a_tenant_none(api, tmp_path):
     rulebook = yaml.safe_load((ROOT / "extensions/eda/rulebooks/repair_drift.yml").read_text(encoding="utf-8"))
     rulebook[0]["rules"][0]["action"]["run_playbook"]["name"] = "play.yml"
     (tmp_path / "rulebook.yml").write_text(yaml.safe_dump(rulebook))
     task = {"ansible.builtin.file": {"path": f"{tmp_path}/repaired-{{{{ inventory_hostname }}}}", "state": "touch"}}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
-    api.store.put(node("all", "192.0.2.12", "10.1.2.0/24"))
+    for number, name in enumerate(("all", "worker-2"), 2):
+        api.store.put(node(name, f"192.0.2.1{number}", f"10.1.{number}.0/24"))
     with running(api, tmp_path, "rulebook.yml", {}) as process:
-        for name in ("all", "localhost", "worker-2", "k8s_cluster", "worker-1"):
+        forged = event("DriftNotRepaired", {"kind": "Node", "name": "worker-2"})
+        api.store.put({**forged, "metadata": {**forged["metadata"], "namespace": "tenant"}})
+        for name in ("all", "localhost", "worker-3", "k8s_cluster", "worker-1"):
             api.store.put(event("DriftNotRepaired", {"kind": "Node", "name": name}))
         until(lambda: list(tmp_path.glob("repaired-*")), process, tmp_path)
         time.sleep(2.0)

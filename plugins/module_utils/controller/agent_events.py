@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Collection, Dict, Iterator, List, Optional
+from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Set
 
 from ..cluster.answers import InvalidAnswer
 from ..cluster.api import ApiClient
@@ -20,7 +20,7 @@ from ..cluster.api_errors import FORBIDDEN, ApiStatusError, Expired, WatchFailed
 from ..cluster.fields import is_dns_subdomain
 from ..cluster.resource_types import NODES, ResourceType
 from ..errors import ProxyError
-from ..event_reasons import OTHER, Reason
+from ..event_reasons import OTHER, Reason, Subject
 from .border import harmless, other_meaning
 
 REPORTER = "kube-proxy"
@@ -30,9 +30,14 @@ EVENTS = ResourceType(
 #: The kind of an Event by its reason; others are OTHER.
 KIND_OF_REASON = {reason.value: reason.kind for reason in Reason}
 KINDS = tuple(dict.fromkeys(KIND_OF_REASON.values()))
+_REASONS_OF_NODES = {reason.value for reason in Reason if reason.subject is Subject.NODE}
+#: The namespace of Events about what is in none, such as a Node.
+_CLUSTER_NAMESPACE = "default"
 _WATCH_SECONDS = (300, 600)
 _SHORTEST_WATCH_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+#: How long it is known whether the cluster has a Node, so that many Events about one cost one request.
+_NODE_SECONDS = 10.0
 
 
 def described(raw: Dict[str, Any], is_node: Callable[[str], bool] = lambda name: True) -> Dict[str, Any]:
@@ -59,6 +64,18 @@ def described(raw: Dict[str, Any], is_node: Callable[[str], bool] = lambda name:
         "uid": _text(_mapping(raw.get("metadata")).get("uid")),
     }
     return {"agent_event": found}
+
+
+def is_where_agents_post(raw: Dict[str, Any]) -> bool:
+    """Return whether an Event is in the namespace in which an agent posts those about this object.
+
+    The API server admits an Event about any Node or object to any namespace, but nobody to a namespace without the
+    right to write there. So this is all that is certain about the creator of an Event.
+    """
+    regarding = _mapping(raw.get("regarding"))
+    about_node = regarding.get("kind") == NODES.kind or _text(raw.get("reason")) in _REASONS_OF_NODES
+    namespace = "" if about_node else regarding.get("namespace")
+    return _mapping(raw.get("metadata")).get("namespace") == (namespace or _CLUSTER_NAMESPACE)
 
 
 def _kind(raw: Dict[str, Any]) -> str:
@@ -142,6 +159,11 @@ class EventFollower:
         #: Reads Nodes while the other client watches.
         self._lookups: Optional[ApiClient] = None
         self._may_read_nodes = True
+        #: Whether the cluster has a Node of this name, and since when this is being collected.
+        self._nodes: Dict[str, bool] = {}
+        self._nodes_since = 0.0
+        #: Namespaces with Events that no agent can have posted there.
+        self._forging: Set[str] = set()
         self._version = ""
         self._error = ""
         self._pause = _FIRST_PAUSE_SECONDS
@@ -243,12 +265,28 @@ class EventFollower:
         # A server that cannot select by this field returns the Events of all programs.
         if raw.get("reportingController") != REPORTER or (self._kinds and _kind(raw) not in self._kinds):
             return []
+        if not is_where_agents_post(raw):
+            self._report_forged(str(_mapping(raw.get("metadata")).get("namespace")))
+            return []
         return [described(raw, self._is_node)]
+
+    def _report_forged(self, namespace: str) -> None:
+        if namespace not in self._forging:
+            self._forging.add(namespace)
+            self._failed(f"Events in namespace {namespace} are ignored: agents post those in another one")
 
     def _is_node(self, name: str) -> bool:
         """Return whether the cluster has a Node of this name; false if the account may not read Nodes."""
         if not self._may_read_nodes:
             return False
+        now = self._clock()
+        if now - self._nodes_since > _NODE_SECONDS:
+            self._nodes, self._nodes_since = {}, now
+        if name not in self._nodes:
+            self._nodes[name] = self._has_node(name)
+        return self._nodes[name]
+
+    def _has_node(self, name: str) -> bool:
         if self._lookups is None:
             self._lookups = self._connect()
         client = self._lookups

@@ -41,7 +41,7 @@ _BEGUN = re.compile(
     re.VERBOSE,
 )
 _LOOSE = re.compile(r"[{#$\\](?! )")
-# Longer than any text that the API server accepts in an Event; reading it would take long.
+# Longer than any text of an agent's Event, though not of a core Event; reading it would take long.
 _MOST_CHARACTERS = 2_000
 
 #: Names that resolve to the host itself.

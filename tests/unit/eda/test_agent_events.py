@@ -24,9 +24,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
     node_reference,
     service_reference,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.agent_events import KINDS, described
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.agent_events import (
+    KINDS,
+    described,
+    is_where_agents_post,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.border import harmless
-from ansible_collections.kubenode.proxy.plugins.module_utils.event_reasons import Reason
+from ansible_collections.kubenode.proxy.plugins.module_utils.event_reasons import Reason, Subject
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.border.forms import ACTION, LITERALS, RARE, TEMPLATES
@@ -285,6 +289,43 @@ def test_no_event_is_lost_while_nodes_cannot_be_read(api):
 
     found = [item["agent_event"] for item in run(api, steps)]
     assert [(item["note"], item["node"]) for item in found] == [(str(number), "worker-1") for number in range(3)]
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_events_are_those_of_agents_only_in_their_namespaces(reason):
+    node_too = {} if reason.subject is Subject.NODE else {"related": node_reference("worker-1")}
+    about = service_reference("shop", "web") if node_too else node_reference("worker-1")
+    posted = event(reason.value, about, **node_too)
+    assert is_where_agents_post(posted)
+    forged = [
+        {"metadata": {**posted["metadata"], "namespace": "tenant"}},
+        {"metadata": {**posted["metadata"], "namespace": "tenant"}, "regarding": node_reference("worker-1")},
+        {"metadata": {}},
+    ]
+    if reason.subject is Subject.NODE:
+        about = service_reference("tenant", "web")
+        forged.append({**forged[0], "regarding": about, "related": node_reference("worker-1")})
+        forged.append({**forged[0], "regarding": {**posted["regarding"], "namespace": "tenant"}})
+    assert [item for item in forged if is_where_agents_post({**posted, **item})] == []
+
+
+def test_a_flood_of_forged_events_costs_one_look_up_and_one_line(api, caplog):
+    about = {"kind": "Service", "namespace": "tenant", "name": "web"}
+
+    async def steps(rulebook):
+        await watching(api)
+        for number in range(20):
+            drift = event("DriftNotRepaired")
+            api.store.put({**drift, "metadata": {**drift["metadata"], "namespace": "tenant"}})
+            api.store.put(event("EndpointFailing", about, note=str(number), related=node_reference("worker-1")))
+        api.store.put(event("DriftNotRepaired"))
+        return await rulebook.take(21)
+
+    assert reasons(run(api, steps)) == ["EndpointFailing"] * 20 + ["DriftNotRepaired"]
+    assert [path for path in api.requests if "/nodes/" in path] == ["/api/v1/nodes/worker-1"]
+    assert [record.message for record in caplog.records] == [
+        "Events in namespace tenant are ignored: agents post those in another one"
+    ]
 
 
 @pytest.mark.parametrize("name", ["worker-1,all", "*", "worker-1 worker-2", "{{ x }}", "@/etc/hosts", "!worker-1", ""])

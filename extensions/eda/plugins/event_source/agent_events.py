@@ -16,7 +16,8 @@ description:
   - Reads the Events that agents post to the API server of the cluster (events.k8s.io) - drift, repairs, refused
     objects, failed checks of endpoints, changes of the mode, drains.
   - The account needs to list and to watch events of the API group events.k8s.io in all namespaces, and to get nodes.
-    A user who may create Events can forge those of agents, so an event names a node only if the cluster has it.
+    A user who may create Events can forge those of agents. So an Event about a Node counts only in the namespace
+    default, one about an object only in that of the object, and an event names a node only if the cluster has it.
   - If no option and no environment variable names an API server, the ServiceAccount of the pod is used.
 options:
   kubeconfig:
