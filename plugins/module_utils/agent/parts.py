@@ -183,6 +183,7 @@ class Parts:
             deliver=self.inbox.deliver,
             supervisor=self.supervisor,
             log=log,
+            limited=self.limited,
             metrics=self.metrics,
             post=self.post,
         )

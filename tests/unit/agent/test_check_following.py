@@ -15,10 +15,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.attemp
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.checks import Checks
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.follower import RETRY_SECONDS, CheckFollower
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober, Verdict, VerdictChange
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.targets import choose
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.targets import choose, not_allowed
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.failures import Steps
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import (
+    MOST_OF_NAMESPACE,
+    LimitedLog,
+    Log,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
@@ -55,8 +59,10 @@ def objects(name, namespace, addresses, **annotations):
 def chosen(static=(), cluster=(), own=(), **settings):
     state = ClusterState.from_objects(cluster)
     state.set_static(parse_static({"f.yaml": static}))
-    found = choose(state, state.services, HealthChecks(**settings), own)
-    return [f"{target.service.namespace} {target}" for target in found.targets], list(found.unchecked)
+    reasons = {name: not_allowed(item, HealthChecks(**settings)) for name, item in state.services.items()}
+    found = choose(state, [name for name, reason in reasons.items() if not reason], HealthChecks(**settings), own)
+    unchecked = [*filter(None, reasons.values()), *found.unchecked.values()]
+    return [f"{target.service.namespace} {target}" for target in found.targets], unchecked
 
 
 def test_only_listed_namespaces_and_never_own_addresses():
@@ -66,16 +72,16 @@ def test_only_listed_namespaces_and_never_own_addresses():
     both = ["static 192.0.2.1:8080", "static 192.0.2.2:8080"]
     assert chosen(static, tenant, own) == (
         both,
-        ["Service tenant/bb: is not checked: its namespace is not in healthChecks.namespaces"],
+        ["is not checked: its namespace is not in healthChecks.namespaces"],
     )
     assert chosen(static, tenant, own, namespaces=("tenant",)) == (
         [*both, "tenant 10.244.0.9:8080"],
-        ["Service tenant/bb: endpoints at addresses of this node are not checked"],
+        ["endpoints at addresses of this node are not checked"],
     )
     with_ca = objects("bb", "tenant", ["10.244.0.9"], **{"": "https", "-ca": "/etc/shadow"})
     assert chosen((), with_ca, own, namespaces=("tenant",)) == (
         [],
-        ["Service tenant/bb: is not checked: only a static Service may name a CA file"],
+        ["is not checked: only a static Service may name a CA file"],
     )
 
 
@@ -83,7 +89,7 @@ def test_the_excess_is_named():
     static = objects("a", "static", ["192.0.2.1", "192.0.2.2", "192.0.2.3"], **{"": "tcp"})
     assert chosen(static, most_endpoints=2) == (
         ["static 192.0.2.1:8080", "static 192.0.2.2:8080"],
-        ["Service static/a: 1 of 3 endpoints are not checked: at most 2 are"],
+        ["1 of 3 endpoints are not checked: at most 2 are"],
     )
 
 
@@ -122,6 +128,7 @@ def followed_checks(**settings):
         deliver=lambda _change: None,
         supervisor=NoThreads(),
         log=Log(io.StringIO()),
+        limited=LimitedLog(Log(io.StringIO())),
         metrics=Metrics(),
         post=lambda *_event: None,
     )
@@ -165,16 +172,25 @@ def test_another_panic_threshold_applies_to_endpoints_that_fail_already():
 def test_requests_of_tenants_that_are_not_allowed_cost_little():
     checks, view = followed_checks()
     log = io.StringIO()
-    checks._log = Log(log)
+    checks._limited = LimitedLog(Log(log))
+    view.pop_dirty()
     for number in range(5000):
         service, _slice = objects(f"s{number}", "tenant", (), **{"": "tcp"})
         service["spec"]["clusterIP"] = f"10.97.{number >> 8}.{number & 255}"
         view.dirty |= view.state.upsert(service)
+    asked = []
+
+    def own_addresses():
+        asked.append(True)
+        return ()
+
     began = time.process_time()
-    checks.follow(view, tuple)
-    checks.follow(view, tuple)
+    checks.follow(view, own_addresses)
+    checks.follow(view, own_addresses)
     assert time.process_time() - began < 3.0
-    assert len(checks.unchecked) == 5000 and len(log.getvalue().splitlines()) == 21
+    # The Services that are checked are not chosen again.
+    assert asked == []
+    assert len(checks.unchecked) == 5000 and len(log.getvalue().splitlines()) == MOST_OF_NAMESPACE
     assert checks.count() == (2, 0)
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import MOST_OF_NAMESPACE
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, node_follower, proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -146,17 +147,17 @@ def test_a_refused_object_is_reported_once_while_it_is_refused(bench):
     bench.put(bad)
     bench.sync.sync()
     assert [event[2] for event in bench.events] == ["ObjectRefused"] * 2
-    for _time in range(8):
+    for _time in range(MOST_OF_NAMESPACE):
         for item in (service("bad", 9), bad):
             bench.put(item)
             bench.sync.report_refusals()
-    assert len(bench.events) == 5
+    assert len(bench.events) == MOST_OF_NAMESPACE
 
 
 def test_of_many_refused_objects_some_are_reported(bench):
     bench.put(*(manifests.service(f"bad-{number}", "x", [], namespace="d") for number in range(100)))
     bench.sync.sync()
-    assert len(bench.events) == 20
+    assert len(bench.events) == MOST_OF_NAMESPACE
 
 
 def test_a_change_of_the_mode_is_reported_once(bench, monkeypatch):
@@ -484,12 +485,19 @@ def test_annotations_without_effect_are_reported_once_each(bench):
     assert {event[1:4] for event in bench.events} == {("Warning", "PolicyIgnored", "Sync")}
     assert 'metadata.annotations[kubenode.proxy/scheduler]: "bogus" is not one of rr' in about["wrong"][4]
     assert about["impossible"][4].startswith("Service d/impossible (80/TCP): nftables mode has no scheduler fo")
-    assert bench.text.getvalue().count('msg="an annotation has no effect"') == 2
+    line = 'msg="an annotation has no effect"'
+    assert bench.text.getvalue().count(line) == 2
     impossible["metadata"]["annotations"] = {}
     bench.put(impossible)
     bench.sync.sync()
     (proxier,) = bench.sync.proxiers.families
     assert proxier.ignored == {} and len(bench.events) == 2
+    # A user who may write the annotation may do so again and again.
+    for number in range(MOST_OF_NAMESPACE):
+        wrong["metadata"]["annotations"] = {"kubenode.proxy/scheduler": f"bogus-{number}"}
+        bench.put(wrong)
+        bench.sync.sync()
+    assert len(bench.events) == bench.text.getvalue().count(line) == MOST_OF_NAMESPACE
 
 
 def in_slow_start(*addresses):

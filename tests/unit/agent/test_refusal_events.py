@@ -12,28 +12,37 @@ from pathlib import Path
 from typing import Any, List, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import make_event, node_reference
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.refusal_events import MOST, RefusalEvents
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import (
+    MOST_OF_NAMESPACE,
+    LimitedLog,
+    Log,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.refusal_events import RefusalEvents
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import StaticDirectory
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
 
 
-def refusals(count: int) -> Tuple[Refusal, ...]:
-    return tuple(Refusal("Service", "shop", f"s{number}", "spec.clusterIP", "is missing") for number in range(count))
+def refusals(count: int, namespace: str = "shop") -> Tuple[Refusal, ...]:
+    return tuple(Refusal("Service", namespace, f"s{number}", "spec.clusterIP", "is missing") for number in range(count))
 
 
-def test_each_refusal_is_reported_once_and_many_by_their_number() -> None:
+def test_each_refusal_is_reported_once_and_many_of_a_namespace_by_their_number() -> None:
     stream = io.StringIO()
     posted: List[Any] = []
-    events = RefusalEvents(LimitedLog(Log(stream)), lambda *event: posted.append(event))
+    limited = LimitedLog(Log(stream))
+    events = RefusalEvents(limited, lambda *event: posted.append(event))
     events.update(refusals(2), ())
     events.update(refusals(2), ())
     assert [event[4] for event in posted] == [f"skipped: {refusal}" for refusal in refusals(2)]
     assert len(stream.getvalue().splitlines()) == 2
-    events.update(refusals(2 + MOST + 5), ())
-    assert len(posted) == 2 + MOST
-    last = stream.getvalue().splitlines()[-1]
-    assert "further objects or parts are skipped" in last and "objects=5" in last
+    # Each sync has others, as when objects are created and deleted again.
+    for number in range(3, MOST_OF_NAMESPACE + 6):
+        events.update(refusals(number)[-1:], ())
+    events.update(refusals(3, "other"), ())
+    assert [event[4].count("other/") for event in posted] == [0] * MOST_OF_NAMESPACE + [1] * 3
+    limited.report(everything=True)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == len(posted) + 1 and "suppressed=5" in lines[-1]
 
 
 def test_parts_are_reported_except_for_annotations() -> None:

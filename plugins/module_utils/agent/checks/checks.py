@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, List, Sequence, Set, Tuple
+from typing import Callable, Collection, Dict, List, Mapping, Sequence, Set, Tuple
 
 from ...addresses import family_of
 from ...cluster.model import Failing, NamespacedName
@@ -19,14 +19,12 @@ from ...event_reasons import Reason
 from ..api.events import NORMAL, WARNING, Post, service_reference
 from ..source.view import ClusterView
 from ..supervision import Supervisor
-from ..surface.log import Log
+from ..surface.log import INFO, LimitedLog, Log
 from ..surface.metrics import Metrics
 from ..sync.proxier import Proxier
 from .attempt import Target
 from .prober import Prober, Verdict, VerdictChange
-from .targets import Places, choose, places_of
-
-_REPORTED = 20
+from .targets import Places, choose, not_allowed, places_of
 
 
 class Checks:
@@ -42,18 +40,22 @@ class Checks:
         deliver: Callable[[VerdictChange], None],
         supervisor: Supervisor,
         log: Log,
+        limited: LimitedLog,
         metrics: Metrics,
         post: Post,
     ) -> None:
         self.settings = settings
-        self.unchecked: Tuple[str, ...] = ()
         self._prober = Prober(deliver)
         self._supervisor = supervisor
         self._log = log
+        self._limited = limited
         self._metrics = metrics
         self._post = post
         self._running = False
         self._services: Set[NamespacedName] = set()
+        #: Why Services are not checked: those that may not be, and those of which not all endpoints are.
+        self._denied: Dict[NamespacedName, str] = {}
+        self._unchecked: Dict[NamespacedName, str] = {}
         self._targets: Tuple[Target, ...] = ()
         self._addresses_of_target: Dict[NamespacedName, Places] = {}
         self._failing: Dict[Target, Verdict] = {}
@@ -66,17 +68,19 @@ class Checks:
     def follow(self, view: ClusterView, own_addresses: Callable[[], Collection[str]], everything: bool = False) -> None:
         """Follow changes of the Services in ``view.dirty``, or with ``everything`` of all Services.
 
-        The cost is that of the changed Services, unless one of them is or was checked.
+        The cost is that of the changed Services, unless one of them is or was checked. Anyone may request a check.
         """
         services = view.state.services
         names = services if everything else view.dirty
         asking = {name for name in names if name in services and services[name].check is not None}
+        asking -= self._deny(view, asking, everything)
         known = self._services if everything else self._services.intersection(view.dirty)
         if not asking and not known:
             return
         self._services = (self._services - known) | asking
         chosen = choose(view.state, self._services, self.settings, own_addresses())
-        self._report(chosen.unchecked)
+        self._report(chosen.unchecked, self._unchecked)
+        self._unchecked = chosen.unchecked
         wanted = set(chosen.targets)
         new = wanted.difference(self._targets)
         self._targets = chosen.targets
@@ -102,15 +106,29 @@ class Checks:
         for name in asking | known:
             self._apply(view, name)
 
-    def _report(self, unchecked: Tuple[str, ...]) -> None:
-        """Log why Services are not checked, a few lines at a time: any tenant may request checks."""
-        known = set(self.unchecked)
-        new = [line for line in unchecked if line not in known]
-        for line in new[:_REPORTED]:
-            self._log.warning("endpoints are not checked", reason=line)
-        if len(new) > _REPORTED:
-            self._log.warning("endpoints are not checked", reason=f"{len(new) - _REPORTED} more Services; see status")
-        self.unchecked = unchecked
+    def _deny(self, view: ClusterView, asking: Set[NamespacedName], everything: bool) -> Set[NamespacedName]:
+        """Return the Services that may not be checked, and report the new ones."""
+        reasons = {name: not_allowed(view.state.services[name], self.settings) for name in asking}
+        denied = {name: reason for name, reason in reasons.items() if reason}
+        self._report(denied, self._denied)
+        if everything:
+            self._denied = {}
+        for name in view.dirty:
+            self._denied.pop(name, None)
+        self._denied.update(denied)
+        return set(denied)
+
+    def _report(self, unchecked: Mapping[NamespacedName, str], known: Mapping[NamespacedName, str]) -> None:
+        """Log why Services are not checked."""
+        for name, reason in unchecked.items():
+            if known.get(name) != reason:
+                text = "endpoints are not checked"
+                self._limited.about("unchecked", name.namespace, text, reason=f"Service {name}: {reason}")
+
+    @property
+    def unchecked(self) -> List[str]:
+        """A line for each Service whose endpoints are not all checked."""
+        return [f"Service {name}: {reason}" for name, reason in sorted({**self._denied, **self._unchecked}.items())]
 
     def changed(self, view: ClusterView, change: VerdictChange) -> None:
         """Apply the new verdict of a target."""
@@ -123,12 +141,13 @@ class Checks:
         if verdict.passing:
             self._failing.pop(target, None)
             text, kind, reason = "passes its checks again", NORMAL, Reason.ENDPOINT_PASSING
-            self._log.info("an endpoint passes its health checks again", service=name, endpoint=target)
+            words = "an endpoint passes its health checks again"
+            self._limited.about("passing", name.namespace, words, INFO, service=name, endpoint=target)
         else:
             self._failing[target] = verdict
             text, kind, reason = _words(verdict, target), WARNING, Reason.ENDPOINT_FAILING
-            fields = {"service": name, "endpoint": target, "reason": verdict.error}
-            self._log.warning("an endpoint fails its health checks", **fields)
+            words = "an endpoint fails its health checks"
+            self._limited.about("failing", name.namespace, words, service=name, endpoint=target, reason=verdict.error)
             self._newly_failed += [
                 (name, address, port) for address, port in self._addresses_of_target[name].get(target, ())
             ]

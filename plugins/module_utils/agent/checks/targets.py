@@ -17,10 +17,10 @@ Places = Dict[Target, Set[Tuple[str, int]]]
 
 
 class Chosen(NamedTuple):
-    """The targets to check, and a one-line reason for each Service whose endpoints are not all checked."""
+    """The targets to check, and the reason for each Service whose endpoints are not all checked."""
 
     targets: Tuple[Target, ...]
-    unchecked: Tuple[str, ...]
+    unchecked: Dict[NamespacedName, str]
 
 
 def places_of(state: ClusterState, name: NamespacedName) -> Places:
@@ -50,16 +50,15 @@ def choose(
 ) -> Chosen:
     """Return the targets of these Services: static ones first, then others by name, up to the maximum.
 
-    A Service of the cluster is checked if its namespace is listed, and never at loopback, link-local or own addresses
-    of the node, nor with a CA file: its owner must not be able to make the agent connect to what only the node can
-    reach.
+    A Service of the cluster is never checked at loopback, link-local or own addresses of the node: its owner must not
+    be able to make the agent connect to what only the node can reach.
     """
     targets: List[Target] = []
-    unchecked: List[str] = []
+    unchecked: Dict[NamespacedName, str] = {}
     services = [service for service in map(state.services.get, names) if service is not None]
     for service in sorted(services, key=lambda item: (not item.static, item.key)):
-        reason = _not_allowed(service, settings)
-        wanted = [] if reason else sorted(places_of(state, service.key))
+        reason = ""
+        wanted = sorted(places_of(state, service.key))
         if not service.static:
             allowed = [item for item in wanted if item.address not in own_addresses and not special_use(item.address)]
             if len(allowed) < len(wanted):
@@ -71,11 +70,15 @@ def choose(
             reason = f"{len(wanted) - room} of {len(wanted)} endpoints are not checked: {limit}"
         targets += wanted[:room]
         if reason:
-            unchecked.append(f"Service {service.key}: {reason}")
-    return Chosen(tuple(targets), tuple(unchecked))
+            unchecked[service.key] = reason
+    return Chosen(tuple(targets), unchecked)
 
 
-def _not_allowed(service: Service, settings: HealthChecks) -> str:
+def not_allowed(service: Service, settings: HealthChecks) -> str:
+    """Return why a Service may not have its endpoints checked; empty if it may.
+
+    One of the cluster may if its namespace is listed, and not with a CA file.
+    """
     if service.static or service.check is None:
         return ""
     if service.namespace not in settings.namespaces:

@@ -14,6 +14,8 @@ from ...log import DEBUG, ERROR, INFO, WARNING, Log
 __all__ = ["DEBUG", "ERROR", "INFO", "WARNING", "LimitedLog", "Log"]
 
 _MOST_KEYS = 1000
+#: Lines of one kind about the objects of one namespace. Its users choose how many objects there are, and change them.
+MOST_OF_NAMESPACE = 25
 
 
 class LimitedLog:
@@ -40,6 +42,13 @@ class LimitedLog:
     def once(self, key: Hashable, level: str, message: str, **fields: Any) -> bool:
         """Write a long line if it is the first one with its key; else count it."""
         return self._write(1, key, level, message, fields)
+
+    def about(self, kind: str, namespace: str, message: str, level: str = WARNING, **fields: Any) -> bool:
+        """Write a line about an object of a namespace, or count it; returns whether it was written.
+
+        Lines about the objects of one namespace take no lines from those of another one.
+        """
+        return self._write(MOST_OF_NAMESPACE, (kind, namespace), level, message, fields)
 
     def _write(self, burst: int, key: Hashable, level: str, message: str, fields: Mapping[str, Any]) -> bool:
         with self._lock:

@@ -27,8 +27,7 @@ from ..sync.setup import Proxiers
 from .agent_state import AgentState
 from .comparison import compare
 
-#: How many conflicts, and how many invalid objects and parts of objects, the status names: two Services may have tens
-#: of thousands.
+#: How many lines of a kind about objects the status has: two Services may have tens of thousands of conflicts.
 _MOST_NAMED = 100
 
 
@@ -71,7 +70,7 @@ def status_document(state: AgentState) -> AgentStatus:
         "startedFromCache": state.source.from_cache,
         "staticServices": {str(key): item.static for key, item in sorted(view.state.static_services.items())},
         "checks": state.checks.status(),
-        "unchecked": list(state.checks.unchecked),
+        "unchecked": _named(state.checks.unchecked),
         "clusterKnown": view is state.source.view,
         "lastSync": round(state.sync.last_sync_end, 3),
         "lastError": state.sync.syncer.last_error,
@@ -96,7 +95,12 @@ def status_document(state: AgentState) -> AgentStatus:
 def _ignored(proxiers: Optional[Proxiers]) -> List[str]:
     """Return what annotations request that the mode or the kernel cannot do."""
     families = proxiers.families if proxiers is not None else ()
-    return sorted({line for family in families for lines in family.ignored.values() for line in lines})
+    return _named(sorted({line for family in families for lines in family.ignored.values() for line in lines}))
+
+
+def _named(lines: List[str]) -> List[str]:
+    others = len(lines) - _MOST_NAMED
+    return [*lines[:_MOST_NAMED], f"and {others} more"] if others > 0 else lines
 
 
 def status_text(state: AgentState) -> str:

@@ -104,7 +104,7 @@ class NodeSync:
         self._limited = limited
         self._post = post
         self._other_proxy = other_proxy
-        self._policy_warnings = PolicyWarnings(log, post)
+        self._policy_warnings = PolicyWarnings(limited, post)
         self._refusals = RefusalEvents(limited, post)
         # Whether the Event about the change to the mode in effect was posted.
         self._mode_posted = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import FrozenSet, Iterable, Sequence, Set, Tuple
 
 from ...cluster.claims import NO_CONFLICTS, Conflicts
+from ...cluster.model import NamespacedName
 from ...convergence.report import conflict_warnings
 from ..failures import Failure
 from ..source.view import ClusterView
@@ -33,7 +34,7 @@ class Notices:
         self._limited = limited
         self._conflicts = NO_CONFLICTS
         self._failures: FrozenSet[Failure] = frozenset()
-        self._unserved: Set[str] = set()
+        self._unserved: Set[Tuple[NamespacedName, str]] = set()
         self._kept_chains: Set[Tuple[str, str]] = set()
 
     def report(self, view: ClusterView, families: Sequence[Proxier]) -> None:
@@ -66,9 +67,10 @@ class Notices:
 
     def _report_unserved(self, families: Sequence[Proxier]) -> None:
         """Log each ServicePort that the mode cannot serve."""
-        found = {line for family in families for lines in family.unserved.values() for line in lines}
-        for line in sorted(found - self._unserved):
-            self._log.warning("a Service cannot be served in this mode", service=line)
+        found = {(service, line) for family in families for service, lines in family.unserved.items() for line in lines}
+        for service, line in sorted(found - self._unserved):
+            text = "a Service cannot be served in this mode"
+            self._limited.about("unserved", service.namespace, text, service=line)
         self._unserved = found
 
     def _report_kept_chains(self, families: Sequence[Proxier]) -> None:

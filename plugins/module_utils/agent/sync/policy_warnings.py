@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Optional
+from typing import Dict, Iterable
 
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
 from ...errors import Refusal
 from ...event_reasons import Reason
 from ..api.events import WARNING, Post, service_reference
-from ..surface.log import Log
+from ..surface.log import LimitedLog
 from .proxier import Proxier
 
-#: Lines and Events after one sync; users may annotate thousands of Services.
-MOST = 20
 _ANNOTATIONS = "metadata.annotations["
 
 
@@ -28,10 +26,10 @@ def is_annotation(part: Refusal) -> bool:
 class PolicyWarnings:
     """Reports invalid annotations, and those that the mode or the kernel does not support."""
 
-    def __init__(self, log: Log, post: Post) -> None:
-        self._log = log
+    def __init__(self, limited: LimitedLog, post: Post) -> None:
+        self._limited = limited
         self._post = post
-        self._known: Dict[str, Optional[NamespacedName]] = {}
+        self._known: Dict[str, NamespacedName] = {}
         self._seen: object = None
 
     def update(self, state: ClusterState, families: Iterable[Proxier]) -> None:
@@ -42,23 +40,19 @@ class PolicyWarnings:
         if seen == self._seen:
             return
         self._seen = seen
-        now: Dict[str, Optional[NamespacedName]] = {}
+        now: Dict[str, NamespacedName] = {}
         for part in skipped:
             if is_annotation(part):
-                service = NamespacedName(part.namespace, part.name)
-                now[str(part)] = service if part.kind == "Service" else None
+                # An EndpointSlice or a Node has no Event: only its namespace counts.
+                now[str(part)] = NamespacedName(part.namespace, part.name if part.kind == "Service" else "")
         for family in families:
             for service, lines in family.ignored.items():
                 now.update(dict.fromkeys(lines, service))
-        new = [line for line in now if line not in self._known]
-        for line in new[:MOST]:
-            self._log.warning("an annotation has no effect", reason=line)
-            about = now[line]
-            if about is not None:
-                regarding = service_reference(about.namespace, about.name)
-                self._post(regarding, WARNING, Reason.POLICY_IGNORED, "Sync", line)
-        if len(new) > MOST:
-            self._log.warning(
-                "more annotations have no effect; kubenode-proxy status lists them", count=len(new) - MOST
-            )
+        for line, about in now.items():
+            if line in self._known or not self._limited.about(
+                "annotation", about.namespace, "an annotation has no effect", reason=line
+            ):
+                continue
+            if about.name:
+                self._post(service_reference(*about), WARNING, Reason.POLICY_IGNORED, "Sync", line)
         self._known = now

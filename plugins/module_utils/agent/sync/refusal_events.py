@@ -14,9 +14,6 @@ from ..api.events import WARNING, Post, object_reference
 from ..surface.log import LimitedLog
 from .policy_warnings import is_annotation
 
-#: Lines and Events at a time; users may create thousands of invalid objects.
-MOST = 20
-
 
 class RefusalEvents:
     """Reports each refusal that is new since the last call, and again if the object was valid in between.
@@ -37,16 +34,12 @@ class RefusalEvents:
             return
         new = [refusal for refusal in (*refusals, *parts) if refusal not in self._known]
         whole = frozenset(refusals)
-        for refusal in new[:MOST]:
-            key = ("refused", refusal.kind, refusal.namespace, refusal.name)
+        for refusal in new:
             text = "an invalid object is skipped" if refusal in whole else "a part of an object is skipped"
-            if not self._limited.warning(key, text, object=refusal):
+            if not self._limited.about("refused", refusal.namespace, text, object=refusal):
                 continue
             # A static object comes from a file of this node, as does a file that cannot be read.
             of_cluster = refusal.name and not refusal.source and refusal.kind != UNREADABLE_FILE
             about = object_reference(refusal) if of_cluster else None
             self._post(about, WARNING, Reason.OBJECT_REFUSED, "Sync", f"skipped: {refusal}")
-        if len(new) > MOST:
-            text = "further objects or parts are skipped; kubenode-proxy status lists them"
-            self._limited.warning("refused", text, objects=len(new) - MOST)
         self._known = now
