@@ -8,13 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
+    BEFORE_INVENTORY,
     OWNER,
     collection_variables,
-    invalid_choices,
+    invalid_values,
     known_variables,
+    options_of,
     unknown_in_inventory,
     unknown_variables,
 )
@@ -37,12 +41,20 @@ class ActionModule(ActionBase):
         result: Dict[str, Any] = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         _validation, options = self.validate_argument_spec(_ARGUMENTS)
-        role = self._task._role
+        role, invalid = self._task._role, set()
         if role is None:
             hosts = [task_vars["hostvars"].raw_get(host) for host in task_vars["ansible_play_hosts_all"]]
-            invalid = sorted({line for variables in hosts for line in invalid_choices(variables, _COLLECTION)})
-            if invalid:
-                return {**result, "failed": True, "msg": "; ".join(invalid)}
+            valid, extra = options_of(_COLLECTION), load_extra_vars(self._loader)
+            # Of the variables of the play as well, which an import of the playbook sets.
+            for variables in (task_vars, *hosts):
+                invalid.update(invalid_values(variables, valid, ArgumentSpecValidator))
+            # What the play sets wins over the inventory.
+            invalid |= {
+                f"{name} has no effect in an inventory: pass it with -e"
+                for name in BEFORE_INVENTORY
+                for variables in hosts
+                if name in variables and name not in extra and task_vars.get(name, variables[name]) == variables[name]
+            }
             names = frozenset(name for variables in hosts for name in variables)
             owner, found = OWNER, unknown_in_inventory(names, collection_variables(_COLLECTION))
         else:
@@ -52,8 +64,9 @@ class ActionModule(ActionBase):
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
         if options["strict"]:
-            if misspelt:
-                return {**result, "failed": True, "msg": "; ".join(item.text(owner) for item in misspelt)}
+            errors = [*sorted(invalid), *(item.text(owner) for item in misspelt)]
+            if errors:
+                return {**result, "failed": True, "msg": "; ".join(errors)}
             result["warnings"] = [item.text(owner) for item in found]
         else:
             result["warnings"] = [item.text(owner) for item in misspelt]

@@ -17,8 +17,8 @@ description:
   - Ansible succeeds with a play that has no host, which a verification must not. This fails if no host matches the
     pattern, for example because the source of the inventory cannot be read. If a playbook of this collection is run
     directly, and not imported by another one, it also fails if C(--limit) leaves none of them.
-  - Also fails for an extra variable (C(-e)) that begins with a prefix of this collection's variables, such as
-    C(migrate_), and is probably misspelt, and warns of one that resembles none of them.
+  - Also fails for an extra variable (C(-e)) with a value of a wrong type, or that begins with a prefix of this
+    collection's variables, such as C(migrate_), and is probably misspelt. Warns of one that resembles none of them.
     M(kubenode.proxy.role_variables) checks those of the inventory.
 """
 
@@ -40,6 +40,7 @@ from typing import Any, Dict, List, Mapping, Optional, Set
 from ansible import context
 from ansible.errors import AnsibleError, AnsibleLookupError
 from ansible.inventory.manager import InventoryManager
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.lookup import LookupBase
 from ansible.utils.display import Display
 from ansible.utils.vars import load_extra_vars
@@ -47,7 +48,8 @@ from ansible.utils.vars import load_extra_vars
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
     OWNER,
     collection_variables,
-    invalid_choices,
+    invalid_values,
+    options_of,
     unknown_extra,
 )
 
@@ -122,13 +124,15 @@ class LookupModule(LookupBase):
         return found
 
     def _check_names(self) -> None:
-        """Refuse misspelt extra variables. Raises AnsibleLookupError."""
+        """Refuse misspelt extra variables and values. Raises AnsibleLookupError."""
         given = load_extra_vars(self._loader)
         extra = frozenset(given) - _checked
         _checked.update(extra)
         found = unknown_extra(extra, collection_variables(_COLLECTION)) if extra else []
         misspelt = [item.text(OWNER) for item in found if item.nearest]
-        misspelt += invalid_choices({name: given[name] for name in extra}, _COLLECTION)
+        if extra:
+            values = {name: given[name] for name in extra}
+            misspelt += invalid_values(values, options_of(_COLLECTION), ArgumentSpecValidator)
         if misspelt:
             raise AnsibleLookupError("; ".join(misspelt))
         for item in found:

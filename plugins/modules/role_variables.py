@@ -14,8 +14,10 @@ description:
     This module finds variables that begin with the name of the role of the task, such as C(service_proxy_mod), and are
     neither in the argument specification of the role nor set by it. It names the variable that was probably meant.
   - Outside of a role it checks the variables of all hosts of the play that begin with a prefix that only the roles and
-    playbooks of this collection use, such as C(migrate_directon). The playbooks check extra variables (C(-e)) even
-    before they begin, with the lookup plugin C(kubenode.proxy.hosts).
+    playbooks of this collection use, such as C(migrate_directon). It also fails for values of a wrong type, which
+    Ansible's filters would take for false or 0, and for C(proxy_hosts), C(proxy_serial) and
+    C(proxy_max_fail_percentage) in an inventory, where they have no effect. The playbooks check extra variables (C(-e))
+    even before they begin, with the lookup plugin C(kubenode.proxy.hosts).
   - Runs on the controller, as an action plugin, as the first task of each role of this collection.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of variables that neither a role nor a playbook has, and values that are no choice, with what was meant.
+"""Variables without effect: names that neither a role nor a playbook has, and values that are invalid.
 
 Ansible ignores such names, so that a misspelt one silently leaves the default in effect.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
 
 import yaml
 
@@ -22,6 +22,23 @@ _ALIKE = 0.75
 # Prefixes of distinctive names, and those with which variables of other software in an inventory begin as well.
 _OWN_PREFIXES = ("cleanup_", "drain_", "explain_", "migrate_", "rollback_", "service_proxy_")
 _COMMON_PREFIXES = ("agent_", "kernel_", "proxy_", "report_", "schedule_", "verify_")
+#: What Ansible evaluates before it loads the variables of an inventory, where it has no effect.
+BEFORE_INVENTORY = ("proxy_hosts", "proxy_max_fail_percentage", "proxy_serial")
+_SWITCHES = """cleanup_leave_unserved drain_cut drain_verify migrate_agent migrate_manage_kube_proxy migrate_remove_rule
+    proxy_prepare_kernel proxy_report_live rollback_accept_loss verify_traffic"""
+_PROBE: Dict[str, Any] = {
+    "host": {"required": True},
+    "port": {"type": "int", "required": True},
+    "timeout": {"type": "int"},
+}
+# Variables of the playbooks that are no text. Those of the roles are in their argument_specs.
+_OF_PLAYBOOKS: Dict[str, Dict[str, Any]] = {
+    **{name: {"type": "bool"} for name in _SWITCHES.split()},
+    **{name: {"type": "int"} for name in ("drain_agent_timeout", "migrate_wait_timeout")},
+    "migrate_configuration": {"choices": ["compare", "kube-proxy", "own"]},
+    "migrate_direction": {"choices": ["forward", "back"]},
+    "migrate_probes": {"type": "list", "elements": "dict", "options": _PROBE},
+}
 
 
 class Unknown(NamedTuple):
@@ -49,22 +66,37 @@ def known_variables(role: Path) -> FrozenSet[str]:
     return frozenset(known)
 
 
-def invalid_choices(variables: Mapping[str, Any], collection: Path) -> List[str]:
-    """Return a line for each variable of a role whose value is not one of its choices; templates are not evaluated.
-
-    Ansible's own error for such a value contains the whole specification of the role.
-    """
-    found: Dict[str, str] = {}
+def options_of(collection: Path) -> Dict[str, Dict[str, Any]]:
+    """Return the options of all roles and playbooks by name, as Ansible describes arguments."""
+    found = dict(_OF_PLAYBOOKS)
     for path in sorted((collection / "roles").glob("*/meta/argument_specs.yml")):
         for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
-            for name, option in entry.get("options", {}).items():
-                choices, value = option.get("choices"), variables.get(name)
-                if choices and isinstance(value, str) and value not in choices and "{{" not in value:
-                    known = [choice for choice in choices if choice]
-                    near = difflib.get_close_matches(value, known, 1)
-                    meant = f"; did you mean {near[0]}?" if near else ""
-                    found[name] = f"{name}: {value!r} is not one of {', '.join(known)}{meant}"
-    return list(found.values())
+            found.update(entry.get("options", {}))
+    return found
+
+
+def invalid_values(
+    variables: Mapping[str, Any], options: Mapping[str, Dict[str, Any]], validator: Callable[[Dict[str, Any]], Any]
+) -> List[str]:
+    """Return a line for each variable whose value is not of its type or one of its choices, in order of their names.
+
+    ``validator`` is Ansible's ArgumentSpecValidator. Templates are not evaluated. Ansible's own error for a role
+    contains the whole specification of that, and filters of playbooks take words that they do not know for false or 0.
+    """
+    found = []
+    for name in sorted(options.keys() & variables.keys()):
+        value, choices = variables[name], options[name].get("choices")
+        if "{{" in str(value) or "{%" in str(value):
+            continue
+        if choices and isinstance(value, str) and value not in choices:
+            known = [choice for choice in choices if choice]
+            near = difflib.get_close_matches(value, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            found.append(f"{name}: {value!r} is not one of {', '.join(known)}{meant}")
+        else:
+            errors = validator({name: options[name]}).validate({name: value}).error_messages
+            found += [f"{name}: {error}" for error in errors]
+    return found
 
 
 def unknown_variables(names: Iterable[str], prefix: str, known: FrozenSet[str]) -> List[Unknown]:

@@ -14,20 +14,26 @@ from typing import Any, Dict, List
 
 import pytest
 import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
     collection_variables,
+    invalid_values,
+    options_of,
     unknown_extra,
     unknown_in_inventory,
 )
 from tests.conftest import ROOT
 from tests.documentation import collection
 from tests.documentation.playbook_variables import VARIABLES
+from tests.unit.roles.rendering import rendered
 
 KNOWN = collection_variables(ROOT)
 INVENTORY = {
     "k8s_cluster": {
-        "hosts": {"n1": {"ansible_connection": "local", "drain_cutt": False, "proxy_host": "http.example"}}
+        "hosts": {
+            "n1": {"ansible_connection": "local", "drain_cutt": False, "proxy_host": "http.example", "proxy_serial": 1}
+        }
     },
     "others": {"hosts": {"m1": {"ansible_connection": "local"}}},
 }
@@ -77,7 +83,13 @@ def run(directory: Path, playbook: str, *arguments: str) -> subprocess.Completed
             ("-i", "hosts.yml", "-e", "service_proxy_mode=iptable"),
             "'iptable' is not one of auto, iptables, ipvs, nftables, userspace; did you mean iptables?",
         ),
-        (("-i", "hosts.yml"), "drain_cutt is not a variable of this collection; did you mean drain_cut?"),
+        (("-i", "hosts.yml", "-e", "migrate_manage_kube_proxy=ture"), "migrate_manage_kube_proxy: argument "),
+        (("-i", "hosts.yml", "-e", "service_proxy_confirm_timeout=2m"), "service_proxy_confirm_timeout: argument "),
+        (
+            ("-i", "hosts.yml"),
+            "proxy_serial has no effect in an inventory: pass it with -e; drain_cutt is not a variable of this "
+            "collection; did you mean drain_cut?",
+        ),
     ],
 )
 def test_a_verification_of_nothing_or_with_a_misspelt_variable_fails(
@@ -143,3 +155,39 @@ def test_variables_of_other_software_are_no_misspelt_ones_in_an_inventory() -> N
         "proxy_report_html",
         "proxy_hosts",
     }
+
+
+def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
+    options = options_of(ROOT)
+    wrong = {
+        "migrate_agent": "flase",
+        "migrate_direction": "bak",
+        "migrate_probes": [{"host": "10.96.0.1"}],
+        "migrate_wait_timeout": "5m",
+        "schedule_check": "maybe",
+        "service_proxy_configuration": "iptables",
+    }
+    lines = invalid_values(wrong, options, ArgumentSpecValidator)
+    assert len(lines) == len(wrong) and all(line.startswith(f"{name}: ") for name, line in zip(wrong, lines))
+    right = {
+        "migrate_agent": "no",
+        "migrate_probes": [{"host": "10.96.0.1", "port": "443", "timeout": 3}],
+        "migrate_wait_timeout": "{{ seconds }}",
+        "service_proxy_ignore_findings": "ufw,cilium",
+        "service_proxy_keep_states": "7",
+        "service_proxy_mode": "",
+    }
+    assert invalid_values(right, options, ArgumentSpecValidator) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "said"),
+    [
+        ("agent", "agent", "the agent would be removed, and what it has programmed stays until a reboot"),
+        ("converge", "service_proxy", "nothing would serve it"),
+    ],
+)
+def test_a_preview_of_a_removal_does_not_claim_it(tmp_path: Path, name: str, role: str, said: str) -> None:
+    sentence = plays(name)[0]["tasks"][-1]["kubenode.proxy.host_summary"]["sentence"]
+    case = {"sentence": sentence, f"{role}_state": "absent"}
+    assert rendered(tmp_path, (role,), "sentence", [case], "--check") == [said]
