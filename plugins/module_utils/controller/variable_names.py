@@ -22,6 +22,7 @@ _ALIKE = 0.75
 # Prefixes of distinctive names, and those with which variables of other software in an inventory begin as well.
 _OWN_PREFIXES = ("cleanup_", "drain_", "explain_", "migrate_", "rollback_", "service_proxy_")
 _COMMON_PREFIXES = ("agent_", "kernel_", "proxy_", "report_", "schedule_", "verify_")
+_OWN_OR_INTERNAL = re.compile(rf"_*(?:{'|'.join(_OWN_PREFIXES + _COMMON_PREFIXES)})")
 #: What Ansible evaluates before it loads the variables of an inventory, where it has no effect.
 BEFORE_INVENTORY = ("proxy_hosts", "proxy_max_fail_percentage", "proxy_serial")
 _SWITCHES = """cleanup_leave_unserved drain_cut drain_verify migrate_agent migrate_manage_kube_proxy migrate_remove_rule
@@ -132,3 +133,13 @@ def unknown_extra(names: FrozenSet[str], known: FrozenSet[str]) -> List[Unknown]
 def unknown_in_inventory(names: FrozenSet[str], known: FrozenSet[str]) -> List[Unknown]:
     """Return which variables of an inventory, with a prefix that only this collection uses, it does not have."""
     return [found for prefix in _OWN_PREFIXES for found in unknown_variables(names, prefix, known)]
+
+
+def answered_variables(variables: Mapping[str, Any]) -> List[str]:
+    """Return which variables of this collection a host has set by its answers, from all variables of a task, sorted.
+
+    Ansible makes a variable of each fact in the result of any module, and it wins over the inventory and defaults.
+    """
+    facts = variables.get("ansible_facts") or ()
+    # Facts that the module setup collects, such as kernel_version, are variables with another prefix.
+    return sorted(name for name in facts if name in variables and _OWN_OR_INTERNAL.match(name))

@@ -1,0 +1,60 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the controller uses on behalf of a host, unless the host may have chosen it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: controller
+short_description: A value for a task that the controller runs on behalf of a host
+version_added: 1.0.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - For tasks that are delegated to the controller, or read a file there. Returns the value that it is given.
+  - Any module that runs on a host may return facts, and with C(inject_facts_as_vars), the default, Ansible makes
+    variables of them that win over those of the inventory. So this fails if the host has a fact with the name of a
+    variable of this collection; the host could otherwise choose files of the controller and accounts of the cluster.
+options:
+  _terms:
+    description: The value.
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Read the cluster's state
+  kubenode.proxy.cluster_snapshot:
+    kubeconfig: "{{ service_proxy_kubeconfig }}"
+    snapshot_file: /tmp/snapshot.json.gz
+  delegate_to: "{{ lookup('kubenode.proxy.controller', 'localhost') }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: The value.
+  type: list
+  elements: raw
+"""
+
+from typing import Any, Dict, List, Optional
+
+from ansible.errors import AnsibleLookupError
+from ansible.plugins.lookup import LookupBase
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import answered_variables
+
+
+class LookupModule(LookupBase):
+    """The lookup."""
+
+    def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Any]:
+        """Return the value. Raises AnsibleLookupError."""
+        answered = answered_variables(variables or {})
+        if answered:
+            raise AnsibleLookupError(
+                f"{', '.join(answered)}: a fact of the host has the name of a variable of this collection, "
+                "so the controller does nothing with the host's variables; set inject_facts_as_vars = false in "
+                "ansible.cfg, or clear the facts of the host if it is trusted"
+            )
+        return list(terms)
