@@ -9,13 +9,16 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import select
 import socket
 import struct
+import subprocess
 import time
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.kernel.test_link_local_policies import deny
 from tests.lab.system import ip_batch
 from tests.netpol import cases
@@ -349,3 +352,41 @@ def test_an_operator_lets_pods_send_from_exempt_sources(lab):
     assert forging.received({**open_to, **closed_to, **forged(False)}) == open_to.keys()
     forging.converge(*POLICIES, checkSources=False)
     assert forging.received(between(FREE, VICTIM, OF_PODS, TO_VICTIM)), "with no check they pass"
+
+
+def tagged(packet, tag, *addresses):
+    """Return a frame with a VLAN tag around an IPv6 packet. ``addresses``: those of the receiver and the sender."""
+    whole = bytearray(packet)
+    whole[4:6] = struct.pack("!H", len(whole) - 40)
+    ends = b"".join(bytes.fromhex(address.replace(":", "")) for address in addresses)
+    return ends + tag + b"\x86\xdd" + _checked(bytes(whole))
+
+
+@pytest.mark.full
+def test_tagged_frames_pass_between_pods_of_a_bridge_until_the_documented_rule_drops_them(lab):
+    """The kernel shows the IP hooks no frame with a tag, and a pod accepts the tag 0 as none."""
+    forging = lab(bridge=True)
+    forging.converge(*POLICIES)
+    name = forging.network.full_name
+    hardware = [
+        json.loads(subprocess.check_output(["ip", "-n", name(each), "-j", "link", "show", "eth0"]))[0]["address"]
+        for each in (VICTIM, FREE)
+    ]
+    tags = [b"", b"\x81\0\0\0", b"\x88\xa8\0\0", b"\x81\0\0\0\x81\0\0\0"]
+
+    def passed():
+        with contextlib.ExitStack() as stack:
+            heard = {stack.enter_context(contextlib.closing(made)): VICTIM for made in forging._listeners(VICTIM)}
+            raw = stack.enter_context(
+                contextlib.closing(forging.network.namespaces[FREE].socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+            )
+            raw.bind(("eth0", 0))
+            for number, tag in enumerate(tags):
+                raw.send(tagged(udp(V6[FREE], V6[VICTIM]) + b"probe %d" % number, tag, *hardware))
+            return {number for number, _at in _heard(heard, 0.8)}
+
+    assert passed() == {1, 2, 3}
+    page = (ROOT / "docs" / "network-policy.md").read_text(encoding="utf-8")
+    for command in re.findall(r"^ +(nft .*no-vlans.*)$", page, re.MULTILINE):
+        subprocess.run(["ip", "netns", "exec", name("node1"), "sh", "-c", command], check=True)
+    assert passed() == set()
