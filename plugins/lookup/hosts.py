@@ -93,7 +93,7 @@ class LookupModule(LookupBase):
         if any(context.CLIARGS.get(name) for name in ("syntax", "listtags", "listtasks")):
             return [str(variables.get("proxy_hosts") or _GROUP)]
         self._check_names()
-        pattern = _pattern(variables)
+        pattern = _pattern({**variables, "proxy_hosts": self._templar.template(variables.get("proxy_hosts"))})
         manager = self._inventory(variables["groups"])
         hosts = self._matching(manager, pattern)
         if not hosts:

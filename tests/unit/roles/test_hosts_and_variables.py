@@ -123,7 +123,7 @@ def test_an_explanation_needs_a_flow_and_the_node_command(
 
 def test_a_playbook_of_the_user_may_import_one_for_hosts_outside_the_limit(tmp_path: Path) -> None:
     site = [
-        {"import_playbook": "kubenode.proxy.report", "vars": {"proxy_hosts": "k8s_cluster"}},
+        {"import_playbook": "kubenode.proxy.report", "vars": {"proxy_hosts": "{{ nodes | default('k8s_cluster') }}"}},
         {"hosts": "others", "gather_facts": False, "tasks": [{"ansible.builtin.debug": {"msg": "the other hosts"}}]},
     ]
     (tmp_path / "site.yml").write_text(yaml.safe_dump(site))
