@@ -191,3 +191,13 @@ def test_a_preview_of_a_removal_does_not_claim_it(tmp_path: Path, name: str, rol
     sentence = plays(name)[0]["tasks"][-1]["kubenode.proxy.host_summary"]["sentence"]
     case = {"sentence": sentence, f"{role}_state": "absent"}
     assert rendered(tmp_path, (role,), "sentence", [case], "--check") == [said]
+
+
+def test_each_part_of_the_wait_for_a_drain_is_longer_since_python_limits_how_deep_a_file_includes_itself(
+    tmp_path: Path,
+) -> None:
+    tasks = yaml.safe_load((ROOT / "playbooks" / "node" / "drained.yml").read_text(encoding="utf-8"))
+    seconds = tasks[0]["ansible.builtin.wait_for"]["timeout"]
+    parts = [0, 10, 20, 100, 600, 3600]
+    cases = [{"seconds": seconds, "__drain_part": 10, "__drain_waited": {"elapsed": part}} for part in parts]
+    assert rendered(tmp_path, ("agent",), "seconds | int", cases) == [10, 11, 21, 105, 630, 3780]
