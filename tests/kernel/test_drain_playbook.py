@@ -72,7 +72,7 @@ class Drainer:
             "ansible_become": False,
             "test_scratch": str(scratch),
             "drain_deadline": "60s",
-            "drain_quiet": "1s",
+            "drain_quiet": "4s",
         }
         (scratch / "inventory.json").write_text(json.dumps({"k8s_cluster": {"hosts": hosts, "vars": variables}}))
         (scratch / "tasks.yml").write_text(TASKS)
