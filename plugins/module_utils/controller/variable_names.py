@@ -141,5 +141,8 @@ def answered_variables(variables: Mapping[str, Any]) -> List[str]:
     Ansible makes a variable of each fact in the result of any module, and it wins over the inventory and defaults.
     """
     facts = variables.get("ansible_facts") or ()
-    # Facts that the module setup collects, such as kernel_version, are variables with another prefix.
-    return sorted(name for name in facts if name in variables and _OWN_OR_INTERNAL.match(name))
+    # Facts that the module setup collects are variables with another prefix. kernel_version is the only one without it
+    # that has a prefix of this collection, which other software in an inventory may have as well.
+    return sorted(
+        name for name in facts if name in variables and _OWN_OR_INTERNAL.match(name) and name != "kernel_version"
+    )

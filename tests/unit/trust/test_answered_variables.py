@@ -79,7 +79,9 @@ def test_a_node_that_sets_variables_by_its_answers_is_refused(tmp_path) -> None:
     place = {"role_path": str(ROOT / "roles" / "agent")}
     steps = [{"ansible.builtin.ping": {}}, requested, shown]
     play = {"hosts": "all", "gather_facts": False, "vars": place, "tasks": steps}
-    hosts = local_hosts({name: {"ansible_python_interpreter": str(path)} for name, path in interpreters.items()})
+    # A variable of other software, whose name is that of a fact of every host without the prefix of facts.
+    own = {"kernel_version": "6.1"}
+    hosts = local_hosts({name: {"ansible_python_interpreter": str(path), **own} for name, path in interpreters.items()})
     output = play_once(tmp_path, play, hosts).stdout
     assert "only-to-the-controller" not in output
     assert re.search(r"hostile: .*agent_access_namespace, agent_configuration_file: a fact of the host", output), output
