@@ -60,7 +60,9 @@ class OtherProxy:
 
     def port_in_use(self, name: str, port: int) -> None:
         """Record that another program listens at a port of the agent."""
-        self._find(name, f"another service proxy answers on port {port} ({name})")
+        # The agent's user cannot see whose it is.
+        what = f"port {port} ({name}) is in use: by another service proxy, unless other software needs it"
+        self._find(name, f"{what}, for which {name}BindAddress can be changed")
 
     def port_open(self, name: str) -> None:
         """Record that the agent listens at its port."""

@@ -117,9 +117,11 @@ def test_another_program_at_a_port_of_the_agent_is_a_conflict(tmp_path, ignored,
             parts = Parts(options, Log(log), lambda: None)
             stack.callback(parts.surface.close)
             parts.ports.open()
-            evidence = f"another service proxy answers on port {port} (healthz)" if named else ""
             document = status_document(parts.state())
-            assert (document["otherProxy"], document["healthy"]) == (evidence, not named)
+            assert document["healthy"] is not named and bool(document["otherProxy"]) is named
+            # Nobody knows whose port it is: other software must not be stopped because it is taken for a kube-proxy.
+            for words in (f"port {port} (healthz) is in use", "healthzBindAddress can be changed"):
+                assert (words in document["otherProxy"]) is named
             assert parts.health.answer(with_eligibility=False).code == (503 if named else 200)
             other.close()
             parts.ports.open()
