@@ -158,6 +158,7 @@ class _ReportedGroups:
         inventory: Any,
         display: Any,
         kind: str,
+        *,
         own: Collection[str],
         merge: Collection[str],
         parents: Collection[str] = (),
@@ -237,13 +238,14 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         merge = self.get_option("merge_groups")
         taken = {*self.inventory.groups, *own, *reported}
         usable = [host for host in hosts if self._is_usable(host.name, taken)]
-        groups = _ReportedGroups(self.inventory, self.display, "group", own, merge)
+        groups = _ReportedGroups(self.inventory, self.display, "group", own=own, merge=merge)
         self.inventory.add_group(group)
         for host in usable:
             self.inventory.add_host(host.name, group=group)
         added = {host.name: self._complete(host, groups) for host in usable}
         own.update(reported, GROUPS_OF_NODES)
-        self._add_keyed_groups(added, _ReportedGroups(self.inventory, self.display, "keyed group", own, merge, parents))
+        keyed = _ReportedGroups(self.inventory, self.display, "keyed group", own=own, merge=merge, parents=parents)
+        self._add_keyed_groups(added, keyed)
 
     def _names(self, groups: Iterable[str]) -> Set[str]:
         return {self._sanitize_group_name(name) for name in groups}

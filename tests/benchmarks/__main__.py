@@ -65,6 +65,7 @@ BENCHMARKS: Dict[str, Benchmark] = {
     ),
     "failed-endpoint": Benchmark((), "failed_endpoint"),
     "hashing": Benchmark((), "hashing"),
+    "hostile-services": Benchmark((), "hostile_services"),
     "ipvs": Benchmark(UML, "ipvs_netlink"),
     "kube-proxy": Benchmark((), "kube_proxy", needs="KUBENODE_KUBE_PROXY"),
     "legacy-change": Benchmark(NAMESPACE, "legacy_change"),

@@ -276,19 +276,19 @@ class Products:
         ports, with_node_port = parts.ports, min(parts.ports, parts.node_ports)
         return [
             Shape(
-                ports,
-                family.endpoints[ports],
-                family.places[ports],
-                family.node_ports[with_node_port],
-                family.node_endpoints[with_node_port],
-                family.node_places[with_node_port],
-                family.external[parts.external],
-                family.balancers[parts.balancers],
-                family.sources,
-                family.lengths,
-                self._local,
-                self._any_local,
-                self._has_affinity,
+                ports=ports,
+                endpoints=family.endpoints[ports],
+                places=family.places[ports],
+                node_ports=family.node_ports[with_node_port],
+                node_endpoints=family.node_endpoints[with_node_port],
+                node_places=family.node_places[with_node_port],
+                external=family.external[parts.external],
+                balancers=family.balancers[parts.balancers],
+                sources=family.sources,
+                lengths=family.lengths,
+                local=self._local,
+                any_local=self._any_local,
+                has_affinity=self._has_affinity,
             )
             for family in self._families
         ]
@@ -302,15 +302,15 @@ def _sums(service: Service, family: str, counts: EndpointCounts, growth: int) ->
     sources, lengths = _sources(service, family)
     has = [int(port.node_port > 0) for port in service.ports]
     return _Family(
-        _up_to(endpoints),
-        _up_to(places),
-        _up_to(has),
-        _up_to(map(mul, has, endpoints)),
-        _up_to(map(mul, has, places)),
-        _up_to(family_of(address) == family for address in service.load_balancer_ips),
-        _up_to(family_of(address) == family for address in service.external_ips),
-        sources,
-        lengths,
+        endpoints=_up_to(endpoints),
+        places=_up_to(places),
+        node_ports=_up_to(has),
+        node_endpoints=_up_to(map(mul, has, endpoints)),
+        node_places=_up_to(map(mul, has, places)),
+        balancers=_up_to(family_of(address) == family for address in service.load_balancer_ips),
+        external=_up_to(family_of(address) == family for address in service.external_ips),
+        sources=sources,
+        lengths=lengths,
     )
 
 

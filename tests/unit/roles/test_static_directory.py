@@ -18,8 +18,8 @@ from tests.unit.roles.rendering import ROLES, local_hosts, play_on, played
 
 
 def would_change(name: str, scratch: Path, variables: dict) -> bool:
-    """Return whether a task of the entry point absent would change this machine."""
-    tasks = yaml.safe_load((ROLES / "service_proxy" / "tasks" / "absent.yml").read_text(encoding="utf-8"))
+    """Return whether a task that removes files would change this machine."""
+    tasks = yaml.safe_load((ROLES / "service_proxy" / "tasks" / "remove_files.yml").read_text(encoding="utf-8"))
     play = play_on("all", ["service_proxy"], [task for task in tasks if task["name"] == name])
     output = played(scratch, play, local_hosts({"node": {}}), "--check", "-e", json.dumps(variables))
     return "changed=1" in output

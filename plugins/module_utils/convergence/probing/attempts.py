@@ -26,6 +26,7 @@ from .probe import DEFAULT_NAME, Probe, ProbeResult
 
 _PORTS = {"http": 80, "https": 443, "dns": 53}
 _PAUSE_SECONDS = 0.3
+_SHORTEST_AGAIN_SECONDS = 0.5
 _ATTEMPT_SECONDS = 2.0
 # Attempts that are made at the same time; each of them may wait for its timeout.
 _CONCURRENT = 16
@@ -188,6 +189,7 @@ def run_probes(probes: Sequence[Probe], seconds: float) -> List[ProbeResult]:
         while True:
             list(pool.map(again, waiting))
             waiting = [probe for probe in waiting if not results[probe].answered]
-            if not waiting or time.monotonic() - started + _PAUSE_SECONDS > seconds:
+            # The reason of an attempt that has less time would say nothing about the service.
+            if not waiting or time.monotonic() - started + _PAUSE_SECONDS + _SHORTEST_AGAIN_SECONDS > seconds:
                 return [results[probe] for probe in dict.fromkeys(probes)]
             time.sleep(_PAUSE_SECONDS)
