@@ -230,6 +230,15 @@ def test_manual_changes_are_detected_and_repaired(resource: NftablesResource, co
         assert monitor.changes() == set()
 
 
+def test_own_changes_cause_no_notification(resource: NftablesResource) -> None:
+    """A large change of our own neither occupies the agent nor fills the buffer, which would cause a comparison."""
+    with TableMonitor([1, resource.port, 2]) as monitor:
+        converge(resource, sample(resource.family)["table objects"])
+        assert not select.select([monitor], [], [], 0)[0]
+        nft(f"add chain {table_family(resource.family)} kube-proxy external")
+        assert select.select([monitor], [], [], 2)[0] and monitor.changes() == {resource.family}
+
+
 def test_objects_of_another_type_are_recreated(resource: NftablesResource) -> None:
     """Replace sets of another type and chains on another hook under our names, with everything that refers to them."""
     desired = sample(resource.family)["table objects"]

@@ -153,6 +153,7 @@ class Parts:
             ports=self.ports,
             handles=self.handles,
             timers=self.timers,
+            is_behind=lambda: not self.inbox.is_empty,
             log=log,
             limited=self.limited,
             losses=LossWatch(options.max_loss_percent, options.hold_loss, self.timers.clock),

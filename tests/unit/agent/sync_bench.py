@@ -119,6 +119,7 @@ class SyncBench:
         self.mode.resource.clock = self.pass_time
         self.metrics = Metrics()
         self.failed_ports = []
+        self.behind = False
         self.events = []
         settings = self.SETTINGS._replace(schedulers=frozenset(schedulers))
         self.contexts = [
@@ -148,6 +149,7 @@ class SyncBench:
             ports=SimpleNamespace(report=self.failed_ports.extend),
             handles=KernelHandles(),
             timers=timers,
+            is_behind=lambda: self.behind,
             log=log,
             limited=limited,
             losses=LossWatch(50.0, 0.0, timers.clock),

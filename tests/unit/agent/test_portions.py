@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Set
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import INBOX_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import portions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.node import PORTION_PAUSE_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.portions import Portions
@@ -19,6 +20,7 @@ from tests.lab import manifests
 from tests.unit.agent.sync_bench import SyncBench
 
 MOST = 5_000
+SLOW = 10 * portions.MOST_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +87,46 @@ def test_others_are_programmed_before_large_services_which_follow_in_portions(
     assert not bench.view.pending_services and not bench.view.pending_slices
     (proxier,) = bench.sync.proxiers.families
     assert bench.mode.resource.table == dict(proxier.tables.desired[RESOURCE])
+
+
+def test_portions_let_the_loop_process_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that is behind processes changes between two portions: most of its time, however long a portion takes."""
+    bench = SyncBench(monkeypatch)
+    bench.sync.sync(first=True)
+    for number in range(1, 5):
+        for raw in large(f"large{number}", number):
+            bench.put(raw)
+    bench.sync.sync()
+    apply = bench.mode.resource.apply
+
+    def slowly(change: Any) -> None:
+        bench.now += SLOW
+        apply(change)
+
+    monkeypatch.setattr(bench.mode.resource, "apply", slowly)
+    bench.behind = True
+    began, rounds = bench.now, 0
+    while bench.sync.syncer.is_waiting:
+        bench.now += INBOX_SECONDS
+        rounds += 1
+        bench.timers.run()
+    assert rounds * INBOX_SECONDS > 0.7 * (bench.now - began)
+
+
+def test_portions_become_smaller_while_they_take_long() -> None:
+    chosen = Portions()
+    entries = {key(f"s{number}"): MOST // 10 for number in range(100)}
+    assert not chosen.urgent(set(entries), entries.__getitem__)
+    sizes = []
+    for _portion in range(9):
+        sizes.append(len(chosen.take(entries.__getitem__)))
+        # Each Service takes as long as a portion may.
+        chosen.took(sizes[-1] * portions.MOST_SECONDS)
+    assert sizes[0] == 10 and max(sizes[1:]) <= 2
+    for _portion in range(4):
+        chosen.take(entries.__getitem__)
+        chosen.took(0.0)
+    assert len(chosen.take(entries.__getitem__)) == 10
 
 
 def test_a_few_large_services_are_programmed_at_once_and_a_first_sync_has_all() -> None:

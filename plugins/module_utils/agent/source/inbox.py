@@ -46,6 +46,11 @@ class Inbox(Generic[Item]):
             while len(os.read(self._read, 4096)) == 4096:
                 pass
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was delivered that the loop has not processed."""
+        return self._items.empty()
+
     def items(self) -> Iterator[Item]:
         """Yield the delivered items in order."""
         while True:

@@ -30,7 +30,7 @@ from ..surface.log import INFO, LimitedLog, Log
 from ..surface.metrics import Metrics
 from ..surface.ports import PortKeeper
 from ..surface.surface import RETRY_SECONDS, Surface
-from ..timers import Timers
+from ..timers import Pace, Timers
 from .losses import LossWatch
 from .node_follower import NodeFollower
 from .policy_warnings import PolicyWarnings
@@ -44,6 +44,8 @@ from .watching import Watching
 DRAIN_SECONDS = 60.0
 #: Between portions of Services with many entries.
 PORTION_PAUSE_SECONDS = 0.1
+#: While changes have arrived that are not processed yet, portions take a tenth of the loop's time.
+BEHIND_PAUSE_FACTOR = 9.0
 GAUGES_SECONDS = 30.0
 OTHER_MODE_SECONDS = 30.0
 ADDRESS_PAUSE_SECONDS = 0.5
@@ -57,7 +59,8 @@ class NodeSync:
     """Keeps one node in sync with a cluster view.
 
     ``proxiers`` is None until :meth:`set_up`. ``configuration`` is that of the mode in effect. ``last_sync_end``: when
-    the last sync ended, in seconds since the epoch; 0 before the first one.
+    the last sync ended, in seconds since the epoch; 0 before the first one. ``is_behind`` returns whether changes of
+    the cluster have arrived that the view does not have yet.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class NodeSync:
         ports: PortKeeper,
         handles: KernelHandles,
         timers: Timers,
+        is_behind: Callable[[], bool],
         log: Log,
         limited: LimitedLog,
         losses: LossWatch,
@@ -100,6 +104,8 @@ class NodeSync:
         self._ports = ports
         self._handles = handles
         self._clock = timers.clock
+        self._is_behind = is_behind
+        self._portions_behind = Pace(timers.clock, BEHIND_PAUSE_FACTOR)
         self._log = log
         self._limited = limited
         self._post = post
@@ -235,6 +241,10 @@ class NodeSync:
         proxiers = self.proxiers
         if proxiers is None or self._broken or not self.syncer.is_waiting:
             return
+        if self._is_behind() and self._portions_behind.rest():
+            # What has arrived may be about any Service, and the loop processes it between two portions.
+            self._waiting.start(PORTION_PAUSE_SECONDS)
+            return
         started = self._clock()
         try:
             outcome = self.syncer.sync_waiting(proxiers)
@@ -243,6 +253,7 @@ class NodeSync:
         except Exception as error:
             self._sync_broken(error)
             return
+        self._portions_behind.worked(self._clock() - started)
         if not outcome.succeeded:
             self.schedule.ended(self._clock(), False)
         self._synced(proxiers, outcome, started)

@@ -5,7 +5,8 @@
 
 One change of an endpoint may replace a hundred thousand entries of a Service, and a user may change many such Services
 at once. Programmed together with these, the change of another Service would wait for all of them. So Services that make
-more entries than their size suggests wait once there are too many entries for one sync, and follow in portions.
+more entries than their size suggests wait once there are too many entries for one sync, and follow in portions. What
+an entry takes differs with its kind, the tables and the load of the node, so portions that take long become smaller.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Callable, Dict, FrozenSet, Iterable, Set
 
 from ...cluster.model import NamespacedName
 
-#: The entries in one portion, unless a single Service has more: in nftables mode, they are replaced in an eighth of a
-#: second.
+#: The most entries in one portion, unless a single Service has more: in nftables mode, those of lists are replaced in
+#: an eighth of a second.
 MOST_ENTRIES = 10_000
+#: The time that a portion may take; after one that took longer, the next ones are smaller.
+MOST_SECONDS = 0.5
 
 EntriesOf = Callable[[NamespacedName], int]
 """Returns how many entries a Service makes, 0 if there are not more than its size suggests."""
@@ -30,6 +33,9 @@ class Portions:
         #: With their entries, in the order in which they began to wait.
         self._waiting: Dict[NamespacedName, int] = {}
         self._programmed: Dict[NamespacedName, int] = {}
+        #: The entries of a portion, and those of the last one.
+        self._most = MOST_ENTRIES
+        self._taken = 0
 
     @property
     def waiting(self) -> FrozenSet[NamespacedName]:
@@ -47,7 +53,7 @@ class Portions:
             entries = entries_of(service)
             if entries or service in self._programmed:
                 heavy[service] = max(entries, self._programmed.get(service, 0))
-        if not self._waiting and sum(heavy.values()) <= MOST_ENTRIES:
+        if not self._waiting and sum(heavy.values()) <= self._most:
             self._note(heavy, entries_of)
             return dirty
         for service in sorted(heavy):
@@ -62,7 +68,7 @@ class Portions:
             self._waiting[service] = max(entries, entries_of(service))
             of_namespace[service.namespace] += self._waiting[service]
         chosen: Set[NamespacedName] = set()
-        left = MOST_ENTRIES
+        left = self._most
         for service in [
             *list(self._waiting)[:1],
             *sorted(self._waiting, key=lambda each: of_namespace[each.namespace]),
@@ -70,10 +76,18 @@ class Portions:
             if service not in chosen and (not chosen or self._waiting[service] <= left):
                 chosen.add(service)
                 left -= self._waiting[service]
+        self._taken = self._most - left
         for service in chosen:
             del self._waiting[service]
         self._note(chosen, entries_of)
         return chosen
+
+    def took(self, seconds: float) -> None:
+        """Adapt the size of portions to the time that the last one took."""
+        if seconds > MOST_SECONDS:
+            self._most = min(MOST_ENTRIES, int(self._taken * MOST_SECONDS / seconds))
+        else:
+            self._most = min(MOST_ENTRIES, 2 * self._most + 1)
 
     def _note(self, services: Iterable[NamespacedName], entries_of: EntriesOf) -> None:
         for service in services:

@@ -36,6 +36,7 @@ from ..surface.log import LimitedLog, Log
 from ..surface.metrics import Metrics
 from ..surface.service_health import FailedPort
 from ..surface.surface import Surface
+from ..timers import monotonic
 from .losses import LossWatch
 from .notices import Notices
 from .portions import Portions
@@ -243,7 +244,10 @@ class Syncer:
 
     def sync_waiting(self, proxy: Proxiers) -> SyncOutcome:
         """Render and apply a portion of the Services that wait."""
-        return self._sync(proxy, self._portions.take(lambda service: proxy.entries_of(self.view.state, service)))
+        began = monotonic()
+        outcome = self._sync(proxy, self._portions.take(lambda service: proxy.entries_of(self.view.state, service)))
+        self._portions.took(monotonic() - began)
+        return outcome
 
     def _sync(self, proxy: Proxiers, dirty: Set[NamespacedName]) -> SyncOutcome:
         succeeded = True

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Iterator, NamedTuple, Sequence, Type, TypeVar
+from typing import Iterator, List, NamedTuple, Sequence, Type, TypeVar
 
 from ...errors import KernelError
+from ...socket_filter import ALL_BYTES, JUMP_EQUAL, LOAD_WORD, RETURN, Instruction, attach
 from .protocol import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 
 Self = TypeVar("Self", bound="NetlinkListener")
@@ -18,27 +19,28 @@ _SO_RCVBUFFORCE = 33
 #: One transaction of nf_tables can cause tens of thousands of notifications at once.
 _RECEIVE_BUFFER_BYTES = 16 << 20
 _DATAGRAM_BYTES = 1 << 20
+_PORT_OFFSET = 12
 
 
 class Notification(NamedTuple):
-    """One message: its type, the netlink port of its cause (0: the kernel), and the data after the header.
+    """One message: its type, and the data after the header.
 
     The payload is only valid until the next one is read.
     """
 
     kind: int
-    port: int
     payload: memoryview
 
 
 class NetlinkListener:
     """A socket that only receives, in the network namespace of the calling thread; a context manager.
 
-    ``groups``: multicast groups by number (``RTNLGRP_...``, ``NFNLGRP_...``). Wait for ``fileno()`` to become readable,
-    then read :meth:`notifications`. Raises KernelError if there is no socket or group.
+    ``groups``: multicast groups by number (``RTNLGRP_...``, ``NFNLGRP_...``). ``ignored``: netlink ports; the kernel
+    does not deliver what they cause, which costs time and may fill the buffer. Wait for ``fileno()`` to become
+    readable, then read :meth:`notifications`. Raises KernelError if there is no socket or group.
     """
 
-    def __init__(self, protocol: int, groups: Sequence[int], what: str) -> None:
+    def __init__(self, protocol: int, groups: Sequence[int], what: str, ignored: Sequence[int] = ()) -> None:
         self._what = f"notifications of {what}"
         self._lost = False
         self._buffer = bytearray(_DATAGRAM_BYTES)
@@ -48,6 +50,8 @@ class NetlinkListener:
         except OSError as error:
             raise KernelError(f"{self._what}: {error.strerror}") from error
         try:
+            if ignored:
+                attach(self._socket, _without(ignored))
             self._socket.bind((0, 0))
             self._widen()
             for group in groups:
@@ -103,11 +107,18 @@ class NetlinkListener:
             yield from _messages(memoryview(self._buffer)[:size])
 
 
+def _without(ports: Sequence[int]) -> List[Instruction]:
+    """Return a program that accepts messages unless one of these ports has caused the first one."""
+    # A program loads numbers in network order, but netlink has them in the order of the host.
+    jumps = [(JUMP_EQUAL, len(ports) - index, 0, socket.htonl(port)) for index, port in enumerate(ports)]
+    return [(LOAD_WORD, 0, 0, _PORT_OFFSET), *jumps, (RETURN, 0, 0, ALL_BYTES), (RETURN, 0, 0, 0)]
+
+
 def _messages(view: memoryview) -> Iterator[Notification]:
     offset = 0
     while offset + HEADER.size <= len(view):
-        length, kind, _flags, _sequence, port = HEADER.unpack_from(view, offset)
+        length, kind, _flags, _sequence, _port = HEADER.unpack_from(view, offset)
         if length < HEADER.size:
             return
-        yield Notification(kind, port, view[offset + HEADER.size : offset + length])
+        yield Notification(kind, view[offset + HEADER.size : offset + length])
         offset += (length + 3) & ~3

@@ -68,9 +68,10 @@ class NftMonitor:
     were lost, because they were not read in time. Subclasses decide which objects are ours.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own_ports: Iterable[int] = ()) -> None:
         self.author = ""
-        self._listener = NetlinkListener(NETLINK_NETFILTER, (NFNLGRP_NFTABLES,), "nf_tables")
+        # All notifications of one datagram are about the same transaction.
+        self._listener = NetlinkListener(NETLINK_NETFILTER, (NFNLGRP_NFTABLES,), "nf_tables", tuple(own_ports))
         self._touched: Set[str] = set()
         self.lost = False
 
@@ -128,13 +129,10 @@ class TableMonitor(NftMonitor):
     """
 
     def __init__(self, own_ports: Iterable[int] = (), table: str = TABLE_NAME) -> None:
-        super().__init__()
+        super().__init__(own_ports)
         self._table = table
-        self._own_ports = frozenset(own_ports)
 
     def _concerns_us(self, family: str, notification: Notification) -> bool:
-        if notification.port in self._own_ports:
-            return False
         table = _attributes(notification).get(NFTA_TABLE_NAME)
         return table is not None and attribute_text(table) == self._table
 

@@ -58,7 +58,7 @@ class AddressMonitor:
 
     def events(self) -> Iterator[Union[AddressEvent, LinkRemoved]]:
         """Yield the events since the last call, without waiting. Raises KernelError."""
-        for kind, _port, payload in self._listener.notifications():
+        for kind, payload in self._listener.notifications():
             if kind == RTM_DELLINK:
                 attributes = parse_attributes(payload, _IFINFOMSG_BYTES, len(payload))
                 if IFLA_IFNAME in attributes:
