@@ -56,7 +56,9 @@ LIMITED = {
     "ansible-playbook -i inventory kubenode.proxy.agent ": _SYNTAX,
     # The lab node has no node command; test_explain_playbook.py runs this playbook.
     "ansible-playbook -i inventory kubenode.proxy.explain ": _SYNTAX,
+    # There is no kube-proxy here; tests/kernel/test_migration_playbook.py takes nodes over from one.
     "# Show what would differ on each host, while kube-proxy still runs.": _SYNTAX,
+    "export KUBECONFIG=~/.kube/config\nansible-playbook -i inventory kubenode.proxy.migrate ": _SYNTAX,
     "ansible-playbook -i inventory kubenode.proxy.drain ": _SYNTAX,
     # In the laboratory the API server speaks no TLS, and of Services only this one has all endpoints on the only node.
     "ansible-playbook -i inventory kubenode.proxy.verify -e verify_traffic=true": _REACHED,
