@@ -93,6 +93,7 @@ class Parts:
         self.api = ApiAccess(
             self._kubeconfig,
             options.token,
+            of_node=lambda: bool(self.settings.followed_node),
             leave=self._leave,
             renamed=self.inbox.wake,
             metrics=self.metrics,

@@ -30,8 +30,8 @@ class ApiAccess:
     """Creates the clients of all threads, and runs the threads that keep the access working and post Events.
 
     ``kubeconfig`` returns the path of the file that is valid now. ``token``: the file with the node's own token, empty
-    if there is none. Called from other threads: ``leave`` with the URL of a server that no longer answers, ``renamed``
-    when a server that is known by name has a new address.
+    if there is none. Called from other threads: ``of_node``, whether the account is that of a Node; ``leave`` with the
+    URL of a server that no longer answers, ``renamed`` when a server that is known by name has a new address.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class ApiAccess:
         kubeconfig: Callable[[], str],
         token: str,
         *,
+        of_node: Callable[[], bool],
         leave: Callable[[str], None],
         renamed: Callable[[], None],
         metrics: Metrics,
@@ -47,7 +48,9 @@ class ApiAccess:
     ) -> None:
         self.servers = ApiServers(log)
         self._clients = ApiClients(self.servers, kubeconfig, metrics, log)
-        self.events = EventPoster(self.connect, os.uname().nodename, log=log, limited=limited, metrics=metrics)
+        self.events = EventPoster(
+            self.connect, os.uname().nodename, log=log, limited=limited, metrics=metrics, may_count=of_node
+        )
         self._has_token = bool(token)
         self._token = TokenKeeper(token, self.connect, log)
         self._check = ServerCheck(

@@ -140,7 +140,8 @@ class EventPoster:
 
     An Event that all agents would post alike is posted by about ``POSTERS`` of them, and has the same name on each, so
     that the API server keeps the first one. :meth:`run` is the body of a supervised thread, and the main thread calls
-    the other methods. ``chance`` returns a random number from 0 to 1.
+    the other methods. ``may_count`` returns whether the account may read Nodes. ``chance`` returns a random number from
+    0 to 1.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class EventPoster:
         log: Log,
         limited: LimitedLog,
         metrics: Metrics,
+        may_count: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -159,6 +161,7 @@ class EventPoster:
         self._log = log
         self._limited = limited
         self._metrics = metrics
+        self._may_count = may_count
         self._clock = clock
         self._chance = chance
         self._budget = EventBudget(clock())
@@ -224,14 +227,14 @@ class EventPoster:
     def _count_nodes(self, task: Task) -> None:
         """Count the nodes of the cluster with the first Event and some hours later, not with that of each object."""
         now = self._clock()
-        if now - self._counted < COUNT_SECONDS:
+        if now - self._counted < COUNT_SECONDS or not self._may_count():
             return
         self._counted = now
         try:
             with self._client.opened(task.busy) as client:
                 metadata = client.send("GET", f"{NODES.path}?limit=1", None, "count the nodes").get("metadata")
         except ApiError as error:
-            # Each agent then posts the Events of all; the account of an outside host may not read Nodes.
+            # Each agent then posts the Events of all.
             self._log.debug("the nodes cannot be counted", error=error)
             metadata = None
         others = metadata.get("remainingItemCount") if isinstance(metadata, dict) else None
