@@ -13,8 +13,6 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
 
-import yaml
-
 #: What does not have the variables that the two functions for a whole run return.
 OWNER = "this collection"
 # How similar a name without its prefix must be to a variable: difflib's ratio.
@@ -54,16 +52,23 @@ class Unknown(NamedTuple):
         return f"{self.name} is not a variable of {owner}{meant}"
 
 
+def _read(path: Path) -> Any:
+    # Only the controller needs it, where Ansible has it.
+    import yaml
+
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
 def known_variables(role: Path) -> FrozenSet[str]:
     """Return the variables of a role: options of all its entry points, defaults, and constants."""
-    specification = yaml.safe_load((role / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
+    specification = _read(role / "meta" / "argument_specs.yml")
     known: Set[str] = set()
     for entry in specification["argument_specs"].values():
         known.update(entry.get("options", {}))
     for folder in ("defaults", "vars"):
         path = role / folder / "main.yml"
         if path.exists():
-            known.update(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+            known.update(_read(path) or {})
     return frozenset(known)
 
 
@@ -71,7 +76,7 @@ def options_of(collection: Path) -> Dict[str, Dict[str, Any]]:
     """Return the options of all roles and playbooks by name, as Ansible describes arguments."""
     found = dict(_OF_PLAYBOOKS)
     for path in sorted((collection / "roles").glob("*/meta/argument_specs.yml")):
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
+        for entry in _read(path)["argument_specs"].values():
             found.update(entry.get("options", {}))
     return found
 

@@ -84,8 +84,9 @@ def _is_empty(value: Any) -> bool:
 
 
 def _rules(value: Any) -> Any:
-    """Return the rules of a chain, and None for the value of anything else."""
-    return getattr(value, "rules", value if type(value) is tuple else None)
+    """Return the rules of a chain, and None for the value of anything else, which may be a tuple with named fields."""
+    is_chain = isinstance(value, tuple) and not hasattr(value, "_fields")
+    return getattr(value, "rules", value if is_chain else None)
 
 
 def _has_more(before: Any, now: Any) -> bool:

@@ -9,7 +9,7 @@ addresses, which no object names, are judged by the interface alone.
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ...addresses import FAMILIES, IPV6, Network
 from ..nftables import expressions as x
@@ -45,7 +45,6 @@ _NEIGHBOUR_DISCOVERY = (133, 137)
 _LISTENER_DISCOVERY = ((130, 132), (143, 143))
 _LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
 _MULTICAST = Network(0xFF << 120, 8, IPV6)
-_NO_EXPRESSIONS: Expressions = []
 
 
 def always_accepted() -> List[Rule]:
@@ -54,16 +53,16 @@ def always_accepted() -> List[Rule]:
     return [x.rule(known, x.verdict("accept")), _neighbour_discovery()]
 
 
-def _neighbour_discovery(source: Expressions = _NO_EXPRESSIONS) -> Rule:
-    return _accepted_icmpv6(_NEIGHBOUR_DISCOVERY, [*source, *x.hop_limit(_NOT_FORWARDED)])
+def _neighbour_discovery(source: Optional[Expressions] = None) -> Rule:
+    return _accepted_icmpv6(_NEIGHBOUR_DISCOVERY, [*(source or ()), *x.hop_limit(_NOT_FORWARDED)])
 
 
-def _accepted_icmpv6(types: Tuple[int, int], also: Expressions = _NO_EXPRESSIONS) -> Rule:
+def _accepted_icmpv6(types: Tuple[int, int], also: Optional[Expressions] = None) -> Rule:
     """Return the rule that accepts ICMPv6 messages from the first to the last of two types. ``also``: if this holds."""
     kind = [x.meta(x.META_L4PROTO), x.compare(bytes((_ICMPV6,))), x.payload(x.TRANSPORT_HEADER, 0, 1)]
     low, high = (bytes((number,)) for number in types)
     within = [x.compare(low)] if low == high else [x.at_least(low), x.at_most(high)]
-    return x.rule(x.of_family(IPV6), also, kind, within, x.verdict("accept"))
+    return x.rule(x.of_family(IPV6), also or [], kind, within, x.verdict("accept"))
 
 
 def interface_in(held: str) -> Expressions:
