@@ -144,6 +144,6 @@ def test_the_element_for_all_other_keys_is_decoded():
 
 def test_a_second_dump_that_repeats_the_first_adds_nothing():
     large = {number.to_bytes(4, "big"): True for number in range(1000)}
-    dumps = [large.items(), ()]
+    dumps = [dict(large), {}]
     assert added_up(lambda: dumps.pop(0), None) == large
     assert not dumps

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar, Union
 
 from ...rendering.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
 from ...rendering.nftables.objects import (
@@ -69,6 +69,7 @@ _FEW_ELEMENTS = 300
 
 _NAT_RANGES = ((NFTA_NAT_REG_ADDR_MIN, NFTA_NAT_REG_ADDR_MAX), (NFTA_NAT_REG_PROTO_MIN, NFTA_NAT_REG_PROTO_MAX))
 
+Encoded = Union[bytes, memoryview]
 Element = TypeVar("Element")
 Data = TypeVar("Data")
 
@@ -181,7 +182,7 @@ def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
     return BaseHook(attribute_text(found[NFTA_CHAIN_TYPE]), name, priority, policy)
 
 
-def _element_layout(nest: bytes) -> Optional[Tuple[str, bool]]:
+def _element_layout(nest: Encoded) -> Optional[Tuple[str, bool]]:
     """Return the layout of the first of some encoded elements, for ``struct``, and whether it has data.
 
     Headers and values take turns in it. None for an element with other attributes than key, data and counter.
@@ -212,7 +213,7 @@ def _element_layout(nest: bytes) -> Optional[Tuple[str, bool]]:
     return None if size % 4 or key_size % 4 or len(nest) % size else (layout, with_data)
 
 
-def _uniform_elements(nest: bytes) -> Optional[Dict[bytes, Any]]:
+def _uniform_elements(nest: Encoded) -> Optional[Dict[bytes, Any]]:
     """Return what :func:`parse_elements` does for elements with keys of one size and data of one size, else None.
 
     Most sets are uniform and may have tens of thousands of elements, which few calls decode together.
@@ -227,7 +228,7 @@ def _uniform_elements(nest: bytes) -> Optional[Dict[bytes, Any]]:
     return dict(zip(columns[1], columns[3])) if with_data else dict.fromkeys(columns[1], True)
 
 
-def parse_elements(nests: Iterable[bytes]) -> Dict[bytes, Any]:
+def parse_elements(nests: Iterable[Encoded]) -> Dict[bytes, Any]:
     """Return the elements of a set from NFTA_SET_ELEM_LIST_ELEMENTS attributes: key to True, verdict or data."""
     found: Dict[bytes, Any] = {}
     parsed: Dict[bytes, Any] = {}
@@ -251,7 +252,7 @@ def parse_elements(nests: Iterable[bytes]) -> Dict[bytes, Any]:
 
 
 def added_up(
-    dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional[int], uncounted: Optional[Element] = None
+    dump: Callable[[], Dict[Element, Data]], count: Optional[int], uncounted: Optional[Element] = None
 ) -> Dict[Element, Data]:
     """Return all elements of a set, in the order received. ``count``: their number, if the kernel reports it.
 
@@ -261,7 +262,7 @@ def added_up(
     elements. An element that was seen once exists: so dumps are merged until they are complete or, if the kernel
     reports no number, until two large ones in a row add nothing new.
     """
-    found = dict(dump())
+    found = dump()
     for _attempt in range(_INCOMPLETE_ATTEMPTS):
         if len(found) - (uncounted in found) == count or (count is None and len(found) < _FEW_ELEMENTS):
             return found

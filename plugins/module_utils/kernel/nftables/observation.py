@@ -130,35 +130,32 @@ class Reader:
 
     def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
         """Return all elements of a set: key to True, verdict or data. ``count``: their number, if known."""
-        before: List[bytes] = []
+        digest = 0
 
-        def dump() -> Iterable[Tuple[bytes, Any]]:
-            nonlocal before
+        def dump() -> Dict[bytes, Any]:
+            nonlocal digest
             nests = self._dumped_elements(name)
             # The second dump of a large set usually repeats the first, byte by byte.
-            if nests == before:
-                return ()
-            before = nests
-            return parse_elements(nests).items()
+            previous, digest = digest, hash(tuple(nests))
+            if digest == previous:
+                return {}
+            # Each part is freed when it is decoded: a set may have a million elements.
+            nests.reverse()
+            return parse_elements(nests.pop() for _number in range(len(nests)))
 
         return added_up(dump, count, messages.CATCH_ALL)
 
-    def _dumped_elements(self, name: str) -> List[bytes]:
+    def _dumped_elements(self, name: str) -> List[memoryview]:
         """Return the elements of a set as the kernel encodes them, many in each part."""
         payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
-        found = [
-            parse_attributes(buffer, start + GENMSG_BYTES, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")
+        return [
+            parse_attributes(buffer, start + GENMSG_BYTES, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
             for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload)
         ]
-        return [bytes(nest) for nest in found]
 
     def _ranges(self, name: str, value: SetValue) -> Dict[bytes, Any]:
         """Return all elements of a set of ranges: see :func:`ranges`."""
-        elements = [
-            raw
-            for nest in self._dumped_elements(name)
-            for _number, raw in each_attribute(memoryview(nest), 0, len(nest))
-        ]
+        elements = [raw for nest in self._dumped_elements(name) for _number, raw in each_attribute(nest, 0, len(nest))]
         return ranges(elements, bool(value.flags & SET_CONCAT))
 
     def everything(self) -> Dict[Key, Value]:
@@ -193,21 +190,24 @@ class Reader:
                         table.update(self._contents(name, value, count))
         return table
 
-    def _contents(self, name: str, value: SetValue, count: Optional[int]) -> Dict[Key, Value]:
-        """Return the elements of a set as entries of the resource table."""
-        if value.is_interval:
-            return {ElementKey("element", name, key): data for key, data in self._ranges(name, value).items()}
-        elements = self.elements(name, count)
-        if not value.is_list:
-            return {ElementKey("element", name, key): data for key, data in elements.items()}
+    def _contents(self, name: str, value: SetValue, count: Optional[int]) -> Iterator[Tuple[Key, Value]]:
+        """Yield the elements of a set as entries of the resource table, one at a time: a set may have a million."""
+        elements = self._ranges(name, value) if value.is_interval else self.elements(name, count)
+        if value.is_interval or not value.is_list:
+            for key, data in elements.items():
+                yield ElementKey("element", name, key), data
+            return
         lists: Dict[bytes, Dict[int, bytes]] = {}
         catch_all = elements.pop(messages.CATCH_ALL, None)
-        for key, data in elements.items():
+        shared: Dict[bytes, bytes] = {}
+        while elements:
+            # Frees what is no longer needed. Weights and hashing repeat few endpoints in many places.
+            key, data = elements.popitem()
             items = lists.get(key[:-4])
             if items is None:
                 items = lists[key[:-4]] = {}
-            items[_INDEX.unpack(key[-4:])[0]] = data
-        table: Dict[Key, Value] = {ElementKey("list", name, key): list_value(items) for key, items in lists.items()}
+            items[_INDEX.unpack(key[-4:])[0]] = shared.setdefault(data, data)
+        for key, items in lists.items():
+            yield ElementKey("list", name, key), list_value(items)
         if catch_all is not None:
-            table[ElementKey("element", name, messages.CATCH_ALL)] = catch_all
-        return table
+            yield ElementKey("element", name, messages.CATCH_ALL), catch_all

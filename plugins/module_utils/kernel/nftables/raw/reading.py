@@ -350,7 +350,7 @@ class RawReader:
         if flags & SET_INTERVAL:
             listed = list(dict.fromkeys(self._dumped_elements(name)))
             return tuple(listed if flags & SET_CONCAT else reversed(listed))
-        return tuple(sorted(added_up(lambda: ((element, True) for element in self._dumped_elements(name)), count)))
+        return tuple(sorted(added_up(lambda: dict.fromkeys(self._dumped_elements(name), True), count)))
 
     def _dumped_elements(self, name: str) -> Iterator[bytes]:
         rewrite = {NFTA_SET_ELEM_EXPR: _expression, NFTA_SET_ELEM_EXPRESSIONS: _expressions}
