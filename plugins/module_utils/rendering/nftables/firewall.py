@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, Iterable, List, Sequence, Tuple
 
-from ...addresses import IPV6, networks_of
+from ...addresses import IPV6, Network, networks_of
 from ...serviceports.info import ServicePortInfo, Sources
 from ..merged import Entry
 from ..settings import DataplaneSettings
@@ -118,6 +118,12 @@ def firewall_entries(
     return entries
 
 
+@lru_cache(maxsize=8)
+def _networks(sources: Tuple[str, ...]) -> List[Network]:
+    """Return the ranges of sources, which all ports of a Service share."""
+    return networks_of(sources)
+
+
 def restrict(
     family: str, kind: str, *, keys: Iterable[bytes], sources: Sequence[str], own: Iterable[bytes], node_ip: str
 ) -> List[Entry]:
@@ -126,7 +132,7 @@ def restrict(
     Where a range contains ``node_ip``, the addresses ``own`` are allowed as well. Nothing is restricted by a range of
     all addresses.
     """
-    networks = networks_of(sources)
+    networks = _networks(tuple(sources))
     if any(network.prefix_length == 0 for network in networks):
         return []
     size = 16 if family == IPV6 else 4
