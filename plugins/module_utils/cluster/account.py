@@ -31,23 +31,36 @@ MOST_PLACES, PLACES_OF_ENDPOINT = 256, 4
 EIGHTHS = 8
 #: The slots of one hashed address or node port (see ``rendering.nftables.slots``).
 SLOTS = 600
-#: What an element of a list takes in nftables mode: in the kernel, in the table, and in a comparison of both. Other
-#: elements have keys that are objects of their own.
-BYTES_OF_LISTED = 170
-#: The bytes of one list of slots.
-BYTES_OF_SLOTS = SLOTS * BYTES_OF_LISTED
 
 
 class Entries(NamedTuple):
-    """Numbers of entries. ``listed``: elements of lists in nftables mode, which take less memory than ``others``."""
+    """Numbers by the kind of entry. Kinds that nftables mode makes by the product, each with a key and a size of its
+    own, are apart from ``others``: ``listed`` elements of lists, ``sources`` that are allowed at a frontend,
+    ``frontends`` at addresses other than the cluster IP, which have a verdict and lists, and the chains, rules and sets
+    of session ``affinity``.
+    """
 
     others: int
     listed: int = 0
+    sources: int = 0
+    frontends: int = 0
+    affinity: int = 0
 
     @property
     def total(self) -> int:
         """Return all of them."""
-        return self.others + self.listed
+        return sum(self)
+
+    def times(self, rates: Entries) -> int:
+        """Return what they take at a rate of each kind."""
+        return sum(map(mul, self, rates))
+
+
+#: The bytes of an entry of each kind in nftables mode: in the kernel, in the table, and in a comparison of both.
+#: ``tests.kernel.test_bytes_of_entries`` compares them with the kernel.
+BYTES_IN_NFTABLES = Entries(600, listed=350, sources=800, frontends=1100, affinity=1300)
+#: The bytes of one list of slots.
+BYTES_OF_SLOTS = SLOTS * BYTES_IN_NFTABLES.listed
 
 
 class NodeFactors(NamedTuple):
@@ -128,19 +141,19 @@ class Shape(NamedTuple):
 def _in_nftables(shape: Shape, node: NodeFactors) -> Entries:
     """Elements of cluster IP, frontends, hairpin connections and lists; with affinity also sets and chains."""
     frontends = shape.ports * shape.addresses + shape.node_ports
-    others = 1 + shape.ports + shape.endpoints + (1 + shape.local) * frontends
-    others += node.counters * (shape.ports + frontends)
-    listed = 0
+    others = 1 + shape.ports + shape.endpoints + node.counters * (shape.ports + frontends)
+    listed = sources = affinity = 0
     if shape.has_affinity:
         chain = shape.ports + shape.endpoints + shape.places
-        others += 4 * shape.endpoints + shape.chains * chain + (5 * shape.ports if frontends else 0)
+        affinity = 4 * shape.endpoints + shape.chains * chain + (5 * shape.ports if frontends else 0)
     else:
         listed = shape.places + (1 + shape.local) * (shape.places * shape.addresses + shape.node_places)
     for kind in shape.restricted(node, 1):
         # Addresses of both kinds may have the same sources, and are each other's then.
         own = kind.own if shape.sources[0] < 0 else shape.addresses
-        others += kind.frontends * (kind.sources + own + 1) + 2 * shape.prefixes(kind.sources) + 2
-    return Entries(others, listed)
+        sources += kind.frontends * (kind.sources + own + 1)
+        others += 2 * shape.prefixes(kind.sources) + 2
+    return Entries(others, listed, sources, (1 + shape.local) * frontends, affinity)
 
 
 def _in_iptables(shape: Shape, node: NodeFactors) -> Entries:
@@ -178,34 +191,33 @@ class Rates(NamedTuple):
     """What objects cost in a mode.
 
     ``entries``: of a Service in one family. ``bytes_of_object``: the bytes of memory for each byte of the cluster's
-    objects as :mod:`.parsing.prune` leaves them; ``bytes_of_entry``: for each entry beyond those that the size of its
-    objects suggests. Both are those of the worst moment of the mode (a repair of everything), with the programs that
-    the agent runs and the kernel's memory; measured by ``tests.benchmarks.agent_memory`` and
+    objects as :mod:`.parsing.prune` leaves them; ``bytes_of_entry``: for each entry, by its kind, beyond those that the
+    size of its objects suggests. Both are those of the worst moment of the mode (a repair of everything), with the
+    programs that the agent runs and the kernel's memory; measured by ``tests.benchmarks.agent_memory`` and
     ``tests.benchmarks.hostile_services``.
     """
 
     entries: Callable[[Shape, NodeFactors], Entries]
     bytes_of_object: float
-    bytes_of_entry: int
+    bytes_of_entry: Entries
     node: NodeFactors = ANY_NODE
 
     def of(self, shapes: Sequence[Shape]) -> Entries:
         """Return the entries of a Service."""
         found = [self.entries(shape, self.node) for shape in shapes]
-        return Entries(sum(each.others for each in found), sum(each.listed for each in found))
+        return Entries(*map(sum, zip(Entries(0), *found)))
 
     def bytes(self, shapes: Sequence[Shape]) -> int:
         """Return the bytes of these entries."""
-        entries = self.of(shapes)
-        return entries.others * self.bytes_of_entry + entries.listed * BYTES_OF_LISTED
+        return self.of(shapes).times(self.bytes_of_entry)
 
 
 #: By the name of the mode. ipvs mode is estimated: no machine with IPVS could measure memory cgroups.
 RATES: Dict[str, Rates] = {
-    "nftables": Rates(_in_nftables, 9.0, 600),
-    "iptables": Rates(_in_iptables, 32.0, 1100),
-    "ipvs": Rates(_in_ipvs, 14.0, 900),
-    "userspace": Rates(_in_userspace, 9.0, 900),
+    "nftables": Rates(_in_nftables, 9.0, BYTES_IN_NFTABLES),
+    "iptables": Rates(_in_iptables, 32.0, Entries(1100)),
+    "ipvs": Rates(_in_ipvs, 14.0, Entries(900)),
+    "userspace": Rates(_in_userspace, 9.0, Entries(900)),
 }
 
 

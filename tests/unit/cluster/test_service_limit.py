@@ -236,7 +236,7 @@ def test_what_services_make_beyond_their_size_counts_as_bytes_and_what_others_ma
     view.apply(Batch("EndpointSlice", endpoint_slices(2, 30), [], True))
     assert view.size < 20_000 and small < view.size
     view.apply(Batch("Service", [service(500, 100)], []))
-    assert view.state.excess > 40_000 * RATES["nftables"].bytes_of_entry
+    assert view.state.excess > 40_000 * RATES["nftables"].bytes_of_entry.others
     assert view.size > view.state.excess / RATES["nftables"].bytes_of_object
     view.apply(Batch("Service", [], [service(1)]))
     assert not view.state.excess and not view.state.excess_of("shop") and view.size < 20_000
@@ -274,7 +274,7 @@ def test_a_large_service_for_which_its_namespace_has_no_room_is_withheld_by_name
 
 
 def test_endpoints_that_make_a_service_too_large_are_withheld():
-    view = Bytes(200_000).view
+    view = Bytes(400_000).view
     view.apply(Batch("Service", [service(100, 10)], [], True))
     view.apply(Batch("EndpointSlice", endpoint_slices(100, 100), [], True))
     assert [key.kind for key in view.held_back] == ["EndpointSlice"] and not view.state.slices

@@ -15,7 +15,7 @@ import time
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...addresses import Network
-from ...cluster.account import RATES
+from ...cluster.account import BYTES_IN_NFTABLES
 from ...cluster.model import NamespacedName
 from ...cluster.resource_types import ResourceType
 from ...configuration.sections.network_policy import (
@@ -124,7 +124,7 @@ class PolicySync:
     @property
     def bytes(self) -> int:
         """The bytes of memory that the elements of the table take."""
-        return self._elements * RATES["nftables"].bytes_of_entry
+        return self._elements * BYTES_IN_NFTABLES.others
 
     def configure(self, settings: NetworkPolicySettings, node_name: str) -> None:
         """Adopt settings and the name of the node; the next sync applies them.
