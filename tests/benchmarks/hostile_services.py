@@ -9,8 +9,9 @@
 For each set of Services, in a network namespace and a control group of its own, one line of JSON: the size of the
 objects in KiB, how often the kernel has killed the agent, the peak of the group and what the agent accounts at the end
 (MiB), how many objects and parts are refused by name, the entries programmed, and the seconds until an ordinary Service
-that is created meanwhile accepts a connection (the median and the longest of all): while the set arrives, and while one
-endpoint of each of its Services changes.
+that is created meanwhile accepts a connection (the median and the longest of all): while the set arrives, while one
+endpoint of each of its Services changes, and after everything programmed was removed and is repaired. The repair, with
+its comparison of the whole table, takes most memory.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 
 # isort: split
 
+from tests.benchmarks.agent_memory import FLUSH
 from tests.kernel.agent_node import AgentNode
 from tests.lab import manifests
 from tests.lab.manifests import Object
@@ -110,6 +112,7 @@ SETS: dict[str, Callable[[], list[list[Object]]]] = {
     "weighted affinity": lambda: several(60, 20, 1, 30, weights=(97, 89), sessionAffinity="ClientIP"),
     "affinity": lambda: several(150, 10, 0, 8, namespaces=50, sessionAffinity="ClientIP"),
     "sources": lambda: several(10, 50, 10, annotations=SOURCES),
+    "sources in many namespaces": lambda: several(40, 50, 10, namespaces=20, annotations=SOURCES),
     "many namespaces": lambda: several(60, 20, 15, namespaces=30, weights=(255, 1)),
     "ports and addresses": lambda: several(60, 100, 60),
 }
@@ -204,6 +207,8 @@ def measure(name: str, mode: str, limit: int, seconds: float) -> dict[str, Any]:
             for item in changed(services):
                 node.store.put(item)
             changing = ordinary.during(seconds)
+            subprocess.run(FLUSH.get(mode, ["iptables", "-t", "nat", "-F"]), check=True)
+            repairing = ordinary.during(seconds)
             assert node.process is not None
             deaths = group.kills() or int(node.process.poll() is not None)
             status = node.status()
@@ -224,6 +229,7 @@ def measure(name: str, mode: str, limit: int, seconds: float) -> dict[str, Any]:
                 "memory_low": "close to its memory limit" in log,
                 "arriving": summary(arriving),
                 "changing": summary(changing),
+                "repairing": summary(repairing),
                 "load": round(os.getloadavg()[0], 1),
             }
         finally:
@@ -236,7 +242,7 @@ def main() -> int:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--mode", default="nftables", choices=["nftables", "iptables"])
     parser.add_argument("--limit", type=int, default=890, help="of the control group, in MiB")
-    parser.add_argument("--seconds", type=float, default=30.0, help="for each of the two phases")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each of the three phases")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
