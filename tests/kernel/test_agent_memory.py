@@ -99,7 +99,7 @@ def test_a_cluster_that_grows_too_large_is_not_followed_and_what_is_served_stays
 def test_a_small_object_that_makes_a_million_entries_does_not_exhaust_the_limit(
     node: AgentNode, group: MemoryGroup
 ) -> None:
-    group.limit(160 * MIB)
+    group.limit(200 * MIB)
     node.start()
     ports = [manifests.port(1 + number, name=f"p{number}") for number in range(1000)]
     addresses = [f"198.18.{number >> 8}.{number & 255}" for number in range(1, 1001)]
