@@ -57,7 +57,7 @@ class Entries(NamedTuple):
 
 
 #: The bytes of an entry of each kind in nftables mode: in the kernel, in the table, and in a comparison of both; of
-#: sources also in the notifications of their removal, all of which precede a repair.
+#: sources in an agent that repairs everything, which takes more.
 #: ``tests.kernel.test_bytes_of_entries`` compares them with the kernel.
 BYTES_IN_NFTABLES = Entries(600, listed=350, sources=1200, frontends=1100, affinity=1300)
 #: The bytes of one list of slots.
