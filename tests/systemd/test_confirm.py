@@ -18,6 +18,8 @@ TIMER = "kubenode-proxy-revert.timer"
 SERVICE = "kubenode-proxy-revert.service"
 HISTORY = "/var/lib/kubenode-proxy-history"
 PENDING = "/run/kubenode-proxy-confirm"
+# Nothing was programmed in the states to which these tests return.
+_ROLLBACK = {"ansible_become": False, "rollback_accept_loss": True}
 MANAGEMENT_PORT = 2222
 # Long enough even for a loaded machine; for tests that do not wait until it expires.
 LONG = 900
@@ -169,7 +171,7 @@ def test_a_second_change_is_refused_while_one_is_pending_and_a_rollback_cancels_
     # Check mode only warns.
     assert play([node], [{"kubenode.proxy.service_proxy": options}], {}, "--check")[node.name].failed == 0
     state = last_state(node)
-    run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {})
+    run_playbook([node], "kubenode.proxy.rollback", _ROLLBACK, {})
     assert programmed(node) == before
     assert timer_is(node) != "active"
     assert outcome_of(node, state) == "rolled back"
@@ -179,7 +181,7 @@ def test_rollback_stops_and_reports_services_that_would_undo_it(node):
     before = programmed(node)
     converge(node, {"service_proxy_snapshot": snapshot(node, *web())})
     between = programmed(node)
-    playbook = ("kubenode.proxy.rollback", {"ansible_become": False}, {})
+    playbook = ("kubenode.proxy.rollback", _ROLLBACK, {})
     node.write("/run/systemd/system/kubenode-proxy.service", "[Service]\nExecStart=/usr/bin/sleep infinity\n")
     node.run("systemctl", "daemon-reload")
     node.run("systemctl", "start", "kubenode-proxy.service")

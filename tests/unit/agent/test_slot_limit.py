@@ -130,7 +130,8 @@ def test_all_nodes_agree_and_only_younger_services_are_affected(seed: int) -> No
         info = of_namespace(chance.choice("abc"), chance.randrange(20), step if chance.random() < 0.7 else 59 - step)
         before = {each for each in known if limit.admits(each)}
         if chance.random() < 0.3 and known:
-            del known[gone := chance.choice(list(known))]
+            gone = chance.choice(list(known))
+            del known[gone]
             limit.count({gone: []})
             continue
         is_new = info.key.service not in known
