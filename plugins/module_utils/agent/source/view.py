@@ -63,11 +63,10 @@ class ClusterView:
     ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
     completely known. ``from_disk``: kinds that the copy on disk knew; the first complete list of such a kind replaces
     what the view has of it, and not only what it differs in. ``revision`` counts changes of any kind.
-    ``triggers``: when the changes of
-    endpoints that are not programmed yet were triggered. ``held_back``: objects whose latest version has no room; their
-    previous version remains in effect; among them are those that were withheld from their namespace (see
-    :meth:`_withhold`). ``failures``: objects whose latest version a defect of the agent keeps out of
-    the state; their previous version remains in effect, too. ``node_name``: the node whose pods are held back last.
+    ``triggers``: when the changes of endpoints that are not programmed yet were triggered. ``held_back``: objects whose
+    latest version has no room; their previous version remains in effect; among them are those that were withheld from
+    their namespace (see :meth:`_withhold`). ``failures``: objects whose latest version a defect of the agent keeps out
+    of the state; their previous version remains in effect, too. ``node_name``: the node whose pods are held back last.
     ``progress`` is called for each object.
     """
 
