@@ -176,7 +176,9 @@ def test_a_run_is_refused_while_kube_proxy_serves(node, scheduled):
         assert run_now(node, check=False) != 0
         assert "kube-proxy runs on this node (process " in node.log(RUN) and metrics(node)["success"] == 0
         assert kube_proxy.serves()
-    run_now(node)
+    # Systemd refuses a unit's sixth start within ten seconds, unless the unit says otherwise.
+    for _ in range(6):
+        run_now(node)
 
 
 @pytest.mark.full
