@@ -138,7 +138,7 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.account import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.service_account import (
     Account,
     AccountChange,
     ensure,

@@ -28,14 +28,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.toke
     PAUSE_SECONDS,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller import account
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import service_account
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.accounts import Accounts, claims_of, sign
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 
-WHO = account.Account("kube-system", "kubenode-proxy")
+WHO = service_account.Account("kube-system", "kubenode-proxy")
 DAY = 86_400
 
 
@@ -48,7 +48,7 @@ class Server:
         self.accounts = Accounts(lambda name: self.nodes.get(name, ""), lambda: self.now)
         self.away = False
         self.answers = []
-        account.ensure(self, WHO)
+        service_account.ensure(self, WHO)
 
     def send(self, method, path, body, purpose):
         code, answer = self.accounts.answer(method, path, body)
@@ -196,7 +196,7 @@ def test_a_replaced_token_file_is_read_after_expiry(keeper, server, path, log):
 
 
 def test_a_token_without_expiry_and_no_token_are_left_alone(tmp_path, server, log):
-    secret = account.ensure(server, WHO, shared=True).token
+    secret = service_account.ensure(server, WHO, shared=True).token
     path = str(tmp_path / "token")
     keeper = TokenKeeper(path, lambda _expect: pytest.fail("asks the server"), Log(log), lambda: server.now)
     assert keeper.step() == CHECK_SECONDS

@@ -188,7 +188,7 @@ def test_ports_of_endpoint_slices_that_the_service_does_not_have_are_not_expande
     seed=st.integers(0, 1000),
 )
 def test_what_is_served_is_within_the_limit_in_every_mode(numbers, node_ports, local, affinity, allowed, weight, seed):
-    """With a smaller limit, which most of these Services exceed. No mode makes more than the account (test_account)."""
+    """With a smaller limit, which most of these Services exceed. See test_cost_account for the account itself."""
     ports, external, balancers, ranges, endpoints = numbers
     raw = service(1 + ports, external, balancers, ranges, node_ports=node_ports)
     raw["spec"]["externalTrafficPolicy"] = "Local" if local else "Cluster"
