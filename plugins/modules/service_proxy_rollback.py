@@ -34,6 +34,14 @@ options:
         snapshot of the role P(kubenode.proxy.service_proxy#role), whichever is newer. Without both, none is lost.
     type: bool
     default: false
+  ignore_findings:
+    description:
+      - Names of preflight findings to ignore, as for O(kubenode.proxy.service_proxy#module:ignore_findings). While
+        kube-proxy runs on the node, which would revert the rollback, this fails with the finding V(kube-proxy), unless
+        the state is one of network policies only.
+    type: list
+    elements: str
+    default: []
   stop_agent:
     description:
       - Whether to stop the agent, C(kubenode-proxy.service), and the timer of the role
@@ -196,6 +204,7 @@ def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
         state_directory=parameters["state_directory"],
         lock_timeout=parameters["lock_timeout"],
         judge=lambda record: judge_state(record, parameters["accept_loss"]),
+        ignore_findings=parameters["ignore_findings"],
     )
     report = rollback(request)
     warn(module, report.warnings, ())
@@ -219,6 +228,7 @@ def main() -> None:
         argument_spec={
             "to": {"type": "int"},
             "accept_loss": {"type": "bool", "default": False},
+            "ignore_findings": {"type": "list", "elements": "str", "default": []},
             "stop_agent": {"type": "bool", "default": True},
             **convergence_spec(),
             **history_spec(keep=None),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Dict, Iterator, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge, inspect
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
@@ -114,6 +116,29 @@ def _request(directory: Path, **policies: Any) -> Request:
         state_directory=str(directory / "state"),
         history_directory=str(directory / "history"),
     )
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_state_with_services_is_not_restored_beside_a_running_kube_proxy(tmp_path, check):
+    recorded.load(Path(CASE.file("state-iptables.txt")), run, "nft")
+    converge(_request(tmp_path)._replace(mode="nftables"))
+    before = of_kube_proxy()
+    request = RollbackRequest(
+        history_directory=str(tmp_path / "history"),
+        state_directory=str(tmp_path / "state"),
+        stop_units=False,
+        check=check,
+    )
+    with running_process("kube-proxy", "600"):
+        with pytest.raises(PreflightError, match=r"kube-proxy runs on this node \(process \d+\) and would revert"):
+            rollback(request)
+        command = ["rollback", "--history", request.history_directory, "--state-directory", request.state_directory]
+        streams = Streams(io.StringIO(), io.StringIO())
+        assert main([*command, *(["--check"] if check else [])], streams) == 1
+        assert "kube-proxy runs on this node" in streams.errors.getvalue() and of_kube_proxy() == before
+        report = rollback(request._replace(ignore_findings=("kube-proxy",)))
+    assert report.changed and report.warnings[0].startswith("ignored: kube-proxy runs on this node")
+    assert (of_kube_proxy() == before) is check
 
 
 @pytest.mark.parametrize("check", [True, False])

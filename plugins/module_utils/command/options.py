@@ -17,6 +17,7 @@ from .shared_options import (
     add_control,
     add_findings,
     add_history,
+    add_ignored,
     add_lock,
     add_node,
     add_output,
@@ -110,6 +111,7 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
     add("--save-before", default="", choices=["", *MODES], metavar="MODE", help=text)
     text = "even if nothing was programmed, or most endpoints of the state do not exist any more"
     add("--accept-loss", action="store_true", help=text)
+    add_ignored(parser)
     add("--check", action="store_true", help="change nothing; exit with 3 if something differs")
     add("--diff", action="store_true", help="show every entry that changes")
     add_history(parser)

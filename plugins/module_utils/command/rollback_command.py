@@ -59,6 +59,7 @@ def roll_back(arguments: argparse.Namespace) -> CommandResult:
         state_directory=arguments.state_directory,
         lock_timeout=arguments.lock_timeout,
         judge=lambda record: judge_state(record, arguments.accept_loss),
+        ignore_findings=arguments.ignore,
     )
     report = rollback(request)
     lines = change_lines(report.changes, arguments.check, arguments.diff)

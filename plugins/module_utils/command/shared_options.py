@@ -46,7 +46,13 @@ def add_findings(parser: argparse.ArgumentParser) -> None:
     """Add the options for the configuration and for what is ignored on the node."""
     add = parser.add_argument
     add("--config", default=_default_configuration(), metavar="FILE", help="a KubeProxyConfiguration")
-    add("--ignore", action="append", default=[], metavar="FINDING", help="ignore a preflight finding")
+    add_ignored(parser)
+
+
+def add_ignored(parser: argparse.ArgumentParser) -> None:
+    """Add the option for what is ignored on the node."""
+    text = "ignore a preflight finding"
+    parser.add_argument("--ignore", action="append", default=[], metavar="FINDING", help=text)
 
 
 def add_lock(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,7 @@ from ...kernel.xtables.variant import NFT
 from ...mode_names import IPVS
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import judge
+from ...preflight.processes import service_proxy_findings
 from ...rendering.ipvs.draining import with_draining
 from ...rendering.ipvs.nftables_glue import NFTABLES_GLUE
 from ...rendering.ipvs.nftables_layout import NODE_PORTS
@@ -72,7 +73,7 @@ class RollbackRequest(NamedTuple):
     nothing at all. ``describe``: fill in the lines of every changed table. ``keep``: how many saved states are kept;
     None for all. ``stop_units``: stop the agent and the timer of scheduled convergences, which would undo the rollback.
     ``state_directory`` and ``lock_timeout``: as for a convergence. ``judge``: returns warnings about the saved state,
-    or raises HistoryError if it must not be restored.
+    or raises HistoryError if it must not be restored. ``ignore_findings``: names of preflight findings to ignore.
     """
 
     to: Optional[int] = None
@@ -84,6 +85,7 @@ class RollbackRequest(NamedTuple):
     state_directory: str = DEFAULT_STATE
     lock_timeout: float = DEFAULT_LOCK_SECONDS
     judge: Callable[[StateRecord], Tuple[str, ...]] = lambda _record: ()
+    ignore_findings: Sequence[str] = ()
 
 
 class RollbackReport(NamedTuple):
@@ -296,11 +298,14 @@ def rollback(request: RollbackRequest) -> RollbackReport:
     """Restore a saved state of the node, or with ``request.check`` only report what would change.
 
     The current state is saved first. Raises HistoryError if there is no such state or its file cannot be used;
-    PreflightError without the necessary privileges; KernelError if the kernel refuses a change.
+    PreflightError without the necessary privileges, or if another service proxy runs and the state is not of network
+    policies only; KernelError if the kernel refuses a change.
     """
-    warnings: List[str] = list(judge(rights_findings(capabilities())))
+    warnings: List[str] = list(judge(rights_findings(capabilities()), request.ignore_findings))
     history = History(request.history_directory, request.keep)
     record = history.load(history.newest() if request.to is None else request.to)
+    if not record.state.policies_only:
+        warnings += judge(service_proxy_findings(), request.ignore_findings)
     warnings += request.judge(record)
     running = tuple(units.running_units()) if request.stop_units else ()
     if not request.check:
