@@ -10,6 +10,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier, watching
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import LossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
 from tests.lab import manifests
 from tests.unit.agent.sync_bench import Drift, SyncBench, service
 
@@ -150,3 +151,18 @@ def test_without_a_watch_the_node_is_synced_and_compared_later(served, monkeypat
     bench.now += 60
     bench.timers.run()
     assert bench.sync.drift is not None and "IPv4" in bench.sync.syncer.suspects
+
+
+def test_a_change_of_what_another_program_has_just_deleted_does_not_wait_for_the_retry(served, monkeypatch):
+    """The partial sync fails where the table is gone; the repair that is due anyway has the change, too."""
+    bench = SyncBench(monkeypatch)
+    bench.put(*[service(f"s{number}", number) for number in (1, 2, 3)])
+    bench.sync.sync(first=True)
+    bench.table.clear()
+    bench.put(endpoints("s1", "10.0.0.1"))
+    bench.mode.resource.failure = "another program deleted it meanwhile"
+    bench.sync.syncer.suspects["IPv4"] = "a notification"
+    bench.sync.sync()
+    (proxier,) = bench.sync.proxiers.families
+    assert bench.table == dict(proxier.tables.desired[RESOURCE]) and not bench.sync.syncer.last_error
+    assert [event[2] for event in bench.events] == ["DriftRepaired"]

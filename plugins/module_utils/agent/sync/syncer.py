@@ -303,10 +303,18 @@ class Syncer:
     def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float) -> int:
         """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time."""
         kind = FULL if family.needs_full else PARTIAL
-        result = self._apply(family, full=family.needs_full)
-        repaired = 0
+        repaired, failed = 0, ""
+        try:
+            result = self._apply(family, full=family.needs_full)
+        except KernelError:
+            if kind == FULL or not suspicion:
+                raise
+            # Another program has changed the objects of this sync, or deleted the table. A later attempt would let the
+            # changes of Services wait for the schedule.
+            kind, failed = FULL, suspicion
+            result = self._apply(family, full=True)
         if kind == FULL:
-            unrepaired = self.repairs.pop_unrepaired(family.family)
+            unrepaired = self.repairs.pop_unrepaired(family.family) or failed
             if unrepaired:
                 self.repairs.succeeded(family.family, unrepaired, result, time.monotonic() - began)
         elif suspicion:
