@@ -32,6 +32,7 @@ ORDER = (
         "socket_filter",
         "log",
     ),
+    ("base",),
     ("cluster", "packaging"),
     ("configuration",),
     ("serviceports", "networkpolicy"),

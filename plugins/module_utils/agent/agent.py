@@ -382,8 +382,6 @@ class Agent:
     def _look_after_threads(self) -> None:
         """Supervise the threads, and feed systemd's watchdog unless one of them is stuck."""
         stuck = self.supervisor.check()
-        if not self.parts.surface.server.alive:
-            stuck = (*stuck, "http")
         self.parts.health.threads_stuck(stuck)
         if self.systemd.watchdog_seconds and not stuck:
             self.systemd.alive()

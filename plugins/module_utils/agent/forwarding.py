@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 from ..addresses import address_and_port
+from ..base.loop import LONGEST_WAIT_SECONDS
 from ..clients import ClientRule
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.handles import ListenerAccess
@@ -15,7 +16,6 @@ from ..convergence.live import Flow, LiveConnection, Remembered
 from ..errors import brief_traceback
 from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
 from ..forwarding.limits import Limits, within_files
-from ..forwarding.loop import LONGEST_WAIT_SECONDS
 from ..forwarding.opened import Client, Used
 from ..forwarding.resource import ListenersResource
 from ..forwarding.status import ForwardingStatus

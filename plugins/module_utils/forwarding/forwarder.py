@@ -30,6 +30,7 @@ from typing import (
     Union,
 )
 
+from ..base.loop import Loop
 from ..clients import ClientRule, Shares
 from ..errors import KernelError
 from ..rendering.userspace.model import TCP, UDP, Endpoint, Listener, ListenerKey
@@ -37,7 +38,6 @@ from ..resources import Change
 from . import tcp, udp
 from .balancing import Balancer, FailedEndpoints
 from .limits import MOST_PIPES, Limits, Totals
-from .loop import Loop
 from .opened import Client, Opened, Used, opened_by, used_by_owner
 from .relay import BUFFER_BYTES, RelayContext
 from .splice import Pipes, find_splice

@@ -17,11 +17,11 @@ import socket
 from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ..addresses import is_admitted
+from ..base.loop import Loop
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
-from .loop import Loop
 from .relay import Relay, RelayContext, RelaySocket
 from .sockets import (
     EXHAUSTED,

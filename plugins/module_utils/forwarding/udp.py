@@ -15,11 +15,11 @@ import socket
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ..addresses import is_admitted
+from ..base.loop import Loop
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
-from .loop import Loop
 from .sockets import EXHAUSTED, bound_socket, hops_of_datagram, limit_hops, open_socket, save_hops
 
 _DATAGRAMS = 64

@@ -14,10 +14,15 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http import server as http_server
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import (
+    GRACE_SECONDS,
+    STUCK_SECONDS,
+    Supervisor,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.loop import LONGEST_WAIT_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from tests.unit.agent.http_bench import (
     GET,
@@ -51,7 +56,7 @@ def test_it_continues_after_running_out_of_file_descriptors(monkeypatch):
 
         monkeypatch.setattr(socket.socket, "accept", failing)
         assert ask(found.port).endswith(b"GET /healthz")
-        assert "no connection can be accepted" in found.log.getvalue() and found.server.alive
+        assert "no connection can be accepted" in found.log.getvalue()
 
 
 def test_faults_of_a_responder_are_logged_once_with_their_traceback():
@@ -60,10 +65,10 @@ def test_faults_of_a_responder_are_logged_once_with_their_traceback():
             assert ask(found.port, b"GET /broken HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 500 ")
         text = found.log.getvalue()
         assert text.count("Traceback") == 1 and "in respond" in text
-        assert found.server.alive and ask(found.port).endswith(b"GET /healthz")
+        assert ask(found.port).endswith(b"GET /healthz")
 
 
-@pytest.mark.parametrize("place", ["_turn", "_timeout", "_orders_done", "_expire", "_accept", "_choose_to_accept"])
+@pytest.mark.parametrize("place", ["_expire", "_accept", "_choose_to_accept"])
 @pytest.mark.parametrize("fault", [RuntimeError, MemoryError, OSError, RecursionError])
 def test_after_any_exception_every_port_is_served_again(monkeypatch, place, fault):
     with running() as found:
@@ -86,7 +91,6 @@ def test_after_any_exception_every_port_is_served_again(monkeypatch, place, faul
             assert read_all(idle) == b"", "the connection may have been the cause"
         for port in (found.port, second.port, third.port):
             wait_for(lambda port=port: answers(port))
-        assert found.server.alive
         text = found.log.getvalue()
         assert text.count("a thread has failed") == 1 and "a fault of the server" in text and " failing" in text
 
@@ -99,8 +103,8 @@ def test_a_thread_that_dies_is_started_again(monkeypatch):
     try:
         port = server.open(HERE, 0, respond).port
         with monkeypatch.context() as patch:
-            patch.setattr(server, "_turn", lambda: sys.exit("outside of all handlers"))
-            server._wake()
+            patch.setattr(server, "_expire", lambda: sys.exit("outside of all handlers"))
+            connect(port).close()
             wait_for(lambda: not server._task.alive)
         watch.check()
         assert "a thread has died and is restarted" in stream.getvalue()
@@ -127,27 +131,26 @@ def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch):
         server.stop()
 
 
-def test_a_stuck_thread_can_be_noticed():
+def test_a_stuck_thread_is_noticed():
     now = [1000.0]
     held = threading.Event()
     stream = io.StringIO()
-    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), ClientRule(), clock=lambda: now[0])
-    assert server.alive, "a thread that is not needed yet is not dead"
+    watch = Supervisor(Log(stream), clock=lambda: now[0])
+    server = HttpServer(watch, LimitedLog(Log(stream)), ClientRule())
 
     def hold(_request):
         held.wait(PATIENCE)
 
     port = server.open(HERE, 0, hold)
-    assert server.alive
-    wait_for(lambda: server._unanswered is None)
     with connect(port.port) as sock:
         sock.sendall(GET)
         wait_for(lambda: server.connections == 1)
-        assert server.alive
-        now[0] += http_server.STUCK_SECONDS
-        assert not server.alive
+        assert watch.check() == ()
+        now[0] += 2 * LONGEST_WAIT_SECONDS + GRACE_SECONDS
+        assert watch.check() == (), "it is interrupted first"
+        now[0] += GRACE_SECONDS + STUCK_SECONDS
+        assert watch.check() == ("http",)
         held.set()
         read_all(sock)
-    wait_for(lambda: server._unanswered is None)
-    assert server.alive
+    wait_for(lambda: watch.check() == ())
     server.stop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-import selectors
+import select
 import socket
 import ssl
 from typing import Dict, NamedTuple, Optional, Tuple
@@ -16,7 +16,7 @@ from ...addresses import IPV6, address_and_port, family_of
 from ...cluster.model import HealthCheck, NamespacedName
 
 _MOST_HEAD_BYTES = 4096
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 
 
 class Target(NamedTuple):

@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-import selectors
 import threading
 from typing import Callable, Dict, Iterable, NamedTuple, Optional, Set
 
+from ...base.loop import LONGEST_WAIT_SECONDS, Loop
 from ..supervision import Task
 from ..timers import monotonic
 from .attempt import Attempt, Failed, Target, TlsContexts
 
 #: The maximum random addition to an interval, as a share of it, so that the nodes of a cluster do not check in step.
 JITTER = 0.1
-_LONGEST_WAIT_SECONDS = 10.0
 
 
 class Verdict(NamedTuple):
@@ -87,16 +84,17 @@ class Prober:
         self._lock = threading.Lock()
         self._wanted: Set[Target] = set()
         self._verdicts: Dict[Target, Verdict] = {}
-        self._read, self._write = os.pipe()
-        for descriptor in (self._read, self._write):
-            os.set_blocking(descriptor, False)
-        self._stop = False
+        # Only the thread uses what follows.
+        self._checked: Dict[Target, _Checked] = {}
+        self._contexts = TlsContexts()
+        self._loop = Loop(clock=clock)
+        self._loop.each_round(self._next_moment, self._begin_and_time_out)
 
     def follow(self, targets: Iterable[Target]) -> None:
         """Replace the targets; the results of targets that were checked before are kept."""
         with self._lock:
             self._wanted = set(targets)
-        self.interrupt()
+        self._loop.post(self._follow_wanted)
 
     def verdicts(self) -> Dict[Target, Verdict]:
         """Return the results of all targets that have been checked."""
@@ -105,72 +103,57 @@ class Prober:
 
     def stop(self) -> None:
         """Stop the thread soon."""
-        self._stop = True
-        self.interrupt()
+        self._loop.stop()
 
     def interrupt(self) -> None:
         """Wake the thread."""
-        # A full pipe wakes the thread as well.
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._write, b"\0")
+        self._loop.post(self._follow_wanted)
 
     def run(self, task: Task) -> None:
         """Run checks until stopped."""
-        checked: Dict[Target, _Checked] = {}
-        contexts = TlsContexts()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._read, selectors.EVENT_READ)
-            try:
-                while not self._stop:
-                    self._follow_wanted(checked, selector)
-                    task.busy(_LONGEST_WAIT_SECONDS)
-                    for key, _events in selector.select(self._wait(checked)):
-                        if key.data is not None:
-                            self._advance(key.data, checked[key.data], selector)
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._read, 4096)
-                    self._begin_and_time_out(checked, selector, contexts)
-            finally:
-                for item in checked.values():
-                    self._end(item, selector)
+        try:
+            self._follow_wanted()
+            self._loop.run(lambda: task.busy(2 * LONGEST_WAIT_SECONDS))
+        finally:
+            for item in self._checked.values():
+                self._end(item)
+            self._checked.clear()
 
-    def _follow_wanted(self, checked: Dict[Target, _Checked], selector: selectors.BaseSelector) -> None:
+    def _follow_wanted(self) -> None:
+        checked = self._checked
         with self._lock:
             wanted = self._wanted
             for target in [target for target in checked if target not in wanted]:
-                self._end(checked.pop(target), selector)
+                self._end(checked.pop(target))
                 self._verdicts.pop(target, None)
         now = self._clock()
         for target in wanted.difference(checked):
             checked[target] = _Checked(now)
 
-    def _wait(self, checked: Dict[Target, _Checked]) -> float:
-        now = self._clock()
-        moments = [item.deadline if item.attempt is not None else item.due for item in checked.values()]
-        return max(0.0, min([_LONGEST_WAIT_SECONDS / 2, *(moment - now for moment in moments)]))
+    def _next_moment(self) -> Optional[float]:
+        moments = (item.deadline if item.attempt is not None else item.due for item in self._checked.values())
+        return min(moments, default=None)
 
-    def _begin_and_time_out(
-        self, checked: Dict[Target, _Checked], selector: selectors.BaseSelector, contexts: TlsContexts
-    ) -> None:
+    def _begin_and_time_out(self) -> None:
         now = self._clock()
-        for target, item in checked.items():
+        for target, item in self._checked.items():
             if item.attempt is None:
                 if item.due <= now:
-                    self._begin(target, item, selector, contexts)
+                    self._begin(target, item)
             elif item.deadline <= now:
-                self._result(target, item, selector, f"no answer within {target.check.timeout:g} s")
+                self._result(target, item, f"no answer within {target.check.timeout:g} s")
 
-    def _begin(self, target: Target, item: _Checked, selector: selectors.BaseSelector, contexts: TlsContexts) -> None:
+    def _begin(self, target: Target, item: _Checked) -> None:
         now = self._clock()
         item.due = now + target.check.interval * (1.0 + JITTER * self._jitter())
         item.deadline = now + target.check.timeout
         try:
-            item.attempt = Attempt(target, contexts)
-            selector.register(item.attempt.socket, item.attempt.events, target)
+            attempt = item.attempt = Attempt(target, self._contexts)
+            self._loop.watch(attempt.socket.fileno(), lambda _mask: self._advance(target, item), attempt.events)
         except (Failed, OSError) as error:
-            self._result(target, item, selector, str(error))
+            self._result(target, item, str(error))
 
-    def _advance(self, target: Target, item: _Checked, selector: selectors.BaseSelector) -> None:
+    def _advance(self, target: Target, item: _Checked) -> None:
         attempt = item.attempt
         if attempt is None:
             return
@@ -178,16 +161,16 @@ class Prober:
         try:
             passed = attempt.advance()
         except Failed as error:
-            self._result(target, item, selector, str(error) or "failed")
+            self._result(target, item, str(error) or "failed")
             return
         if passed:
-            self._result(target, item, selector, "")
+            self._result(target, item, "")
         elif attempt.events != before:
             # TLS replaces the socket object; the descriptor stays the same.
-            selector.modify(descriptor, attempt.events, target)
+            self._loop.change(descriptor, attempt.events)
 
-    def _result(self, target: Target, item: _Checked, selector: selectors.BaseSelector, error: str) -> None:
-        self._end(item, selector)
+    def _result(self, target: Target, item: _Checked, error: str) -> None:
+        self._end(item)
         turned = item.record(target.check.fall, target.check.rise, error)
         if target.check.fast_interval and item.verdict.passing == bool(error):
             # The verdict may be about to change, so check again sooner.
@@ -197,10 +180,8 @@ class Prober:
         if turned:
             self._deliver(VerdictChange(target, item.verdict))
 
-    @staticmethod
-    def _end(item: _Checked, selector: selectors.BaseSelector) -> None:
+    def _end(self, item: _Checked) -> None:
         attempt, item.attempt = item.attempt, None
         if attempt is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                selector.unregister(attempt.socket)
+            self._loop.forget(attempt.socket.fileno())
             attempt.close()

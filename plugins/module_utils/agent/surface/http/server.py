@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's HTTP server: one supervised thread with one selector for every port and every connection.
+"""The agent's HTTP server: one supervised thread with one event loop for every port and every connection.
 
 However many ports are open and whatever clients do, the agent has one more thread, and no more connections than
 ``connections.Limits`` allows. A port is opened and closed by the calling thread, which learns at once whether that is
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import queue
 import select
 import socket
 import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ....base.loop import LONGEST_WAIT_SECONDS, Loop
 from ....clients import ClientRule
 from ....errors import KernelError
 from ...supervision import Supervisor, Task
@@ -27,11 +27,10 @@ from .connections import DEFAULT_LIMITS, Connection, Connections, Limits
 from .message import Responder
 
 _ACCEPT_AT_ONCE = 64
-_EVENTS_AT_ONCE = 512
+_PORTS_AT_ONCE = 512
 _BACKLOG = 1024
 _OUT_OF_FILES_SECONDS = 0.2
-#: A thread that has not processed a command for this long is stuck.
-STUCK_SECONDS = 10.0
+_STOP_SECONDS = 10.0
 
 DEADLINE, EVICTED = "deadline", "evicted"
 
@@ -77,17 +76,16 @@ class HttpServer:
         self._connections = self._no_connections()
         self._ports: Dict[int, OpenPort] = {}
         self._opened = 0
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._unanswered: Optional[float] = None
-        self._stopping = False
         self._supervisor = supervisor
         self._task: Optional[Task] = None
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
+        self._acceptable = False
         self._accepting = True
         self._accept_again: Optional[float] = None
-        self._open_selectors()
+        # Listening sockets have a selector of their own inside the loop's, so that all can be disabled at once.
+        self._poll_ports = select.epoll()
+        self._loop = Loop(clock=clock)
+        self._loop.watch(self._poll_ports.fileno(), self._note_acceptable, select.EPOLLIN)
+        self._loop.each_round(self._next_moment, self._end_round)
 
     # -- called by other threads ---------------------------------------------------------------------------------------
 
@@ -109,25 +107,15 @@ class HttpServer:
             raise KernelError(f"cannot listen on {address} port {port}: {reason}") from error
         opened = OpenPort(self, sock, responder)
         self._opened += 1
-        self._order(lambda: self._watch(opened))
-        self._start()
+        self._loop.post(lambda: self._watch(opened))
+        if self._task is None:
+            self._task = self._supervisor.start("http", self._serve)
         return opened
 
     def forget(self, port: OpenPort) -> None:
         """Stop serving a port that was closed."""
         self._opened -= 1
-        self._order(lambda: self._release(port))
-
-    @property
-    def alive(self) -> bool:
-        """Return whether the thread processes commands; True before it is needed. Each call sends a command."""
-        if self._task is None:
-            return True
-        if self._unanswered is None:
-            self._unanswered = self._clock()
-            self._order(self._take_note)
-        asked = self._unanswered
-        return asked is None or self._clock() - asked < STUCK_SECONDS
+        self._loop.post(lambda: self._release(port))
 
     @property
     def connections(self) -> int:
@@ -137,98 +125,48 @@ class HttpServer:
     def stop(self) -> None:
         """Close every port and connection, and end the thread."""
         task, self._task = self._task, None
-        self._stopping = True
         if task is not None:
             task.close()
-            self._wake()
-            task.join(STUCK_SECONDS)
-        self._orders_done()
+        self._loop.stop()
+        if task is not None:
+            task.join(_STOP_SECONDS)
+        self._loop.run_posted()
         for connection in self._connections.everything():
-            self._connections.remove(connection)
+            self._drop(connection)
         for port in list(self._ports.values()):
             port.sock.close()
         self._ports.clear()
-        self._close_selectors()
-        self._wake_reader.close()
-        self._wake_writer.close()
-
-    def _start(self) -> None:
-        if self._task is None:
-            self._task = self._supervisor.start("http", self._serve)
-
-    def _order(self, order: Callable[[], None]) -> None:
-        self._orders.put(order)
-        self._wake()
-
-    def _wake(self) -> None:
-        # A full pipe wakes the thread as well.
-        with contextlib.suppress(BlockingIOError):
-            self._wake_writer.send(b"x")
+        self._poll_ports.close()
+        self._loop.close()
 
     # -- the server's thread -------------------------------------------------------------------------------------------
 
-    def _serve(self, _task: Task) -> None:
+    def _serve(self, task: Task) -> None:
         """Serve until stopped. It is called again after an exception, for which any connection may be the cause."""
-        self._close_selectors()
         for connection in self._connections.everything():
+            self._loop.forget(connection.sock.fileno())
             connection.sock.close()
         self._connections = self._no_connections()
-        self._open_selectors()
-        # The bytes that announced these commands may have been read before the exception.
-        self._orders_done()
-        while not self._stopping:
-            self._turn()
+        self._loop.run(lambda: task.busy(2 * LONGEST_WAIT_SECONDS))
 
     def _no_connections(self) -> Connections:
         return Connections(self._limits.connections, self._clients, self._evict)
 
-    def _open_selectors(self) -> None:
-        self._poll = select.epoll()
-        # Listening sockets have a separate selector inside the main one, so that all can be disabled at once.
-        self._poll_ports = select.epoll()
-        self._poll.register(self._wake_reader.fileno(), select.EPOLLIN)
-        self._poll.register(self._poll_ports.fileno(), select.EPOLLIN if self._accepting else 0)
-        for number in self._ports:
-            self._poll_ports.register(number, select.EPOLLIN)
+    def _note_acceptable(self, _mask: int) -> None:
+        self._acceptable = True
 
-    def _close_selectors(self) -> None:
-        self._poll_ports.close()
-        self._poll.close()
+    def _next_moment(self) -> Optional[float]:
+        """Return when a connection is overdue, or ports accept again; None for neither."""
+        moments = [self._connections.first_deadline(), self._accept_again]
+        return min((moment for moment in moments if moment is not None), default=None)
 
-    def _turn(self) -> None:
-        events = self._poll.poll(self._timeout(), _EVENTS_AT_ONCE)
-        acceptable = False
-        for number, _mask in events:
-            if number == self._wake_reader.fileno():
-                self._orders_done()
-            elif number == self._poll_ports.fileno():
-                acceptable = True
-            else:
-                connection = self._connections.get(number)
-                if connection is not None:
-                    self._proceed(connection)
+    def _end_round(self) -> None:
         self._expire()
         # Accept last, so that a request that has arrived is never closed to make room.
+        acceptable, self._acceptable = self._acceptable, False
         if acceptable and self._accepting:
             self._accept()
         self._choose_to_accept()
-
-    def _timeout(self) -> float:
-        """Return the seconds to wait for events, -1 for no limit."""
-        moments = [self._connections.first_deadline(), self._accept_again]
-        known = [moment for moment in moments if moment is not None]
-        return max(0.0, min(known) - self._clock()) if known else -1
-
-    def _orders_done(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._wake_reader.recv(4096):
-                pass
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._orders.get_nowait()()
-
-    def _take_note(self) -> None:
-        self._unanswered = None
 
     def _watch(self, port: OpenPort) -> None:
         if port.sock.fileno() >= 0:
@@ -241,7 +179,7 @@ class HttpServer:
         port.sock.close()
 
     def _accept(self) -> None:
-        for number, _mask in self._poll_ports.poll(0, _EVENTS_AT_ONCE):
+        for number, _mask in self._poll_ports.poll(0, _PORTS_AT_ONCE):
             port = self._ports.get(number)
             if port is None:
                 continue
@@ -266,7 +204,7 @@ class HttpServer:
         self._connections.make_room(address[0])
         connection = Connection(sock, address[0], port.responder, self._clock() + self._limits.seconds)
         self._connections.add(connection)
-        self._poll.register(sock.fileno(), select.EPOLLIN)
+        self._loop.watch(sock.fileno(), lambda _mask: self._proceed(connection), select.EPOLLIN)
         # A request often arrives together with its connection.
         self._proceed(connection)
         return True
@@ -292,7 +230,7 @@ class HttpServer:
         self._connections.proceeded(connection)
         if connection.writing != wrote:
             mask = select.EPOLLOUT if connection.writing else select.EPOLLIN
-            self._poll.modify(connection.sock.fileno(), mask)
+            self._loop.change(connection.sock.fileno(), mask)
 
     def _expire(self) -> None:
         for connection in self._connections.overdue(self._clock()):
@@ -307,7 +245,7 @@ class HttpServer:
 
     def _drop(self, connection: Connection) -> None:
         # Closing is not enough: a helper program that is being started may have inherited the connection.
-        self._poll.unregister(connection.sock.fileno())
+        self._loop.forget(connection.sock.fileno())
         self._connections.remove(connection)
 
     def _choose_to_accept(self) -> None:
@@ -317,7 +255,7 @@ class HttpServer:
         wanted = self._accept_again is None
         if wanted != self._accepting:
             self._accepting = wanted
-            self._poll.modify(self._poll_ports.fileno(), select.EPOLLIN if wanted else 0)
+            self._loop.change(self._poll_ports.fileno(), select.EPOLLIN if wanted else 0)
 
     def _crashed(self, error: Exception) -> None:
         lines: List[str] = traceback.format_exception(type(error), error, error.__traceback__)

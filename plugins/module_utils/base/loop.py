@@ -12,7 +12,7 @@ import queue
 import select
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Tuple, TypeVar
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, TypeVar
 
 from ..errors import KernelError
 
@@ -27,20 +27,27 @@ _MOST_EVENTS = 256
 
 
 class Loop:
-    """An epoll loop. Only :meth:`call` and :meth:`stop` may be used by other threads.
+    """An epoll loop. Only :meth:`call`, :meth:`post` and :meth:`stop` may be used by other threads.
 
-    ``now`` is the time (of time.monotonic) at which the current round began. ``failed`` is called with the exception of
-    a handler or other work, which must not end the loop, and with the handler.
+    ``now`` is the time of ``clock``, in seconds, at which the current round began. ``failed`` is called with the
+    exception of a handler or other work, and with the handler. What it raises ends :meth:`run`, which may be called
+    again; without ``failed`` every exception does.
     """
 
-    def __init__(self, failed: Callable[[Exception, Callable[..., None]], None]) -> None:
-        self.now = time.monotonic()
-        self._failed = failed
+    def __init__(
+        self,
+        failed: Optional[Callable[[Exception, Callable[..., None]], None]] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.now = clock()
+        self._clock = clock
+        self._failed = failed or _fail
         self._epoll = select.epoll()
         self._handlers: Dict[int, Handler] = {}
         self._again: Deque[Callable[[], None]] = collections.deque()
         self._timers: List[Tuple[float, Callable[[], None]]] = []
         self._due: Dict[int, float] = {}
+        self._rounds: List[Tuple[Callable[[], Optional[float]], Callable[[], None]]] = []
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopping = self._ended = False
@@ -82,6 +89,15 @@ class Loop:
         self._due[len(self._timers)] = self.now + seconds
         self._timers.append((seconds, work))
 
+    def each_round(self, due: Callable[[], Optional[float]], work: Callable[[], None]) -> None:
+        """Run work at the end of every round, and begin a round at the time that ``due`` returns, if any."""
+        self._rounds.append((due, work))
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run work in the loop's thread soon, without waiting for it."""
+        self._calls.put(work)
+        self._wake()
+
     def call(self, work: Callable[[], Result]) -> Result:
         """Run work in the loop's thread and return its result, or raise its exception.
 
@@ -90,7 +106,7 @@ class Loop:
         if threading.get_ident() == self._thread:
             return work()
         if self._ended:
-            raise KernelError("the forwarding thread has ended")
+            raise KernelError("the event loop has ended")
         results: queue.SimpleQueue[Tuple[bool, Any]] = queue.SimpleQueue()
 
         def run() -> None:
@@ -99,12 +115,11 @@ class Loop:
             except Exception as error:
                 results.put((False, error))
 
-        self._calls.put(run)
-        self._wake()
+        self.post(run)
         try:
             succeeded, result = results.get(timeout=_CALL_SECONDS)
         except queue.Empty:
-            raise KernelError(f"the forwarding thread does not answer within {_CALL_SECONDS:g} seconds") from None
+            raise KernelError(f"the event loop does not answer within {_CALL_SECONDS:g} seconds") from None
         if not succeeded:
             raise result
         return result  # type: ignore[no-any-return]
@@ -118,6 +133,8 @@ class Loop:
         """Serve until :meth:`stop`, and call ``alive`` at least every LONGEST_WAIT_SECONDS."""
         self._thread = threading.get_ident()
         try:
+            # The byte that announced them may have been read before an exception ended the last call.
+            self.run_posted()
             while not self._stopping:
                 alive()
                 self.step()
@@ -128,7 +145,7 @@ class Loop:
     def step(self) -> None:
         """Run one round."""
         events = self._epoll.poll(0.0 if self._again else self._wait(), _MOST_EVENTS)
-        self.now = time.monotonic()
+        self.now = self._clock()
         for _count in range(len(self._again)):
             self._guard(self._again.popleft())
         handlers = self._handlers
@@ -145,10 +162,13 @@ class Loop:
                 seconds, work = self._timers[number]
                 self._due[number] = self.now + seconds
                 self._guard(work)
+        for _due, work in self._rounds:
+            self._guard(work)
 
     def _wait(self) -> float:
-        now = time.monotonic()
-        return min([LONGEST_WAIT_SECONDS, *(max(0.0, due - now) for due in self._due.values())])
+        moments = [*self._due.values(), *(due() for due, _work in self._rounds)]
+        now = self._clock()
+        return max(0.0, min([LONGEST_WAIT_SECONDS, *(moment - now for moment in moments if moment is not None)]))
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:
@@ -163,6 +183,10 @@ class Loop:
     def _woken(self, _mask: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
+        self.run_posted()
+
+    def run_posted(self) -> None:
+        """Run what other threads have posted so far: by the loop's thread, or after that has ended."""
         while True:
             try:
                 work = self._calls.get_nowait()
@@ -175,3 +199,7 @@ class Loop:
         self._epoll.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+
+def _fail(error: Exception, _work: Callable[..., None]) -> None:
+    raise error
