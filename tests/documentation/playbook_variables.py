@@ -24,13 +24,9 @@ class PlaybookVariable(NamedTuple):
 _ALL = ("agent", "cleanup", "converge", "drain", "explain", "migrate", "report", "rollback", "verify")
 _AT_ONCE = tuple(name for name in _ALL if name not in ("drain", "migrate"))
 
+_REMOVING = ("agent", "cleanup", "converge", "migrate")
+
 VARIABLES = (
-    PlaybookVariable(
-        "cleanup_leave_unserved",
-        ("cleanup",),
-        "false",
-        "Whether to clean up hosts that kube-proxy is kept off, so that nothing serves them afterwards.",
-    ),
     PlaybookVariable("drain_agent_timeout", ("drain",), "300", "Seconds to wait for a healthy agent after the tasks."),
     PlaybookVariable(
         "drain_cut",
@@ -87,12 +83,10 @@ VARIABLES = (
         "The mode of kube-proxy, if the hosts are served in another one. They are converged to it before they are "
         "given back.",
     ),
+    PlaybookVariable("migrate_kube_proxy_name", _REMOVING, "kube-proxy", "Name of kube-proxy's DaemonSet."),
+    PlaybookVariable("migrate_kube_proxy_namespace", _REMOVING, "kube-system", "Its namespace."),
     PlaybookVariable(
-        "migrate_kube_proxy_name", ("cleanup", "migrate"), "kube-proxy", "Name of kube-proxy's DaemonSet."
-    ),
-    PlaybookVariable("migrate_kube_proxy_namespace", ("cleanup", "migrate"), "kube-system", "Its namespace."),
-    PlaybookVariable(
-        "migrate_label", ("cleanup", "migrate"), "kubenode.proxy/managed", "Label of Nodes that kube-proxy is kept off."
+        "migrate_label", _REMOVING, "kubenode.proxy/managed", "Label of Nodes that kube-proxy is kept off."
     ),
     PlaybookVariable(
         "migrate_manage_kube_proxy",

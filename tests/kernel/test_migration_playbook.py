@@ -360,9 +360,18 @@ def test_all_hosts_are_taken_over_without_changes_while_the_cluster_changes(clus
         assert f"{name}: served in iptables mode, kube-proxy kept off, verified. The rules do not survive" in text
 
 
-def test_cleaning_up_a_host_that_kube_proxy_is_kept_off_is_refused(cluster, before):
-    status, text = cluster.migrate(playbook="kubenode.proxy.cleanup")
-    assert status != 0 and "nothing would serve it after the clean-up. Let kube-proxy" in text, text
+@pytest.mark.parametrize(
+    ("playbook", "variables"),
+    [
+        ("cleanup", {}),
+        ("converge", {"service_proxy_state": "absent"}),
+        ("agent", {"agent_state": "absent", "agent_remove_dataplane": True}),
+    ],
+)
+def test_nothing_is_removed_from_a_host_that_kube_proxy_is_kept_off(cluster, before, playbook, variables):
+    status, text = cluster.migrate("-e", json.dumps(variables), playbook=f"kubenode.proxy.{playbook}")
+    refused = re.findall(r"([\w-]+): kube-proxy is kept off this host, so nothing would serve it afterwards", text)
+    assert status != 0 and set(refused) == set(NODES), text
     assert "-e migrate_direction=back" in text
     assert [sorted(node.rules()) for node in cluster.nodes.values()] == [sorted(before[name]) for name in NODES]
 

@@ -23,7 +23,7 @@ _COMMON_PREFIXES = ("agent_", "kernel_", "proxy_", "report_", "schedule_", "veri
 _OWN_OR_INTERNAL = re.compile(rf"_*(?:{'|'.join(_OWN_PREFIXES + _COMMON_PREFIXES)})")
 #: What Ansible evaluates before it loads the variables of an inventory, where it has no effect.
 BEFORE_INVENTORY = ("proxy_hosts", "proxy_max_fail_percentage", "proxy_serial")
-_SWITCHES = """cleanup_leave_unserved drain_cut drain_verify migrate_agent migrate_manage_kube_proxy migrate_remove_rule
+_SWITCHES = """drain_cut drain_verify migrate_agent migrate_manage_kube_proxy migrate_remove_rule
     proxy_prepare_kernel proxy_report_live rollback_accept_loss verify_traffic"""
 _PROBE: Dict[str, Any] = {
     "host": {"required": True},

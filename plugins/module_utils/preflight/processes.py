@@ -82,6 +82,10 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
             what = f"{process.name} {where} may run its built-in kube-proxy (no --disable-kube-proxy in its arguments)"
             remedy = "set disable-kube-proxy: true in its configuration (ignore this if it is set there)"
             findings.append(Finding(EMBEDDED_KUBE_PROXY, WARNING, what, remedy))
+        elif "kubelite" in names:
+            what = f"kubelite of MicroK8s {where} contains kube-proxy, which no argument of it disables"
+            remedy = "use another distribution on this node (ignore this if your kubelite runs without kube-proxy)"
+            findings.append(Finding(EMBEDDED_KUBE_PROXY, WARNING, what, remedy))
         elif "cilium-agent" in names:
             what = f"the Cilium agent runs on this node {where}; with kubeProxyReplacement it serves Services itself"
             findings.append(

@@ -105,6 +105,21 @@ def test_lines_fit_a_terminal():
     assert "fd00" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "protocol", "shown"),
+    [
+        ("udp", "UDP", "shop/dns:udp "),
+        ("udp", "TCP", "shop/dns:udp/tcp "),
+        ("tcp", "UDP", "shop/dns:tcp/udp "),
+        ("tcp", "TCP", "shop/dns:tcp "),
+        ("", "UDP", "shop/dns/udp "),
+    ],
+)
+def test_the_protocol_is_shown_unless_the_name_of_the_port_says_it(name, protocol, shown):
+    found = {**port("dns", protocol=protocol, connections=1), "port": name}
+    assert f"{shown} " in "\n".join(traffic_lines(busiest(reading(found), 20), False, endpoints=False))
+
+
 def test_without_any_count_one_sentence_takes_the_place_of_the_table():
     document = {
         **reading(port("web"), port("dns", protocol="UDP")),

@@ -221,6 +221,7 @@ def test_sysctls_that_cannot_be_set(tmp_path: Path) -> None:
         (process("kube-router", "/kube-router", "--run-service-proxy=false"), []),
         (process("k3s-server", "/usr/local/bin/k3s", "server"), [("embedded-kube-proxy", "warning")]),
         (process("k3s-server", "/usr/local/bin/k3s", "server", "--disable-kube-proxy"), []),
+        (process("kubelite", "/snap/microk8s/8612/kubelite"), [("embedded-kube-proxy", "warning")]),
         (process("firewalld", "/usr/bin/python3", "-s", "/usr/sbin/firewalld", "--nofork"), [("firewalld", "warning")]),
         (process("cilium-agent"), [("cilium", "warning")]),
         (process("less", "less", "kube-proxy"), []),

@@ -53,7 +53,7 @@ def test_all_plays_get_their_hosts_from_the_lookup(name: str) -> None:
 def test_playbooks_with_variables_of_their_own_check_those_of_the_inventory_first() -> None:
     own = {name for item in VARIABLES for name in item.playbooks if not item.name.startswith(("proxy_", "verify_"))}
     for name in own | {"verify"}:
-        first = plays(name)[0]["tasks"][0]
+        first = next(task for task in plays(name)[0]["tasks"] if task.get("ansible.builtin.meta") != "end_host")
         assert "kubenode.proxy.role_variables" in first and first["tags"] == "always", name
 
 
@@ -181,16 +181,28 @@ def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "role", "said"),
+    ("role", "variables", "said"),
     [
-        ("agent", "agent", "the agent would be removed, and what it has programmed stays until a reboot"),
-        ("converge", "service_proxy", "nothing would serve it"),
+        ("agent", {}, "the agent would be removed, and what it has programmed stays until a reboot"),
+        (
+            "agent",
+            {"agent_remove_dataplane": True},
+            "the agent would be removed, and what it has programmed too; NOTHING",
+        ),
+        ("service_proxy", {}, "NOTHING until kube-proxy does, which is not kept off"),
+        ("service_proxy", {"__service_proxy_placement": {"changes": []}}, "NOTHING, and kube-proxy is kept off"),
     ],
 )
-def test_a_preview_of_a_removal_does_not_claim_it(tmp_path: Path, name: str, role: str, said: str) -> None:
-    sentence = plays(name)[0]["tasks"][-1]["kubenode.proxy.host_summary"]["sentence"]
-    case = {"sentence": sentence, f"{role}_state": "absent"}
-    assert rendered(tmp_path, (role,), "sentence", [case], "--check") == [said]
+def test_a_preview_of_a_removal_does_not_claim_it(
+    tmp_path: Path, role: str, variables: Dict[str, Any], said: str
+) -> None:
+    nothing = "nothing would serve it"
+    unserved = yaml.safe_load((ROOT / "roles" / "service_proxy" / "tasks" / "unserved.yml").read_text(encoding="utf-8"))
+    recorded = unserved[-1]["ansible.builtin.set_fact"]["__service_proxy_afterwards"]
+    shown = plays("agent")[0]["tasks"][-1]["kubenode.proxy.host_summary"]["sentence"] if role == "agent" else recorded
+    case = {"__service_proxy_placement": {"changes": ["the label"]}, "__service_proxy_afterwards": nothing, **variables}
+    case = {"sentence": shown, f"{role}_state": "absent", **case}
+    assert rendered(tmp_path, (role,), "sentence", [case], "--check") == [said.replace("NOTHING", nothing)]
 
 
 def test_each_part_of_the_wait_for_a_drain_is_longer_since_python_limits_how_deep_a_file_includes_itself(

@@ -116,11 +116,16 @@ def _line(name: str, cells: Sequence[str]) -> str:
     return (shown.ljust(room) + "".join(cell.rjust(_CELL) for cell in cells)).rstrip()
 
 
+_OTHER_PROTOCOLS = frozenset(("udp", "sctp"))
+
+
 def _port_name(row: Dict[str, Any], both_families: bool) -> str:
     port = f":{row['port']}" if row["port"] else ""
-    protocol = "" if row["protocol"] == "TCP" else f"/{row['protocol'].lower()}"
+    protocol = row["protocol"].lower()
+    # A port named udp says it already.
+    named = protocol in ("tcp", row["port"]) and row["port"] not in _OTHER_PROTOCOLS.difference((protocol,))
     family = f" {row['family']}" if both_families else ""
-    return f"{row['namespace']}/{row['name']}{port}{protocol}{family}"
+    return f"{row['namespace']}/{row['name']}{port}{'' if named else '/' + protocol}{family}"
 
 
 def _is_counted(row: Dict[str, Any]) -> bool:
