@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Dict, Optional
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -24,7 +26,7 @@ class ActionModule(ActionBase):
         """Return the result of the task: that of the last part, with the changes of all."""
         result: Dict[str, Any] = super().run(tmp, task_vars)
         given = self._task.args
-        timeout, part = float(given.get("wait_timeout", 300)), float(given.get("wait_part", _PART_SECONDS))
+        timeout, part = _seconds(given, "wait_timeout", 300.0), _seconds(given, "wait_part", _PART_SECONDS)
         end, first = time.monotonic() + timeout, None
         while True:
             left = min(part, max(end - time.monotonic(), 0.1)) if timeout else 0
@@ -40,6 +42,18 @@ class ActionModule(ActionBase):
             changed = {key: first[key] for key in ("changed", "changes", "diff") if key in first}
             failure = {"failed": True, "msg": _in_vain(problem, timeout, given)} if problem else {}
             return {**result, **found, **changed, **failure}
+
+
+def _seconds(given: Dict[str, Any], name: str, default: float) -> float:
+    """Return an option that is a number of seconds. Raises AnsibleActionFail."""
+    value = given.get(name)
+    try:
+        seconds = default if value is None else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise AnsibleActionFail(f"{name}: {value!r} is not a number of seconds")
+    return seconds
 
 
 def _in_vain(problem: str, timeout: float, given: Dict[str, Any]) -> str:
