@@ -69,6 +69,10 @@ class HistoryError(ProxyError):
     """A saved state of the node cannot be written, read or used, or a change is waiting to be confirmed."""
 
 
+class UnknownDestination(ProxyError):
+    """The destination of a connection names a Service that this node does not serve, and no pod that it knows."""
+
+
 class Refusal(NamedTuple):
     """One cluster object that is skipped, and why; all other objects are processed.
 

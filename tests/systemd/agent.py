@@ -10,8 +10,7 @@ import re
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Callable, Dict, List, Optional, Type
+from typing import Any, Callable, Dict, List
 
 from tests.molecule_support import portrait
 
@@ -86,12 +85,7 @@ class KubeProxy:
         """Return whether its chains are there."""
         return "-A KUBE-SVC-STANDIN " in self._node.output("iptables-save", "-t", "nat")
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        problem: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._node.run("systemctl", "stop", self.UNIT)
 
 
@@ -223,12 +217,7 @@ class Churn:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        problem: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._ending.set()
         self._thread.join()
 

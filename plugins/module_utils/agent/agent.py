@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Optional
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.modes.registry import with_listeners
-from ..convergence.runtime.agent_client import RELOAD
+from ..convergence.runtime.agent_client import RELOAD, error_answer
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError, defect_text
 from ..event_reasons import Reason
@@ -343,7 +343,7 @@ class Agent:
         try:
             return answer(self.parts.state(), question)
         except ProxyError as error:
-            return {"error": str(error)}
+            return error_answer(error)
         except Exception as error:
             # A question must not end the agent.
             self.limited.error("question", "a question cannot be answered", error=defect_text(error))

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ..convergence.explanation.target import ServiceTarget
 from ..convergence.runtime.agent_client import RELOAD, AgentBusy, NoAgent, ask_agent
 from ..convergence.runtime.agent_status import AgentStatus, MemoryStatus, PolicyStatus, ask_status
-from ..errors import ProxyError
+from ..errors import ProxyError, UnknownDestination
 from .connection_lines import PASSING, connection_lines
 from .drain.lines import drain_line
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, Refused
@@ -183,21 +183,12 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
 
 def _connection(arguments: argparse.Namespace) -> CommandResult:
     """Explain a connection: where it leads, what the kernel holds for it, and whether network policies allow it."""
-    ends = {"from": str(arguments.source), "to": str(arguments.destination), "kernel": not arguments.no_kernel}
     try:
-        if arguments.snapshot or arguments.from_cache:
-            raise NoAgent("the options name another source")
-        document = ask_agent(arguments.control, {"command": "explain", **ends})
-    except NoAgent:
-        from .commands import explain_connection
-
-        document = explain_connection(arguments)
-    except ProxyError as error:
-        end = arguments.destination
-        if not end.name or not str(error).startswith("there is no "):
-            raise
+        document = _connection_document(arguments)
+    except UnknownDestination as error:
         from .absent_service import why_absent
 
+        end = arguments.destination
         raise ProxyError(f"{error}: {why_absent(arguments, end.namespace, end.name)}") from error
     lines = _lines_of(lambda: connection_lines(document, arguments.why_not))
     if arguments.live is not None:
@@ -210,6 +201,19 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
     problems = document.get("problems")
     warnings = tuple(map(str, problems)) if isinstance(problems, list) else ()
     return CommandResult(OK if good else DIFFERENT, lines, document, warnings)
+
+
+def _connection_document(arguments: argparse.Namespace) -> Dict[str, Any]:
+    """Return the agent's explanation of a connection, or without an agent that of the options. Raises ProxyError."""
+    ends = {"from": str(arguments.source), "to": str(arguments.destination), "kernel": not arguments.no_kernel}
+    try:
+        if arguments.snapshot or arguments.from_cache:
+            raise NoAgent("the options name another source")
+        return ask_agent(arguments.control, {"command": "explain", **ends})
+    except NoAgent:
+        from .commands import explain_connection
+
+        return explain_connection(arguments)
 
 
 def _explanation_lines(document: Dict[str, Any]) -> List[str]:

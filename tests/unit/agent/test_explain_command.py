@@ -27,8 +27,15 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explana
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import (
+    ask_agent,
+    error_answer,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import (
+    ConfigurationError,
+    ProxyError,
+    UnknownDestination,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.apiserver.server import ApiServer
@@ -339,6 +346,26 @@ def api_of_absent(tmp_path_factory):
         yield objects, str(write_kubeconfig(directory / "kubeconfig", api.url, certificates.authority, api.token))
     finally:
         api.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "explained_further"),
+    [
+        (UnknownDestination("no such destination"), True),
+        (ProxyError("there is no pod shop/client"), False),
+    ],
+)
+def test_only_for_an_unknown_destination_other_services_are_named(tmp_path, api_of_absent, error, explained_further):
+    path, (_objects, kubeconfig) = str(tmp_path / "agent.sock"), api_of_absent
+    server = ControlServer(path, lambda ask: ask.reply(error_answer(error)))
+    Supervisor(Log(io.StringIO())).start("control", server.run)
+    ends = ("--from", "shop/client", "--to", "shop/wen:80")
+    try:
+        status, _output, errors = run("explain", *ends, "--control", path, "--kubeconfig", kubeconfig)
+    finally:
+        server.close()
+    assert status == 1 and errors.startswith(f"kubenode-proxy: {error}")
+    assert ("did you mean web?" in errors) is explained_further
 
 
 def test_without_an_api_server_the_reason_names_what_is_possible(tmp_path):

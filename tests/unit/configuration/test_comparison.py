@@ -13,63 +13,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.compa
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.documents import parse_documents
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.effects import FIELDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import HONOURED, Field
+from tests.unit.configuration.kubeadm_configuration import KUBEADM
 
-# As kubeadm 1.36 writes it.
-KUBEADM = """\
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-bindAddress: 0.0.0.0
-bindAddressHardFail: false
-clientConnection:
-  acceptContentTypes: ""
-  burst: 0
-  contentType: ""
-  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
-  qps: 0
-clusterCIDR: 10.244.0.0/16,fd00:10:244::/48
-configSyncPeriod: 0s
-conntrack:
-  maxPerCore: 0
-  min: null
-  tcpBeLiberal: false
-  tcpCloseWaitTimeout: null
-  tcpEstablishedTimeout: null
-  udpStreamTimeout: 0s
-  udpTimeout: 0s
-detectLocal:
-  bridgeInterface: ""
-  interfaceNamePrefix: ""
-detectLocalMode: ""
-enableProfiling: false
-healthzBindAddress: ""
-hostnameOverride: ""
-iptables:
-  localhostNodePorts: null
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-ipvs:
-  excludeCIDRs: null
-  minSyncPeriod: 0s
-  scheduler: ""
-  strictARP: false
-  syncPeriod: 0s
-  tcpFinTimeout: 0s
-  tcpTimeout: 0s
-  udpTimeout: 0s
-kind: KubeProxyConfiguration
-logging:
-  flushFrequency: 0
-  options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}
-  verbosity: 0
-metricsBindAddress: ""
-mode: ""
-nodePortAddresses: null
-oomScoreAdj: null
-portRange: ""
-showHiddenMetricsForVersion: ""
-winkernel: {enableDSR: false, networkName: "", sourceVip: ""}
-"""
 PODS = "10.244.0.0/16,fd00:10:244::/48"
 
 

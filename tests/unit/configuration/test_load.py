@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode, split_host_port
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from tests.unit.configuration.kubeadm_configuration import KUBEADM
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -44,80 +45,14 @@ def test_an_empty_file_gives_the_defaults():
     assert configuration.conntrack.tcp_established_timeout == 86400.0
 
 
-# As written by kubeadm into the ConfigMap of a new cluster.
-KUBEADM = (
-    HEAD
-    + """
-bindAddress: 0.0.0.0
-bindAddressHardFail: false
-clientConnection:
-  acceptContentTypes: ""
-  burst: 0
-  contentType: ""
-  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
-  qps: 0
-clusterCIDR: 10.244.0.0/16
-configSyncPeriod: 0s
-conntrack:
-  maxPerCore: null
-  min: null
-  tcpBeLiberal: false
-  tcpCloseWaitTimeout: null
-  tcpEstablishedTimeout: null
-  udpStreamTimeout: 0s
-  udpTimeout: 0s
-detectLocal:
-  bridgeInterface: ""
-  interfaceNamePrefix: ""
-detectLocalMode: ""
-enableProfiling: false
-healthzBindAddress: ""
-hostnameOverride: ""
-iptables:
-  localhostNodePorts: null
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-ipvs:
-  excludeCIDRs: null
-  minSyncPeriod: 0s
-  scheduler: ""
-  strictARP: false
-  syncPeriod: 0s
-  tcpFinTimeout: 0s
-  tcpTimeout: 0s
-  udpTimeout: 0s
-logging:
-  flushFrequency: 0
-  options:
-    json:
-      infoBufferSize: "0"
-  verbosity: 0
-metricsBindAddress: ""
-mode: ""
-nftables:
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-nodePortAddresses: null
-oomScoreAdj: null
-portRange: ""
-showHiddenMetricsForVersion: ""
-winkernel:
-  enableDSR: false
-"""
-)
-
-
 def test_kubeadms_configuration():
     configuration, warnings = load(KUBEADM)
     assert warnings == ()
     assert configuration.client_connection.kubeconfig == "/var/lib/kube-proxy/kubeconfig.conf"
     assert configuration.client_connection.qps == 5.0 and configuration.client_connection.burst == 10
     expected = KubeProxyConfiguration(
-        cluster_cidrs=("10.244.0.0/16",),
+        cluster_cidrs=("10.244.0.0/16", "fd00:10:244::/48"),
+        conntrack=KubeProxyConfiguration().conntrack._replace(max_per_core=0),
         client_connection=configuration.client_connection,
         logging=configuration.logging,
     )

@@ -27,7 +27,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.live import LiveConnection, Remembered
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import (
+    KernelError,
+    ProxyError,
+    UnknownDestination,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.routes import Way
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
@@ -362,7 +366,7 @@ def test_what_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ends_that_do_not_exist() -> None:
     with pytest.raises(ProxyError, match="without network policies pods are not known"):
         document("nftables", "shop/client", "10.96.0.7:80")
-    with pytest.raises(ProxyError, match="there is no Service shop/nobody that this node serves"):
+    with pytest.raises(UnknownDestination, match="there is no Service shop/nobody that this node serves"):
         document("nftables", OUTSIDE, "shop/nobody:80")
     with pytest.raises(ProxyError, match="no addresses of the same family"):
         document("nftables", "fd00::1", "10.96.0.7:80")

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from ...addresses import family_of, without_brackets
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
-from ...errors import ProxyError
+from ...errors import ProxyError, UnknownDestination
 from ...serviceports.service_ports import cluster_ip_of
 from ..modes.mode import Mode
 from .ends import End
@@ -115,7 +115,7 @@ def _cluster_ips(subject: Subject, end: End) -> Iterator[str]:
     service = subject.state.services.get(NamespacedName(end.namespace, end.name))
     if service is None:
         kinds = "pod or Service" if subject.policies is not None else "Service"
-        raise ProxyError(f"there is no {kinds} {end.namespace}/{end.name} that this node serves")
+        raise UnknownDestination(f"there is no {kinds} {end.namespace}/{end.name} that this node serves")
     for family in subject.families:
         address = cluster_ip_of(service, family.context.family)
         if address:

@@ -9,9 +9,9 @@ import errno
 import json
 import socket
 import time
-from typing import Any, Dict
+from typing import Any, Dict, Type
 
-from ...errors import ProxyError
+from ...errors import ProxyError, UnknownDestination
 from ...regular_files import parse_json
 
 #: Limit of an answer in bytes: the explanation of a Service with 100,000 endpoints takes about 20 MB.
@@ -35,15 +35,26 @@ class AgentBusy(ProxyError):
     """The agent has not answered in time. It may still do what was requested."""
 
 
+#: The codes of errors that a client tells apart from others, which have none.
+_CODES: Dict[str, Type[ProxyError]] = {"busy": AgentBusy, "unknown-destination": UnknownDestination}
+
+
+def error_answer(error: ProxyError) -> Answer:
+    """Return the answer from which :func:`ask_agent` raises an error of the same class, if it has a code."""
+    code = next((name for name, kind in _CODES.items() if isinstance(error, kind)), "")
+    return {"error": str(error), "code": code}
+
+
 #: The answer for a client whose question the agent's loop has not reached in time.
-BUSY: Answer = {"busy": True, "error": f"the agent is busy and did not answer within {ANSWER_SECONDS:g} seconds"}
+BUSY: Answer = error_answer(AgentBusy(f"the agent is busy and did not answer within {ANSWER_SECONDS:g} seconds"))
 
 
 def ask_agent(path: str, question: Question) -> Answer:
     """Send a question to the agent that listens at ``path``, and return its answer without control characters.
 
     The caller may be root while the agent is not, so the answer of a compromised agent must be harmless: its length,
-    its nesting and the time that it may take are limited. Raises NoAgent if no agent is running, AgentBusy, ProxyError.
+    its nesting and the time that it may take are limited. Raises NoAgent if no agent is running, AgentBusy,
+    UnknownDestination, ProxyError.
     """
     try:
         data = _ask(path, json.dumps(question).encode() + b"\n")
@@ -61,7 +72,7 @@ def ask_agent(path: str, question: Question) -> Answer:
     if not isinstance(answer, dict):
         raise ProxyError(f"{path}: the agent's answer is not an object")
     if "error" in answer:
-        raise (AgentBusy if answer.get("busy") else ProxyError)(str(answer["error"]))
+        raise _CODES.get(str(answer.get("code")), ProxyError)(str(answer["error"]))
     return answer
 
 
