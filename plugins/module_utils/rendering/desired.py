@@ -10,7 +10,20 @@ ServicePorts.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    AbstractSet,
+    Any,
+    Callable,
+    Dict,
+    Hashable,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from ..cluster.model import NamespacedName
 from ..progress import Progress, unheeded
@@ -84,24 +97,26 @@ class DesiredTables:
         services: Mapping[NamespacedName, Sequence[ServicePortInfo]],
         others: ServicePortsOf,
         totals: Optional[Totals] = None,
+        kept: AbstractSet[ServicePortName] = frozenset(),
     ) -> None:
         """Replace the ServicePorts of these Services; a Service without any is removed.
 
         Options that depend on all Services are decided first, so that each ServicePort is rendered once. ``others``
         returns the ServicePorts of a Service that is not in ``services``: it is called for every such known Service if
         an option changed. ``totals``: those of all Services that are about to be applied in several calls; None for
-        those of the Services applied.
+        those of the Services applied. ``kept``: those among the ServicePorts whose entries remain as they are, even if
+        there are none; unless an option changed.
         """
         for service, ports in services.items():
             self._count(service, sum(len(port.endpoints) for port in ports))
         options = self.rendering.options(self.settings, totals or Totals(self._endpoints))
         if options != self._options:
-            self._options = options
+            self._options, kept = options, frozenset()
             self._set_context()
             for service in self._with_progress([service for service in self._ports if service not in services]):
                 self._render(service, others)
         for service in self._with_progress(services):
-            self._render(service, services.__getitem__)
+            self._render(service, services.__getitem__, kept)
 
     def follow(self, settings: DataplaneSettings) -> bool:
         """Adopt settings with other addresses of the node or other ServiceCIDRs.
@@ -132,11 +147,13 @@ class DesiredTables:
         if endpoints:
             self._endpoints_of[service] = endpoints
 
-    def _render(self, service: NamespacedName, ports_of: ServicePortsOf) -> None:
+    def _render(
+        self, service: NamespacedName, ports_of: ServicePortsOf, kept: AbstractSet[ServicePortName] = frozenset()
+    ) -> None:
         """Replace the entries of a Service by those of the ServicePorts that ``ports_of`` returns."""
         try:
             ports = ports_of(service)
-            entries = [self.rendering.entries(port, self._context) for port in ports]
+            entries = {port.key: self.rendering.entries(port, self._context) for port in ports if port.key not in kept}
         except Exception as error:
             if self._failed is None or not self._failed(service, error):
                 raise
@@ -149,7 +166,7 @@ class DesiredTables:
             self._ports[service] = now
         else:
             self._ports.pop(service, None)
-        for key, found in zip(now, entries):
+        for key, found in entries.items():
             self._rendered += len(found)
             self._merged.replace(key, found)
 

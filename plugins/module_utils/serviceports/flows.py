@@ -95,6 +95,11 @@ class FlowChanges:
         else:
             del self._known[service]
 
+    def repeat(self, service: NamespacedName) -> None:
+        """Record a Service again that was recorded before all of its ports were programmed."""
+        if service in self._known:
+            self.changed.add(service)
+
     def pop(self) -> Tuple[Set[NamespacedName], Set[Frontend]]:
         """Return the records since the last call."""
         found = self.changed, self.released

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import forwarding
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import cold_batches
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
@@ -22,7 +23,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import WARNING, LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import parse_address
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import cold_batches
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration

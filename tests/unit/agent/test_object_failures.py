@@ -309,5 +309,5 @@ def test_a_change_by_another_program_is_repaired_after_a_sync_that_failed(monkey
     assert bench.table == served
 
 
-def refuse(*_arguments):
+def refuse(*_arguments, **_options):
     raise ProxyError("not now")

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Dict, List, Set
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import INBOX_SECONDS
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import portions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import portions, proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.node import PORTION_PAUSE_SECONDS
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.portions import Portions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.portions import Portions, Size
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import service_ports_of
 from tests.lab import manifests
 from tests.unit.agent.sync_bench import SyncBench
 
@@ -26,6 +29,11 @@ SLOW = 10 * portions.MOST_SECONDS
 @pytest.fixture(autouse=True)
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "MOST_ENTRIES", MOST)
+
+
+def sized(entries: Dict[NamespacedName, int], ports: int = 1) -> portions.SizeOf:
+    """Return the sizes of Services that make these entries; others make few."""
+    return lambda service: Size(entries.get(service, 0), ports)
 
 
 def key(name: str, namespace: str = "d") -> NamespacedName:
@@ -116,26 +124,26 @@ def test_portions_let_the_loop_process_what_has_arrived(monkeypatch: pytest.Monk
 def test_portions_become_smaller_while_they_take_long() -> None:
     chosen = Portions()
     entries = {key(f"s{number}"): MOST // 10 for number in range(100)}
-    assert not chosen.urgent(set(entries), entries.__getitem__)
+    assert not chosen.urgent(set(entries), sized(entries))
     sizes = []
     for _portion in range(9):
-        sizes.append(len(chosen.take(entries.__getitem__)))
+        sizes.append(len(chosen.take(sized(entries))))
         # Each Service takes as long as a portion may.
         chosen.took(sizes[-1] * portions.MOST_SECONDS)
     assert sizes[0] == 10 and max(sizes[1:]) <= 2
     for _portion in range(4):
-        chosen.take(entries.__getitem__)
+        chosen.take(sized(entries))
         chosen.took(0.0)
-    assert len(chosen.take(entries.__getitem__)) == 10
+    assert len(chosen.take(sized(entries))) == 10
 
 
 def test_a_few_large_services_are_programmed_at_once_and_a_first_sync_has_all() -> None:
     chosen = Portions()
     entries = {key("a"): MOST - 1}
-    assert chosen.urgent({key("a"), key("b")}, lambda service: entries.get(service, 0)) == {key("a"), key("b")}
+    assert chosen.urgent({key("a"), key("b")}, sized(entries)) == {key("a"), key("b")}
     assert not chosen.waiting
     entries = {key(name): MOST for name in "abc"}
-    assert chosen.urgent({*entries, key("z")}, lambda service: entries.get(service, 0)) == {key("z")}
+    assert chosen.urgent({*entries, key("z")}, sized(entries)) == {key("z")}
     chosen.clear()
     assert not chosen.waiting
 
@@ -143,15 +151,15 @@ def test_a_few_large_services_are_programmed_at_once_and_a_first_sync_has_all() 
 def test_endpoints_that_arrive_while_services_wait_count() -> None:
     chosen = Portions()
     few = {key(name): MOST // 3 for name in "abcd"}
-    assert not chosen.urgent(set(few), few.__getitem__)
-    assert len(chosen.take(lambda service: MOST)) == 1 and len(chosen.waiting) == 3
+    assert not chosen.urgent(set(few), sized(few))
+    assert len(chosen.take(lambda service: Size(MOST))) == 1 and len(chosen.waiting) == 3
 
 
 def test_what_a_service_removes_counts_as_what_it_made() -> None:
     chosen = Portions()
     entries = {key(name): MOST // 2 for name in "ab"}
-    assert chosen.urgent(set(entries), lambda service: entries.get(service, 0)) == set(entries)
-    assert chosen.urgent({*entries, key("c")}, lambda service: {key("c"): 1}.get(service, 0)) == {key("c")} - {key("c")}
+    assert chosen.urgent(set(entries), sized(entries)) == set(entries)
+    assert chosen.urgent({*entries, key("c")}, sized({key("c"): 1})) == {key("c")} - {key("c")}
     assert chosen.waiting == {*entries, key("c")}
 
 
@@ -159,12 +167,150 @@ def test_the_one_that_waits_longest_comes_next_and_then_those_of_the_namespaces_
     chosen = Portions()
     entries = {key(f"g{number}", "greedy"): MOST // 4 for number in range(20)}
     entries[key("m", "modest")] = MOST // 4
-    assert not chosen.urgent(set(entries), entries.__getitem__)
-    first = chosen.take(entries.__getitem__)
+    assert not chosen.urgent(set(entries), sized(entries))
+    first = chosen.take(sized(entries))
     assert key("m", "modest") in first and key("g0", "greedy") in first and len(first) == 4
     rest: Set[NamespacedName] = set()
     while chosen.waiting:
-        portion = chosen.take(entries.__getitem__)
+        portion = chosen.take(sized(entries))
         assert portion and len(portion) <= 4
-        rest |= portion
-    assert first | rest == set(entries)
+        rest |= portion.keys()
+    assert first.keys() | rest == set(entries)
+
+
+def giant(number: int, endpoint: int, ports: int = 40, protocol: str = "TCP", names: str = "p") -> List[Dict[str, Any]]:
+    """Return a Service of some 20,000 entries with one endpoint that may change; 8 times as many as a portion has."""
+    listed = [manifests.port(80 + each, name=f"{names}{each}", protocol=protocol) for each in range(ports)]
+    addresses = [f"198.18.{number}.{each}" for each in range(20)]
+    endpoints = [manifests.endpoint(f"10.244.{number}.{each}", "n2") for each in (endpoint, *range(100, 120))]
+    return [
+        manifests.service("giant", f"10.97.0.{number}", listed, namespace="d", externalIPs=addresses),
+        manifests.endpoint_slice(
+            "giant",
+            endpoints,
+            [manifests.port(8080, name=port["name"], protocol=protocol) for port in listed],
+            namespace="d",
+        ),
+    ]
+
+
+def put(bench: SyncBench, objects: List[Dict[str, Any]]) -> None:
+    for raw in objects:
+        bench.put(raw)
+
+
+def desired(bench: SyncBench) -> Dict[Any, Any]:
+    """Return the table of a node that begins with the objects of a bench."""
+    (proxier,) = bench.sync.proxiers.families
+    fresh = DesiredTables(proxier.mode.rendering, proxier.settings)
+    state = bench.view.state
+    fresh.apply(
+        {name: service_ports_of(state, name, proxier.context.node) for name in state.services}, lambda _name: ()
+    )
+    return dict(fresh.desired[RESOURCE])
+
+
+def portion(bench: SyncBench) -> None:
+    bench.now += PORTION_PAUSE_SECONDS
+    bench.timers.run()
+
+
+def test_a_service_that_is_larger_than_a_portion_is_programmed_some_ports_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = SyncBench(monkeypatch)
+    bench.sync.sync(first=True)
+    put(bench, giant(1, 1))
+    bench.sync.sync()
+    seen = []
+    while bench.sync.syncer.is_waiting:
+        before = len(bench.table)
+        portion(bench)
+        seen.append(len(bench.table) - before)
+        put(bench, small(len(seen)))
+        bench.sync.sync()
+        assert f"10.96.0.{len(seen)}" in served(bench)
+    assert len(seen) >= 4 and max(seen) < 2 * min(seen)
+    assert bench.table == desired(bench) and not bench.view.pending_services
+
+
+def test_every_port_follows_however_often_a_service_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = SyncBench(monkeypatch)
+
+    def uses_the_first_endpoint() -> bool:
+        lists = [value for each, value in bench.table.items() if each.kind == "list"]
+        return any(item.startswith(bytes([10, 244, 1, 1])) for value in lists for item in value)
+
+    put(bench, giant(1, 1))
+    bench.sync.sync(first=True)
+    assert uses_the_first_endpoint()
+    for other in range(2, 12):
+        put(bench, giant(1, other))
+        bench.sync.sync()
+        assert bench.sync.syncer.is_waiting
+        portion(bench)
+    assert not uses_the_first_endpoint()
+    while bench.sync.syncer.is_waiting:
+        portion(bench)
+    assert bench.table == desired(bench)
+
+
+@pytest.mark.parametrize("change", ["deleted", "other numbers", "one port"])
+def test_what_concerns_several_ports_of_a_service_is_one_step(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Where a port takes over the number of another one, no step leaves that number to both or to none."""
+    bench = SyncBench(monkeypatch)
+    put(bench, giant(1, 1))
+    bench.sync.sync(first=True)
+    numbers = len(served_ports(bench))
+    if change == "deleted":
+        bench.delete(giant(1, 1)[0])
+    elif change == "one port":
+        put(bench, giant(1, 2, ports=1))
+    else:
+        put(bench, giant(1, 2, names="q"))
+    bench.sync.sync()
+    expected = {"deleted": {0}, "other numbers": {numbers}, "one port": {1}}[change]
+    while bench.sync.syncer.is_waiting:
+        portion(bench)
+        assert len(served_ports(bench)) in expected
+    assert bench.table == desired(bench)
+
+
+def served_ports(bench: SyncBench) -> Set[bytes]:
+    """Return the ports of the giant's cluster IP that have a frontend in the table."""
+    address = bytes([10, 97, 0, 1])
+    rows = bench.mode.resource.table
+    return {each.key[4:] for each in rows if each[:2] == ("element", "service-frontends") and each.key[:4] == address}
+
+
+def test_connections_are_examined_again_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile flows may have begun to the former endpoint of a port that had not been replaced."""
+    examined: List[bool] = []
+    monkeypatch.setattr(proxier, "ConntrackSocket", lambda _progress: contextlib.nullcontext())
+    bench = SyncBench(monkeypatch)
+
+    def examine(*_arguments: Any) -> int:
+        examined.append(bench.sync.syncer.is_waiting)
+        return 0
+
+    monkeypatch.setattr(proxier, "delete_stale", examine)
+    put(bench, giant(1, 1, protocol="UDP"))
+    bench.sync.sync(first=True)
+    put(bench, giant(1, 2, protocol="UDP"))
+    bench.sync.sync()
+    examined.clear()
+    while bench.sync.syncer.is_waiting:
+        portion(bench)
+    assert len(examined) == 2 and bench.table == desired(bench)
+
+
+def test_a_node_that_is_set_up_again_keeps_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables are new and must have every Service before the kernel is made equal to them."""
+    bench = SyncBench(monkeypatch)
+    for number in range(1, 5):
+        put(bench, large(f"large{number}", number))
+    bench.sync.sync(first=True)
+    before = served(bench)
+    bench.sync.rebuild(bench.request())
+    bench.sync.sync()
+    assert served(bench) == before and len(before) > 4

@@ -9,7 +9,7 @@ A few small requests for single objects find them within milliseconds, while the
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...cluster.api import ApiClient
 from ...cluster.api_errors import ApiStatusError
@@ -26,6 +26,24 @@ FIRST_SERVICES = (
     NamespacedName("kube-system", "kube-dns"),
     NamespacedName("kube-system", "coredns"),
 )
+
+
+def cold_batches(
+    services: Sequence[NamespacedName], size: int, begun: AbstractSet[NamespacedName] = frozenset()
+) -> Iterator[List[NamespacedName]]:
+    """Yield all Services in the order in which to program an empty node.
+
+    The first batch contains ``begun`` (by default empty: static entries only). Then come the Services that everything
+    else depends on, then the others in batches of ``size``.
+    """
+    yield sorted(begun & set(services))
+    known = set(services) - begun
+    first = [service for service in FIRST_SERVICES if service in known]
+    if first:
+        yield first
+    rest = sorted(known.difference(first))
+    for start in range(0, len(rest), size):
+        yield rest[start : start + size]
 
 
 class FirstObjects(NamedTuple):

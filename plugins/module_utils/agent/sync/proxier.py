@@ -36,6 +36,7 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
 from ..failures import NOT_OF_ONE_OBJECT, Failures
 from ..timers import Pace, monotonic
+from .steps import NO_STEPS, WHOLE, PortSteps, Steps
 from .summaries import Summaries
 
 _SERVICES_BETWEEN_PROGRESS = 500
@@ -107,6 +108,7 @@ class Proxier:
         self.failures = Failures()
         self.tables = DesiredTables(mode.rendering, context.settings, handles.progress, self._failed)
         self.slot_limit = SlotLimit(mode.rendering)
+        self._steps = PortSteps()
         self.stages: List[Stage] = mode.stages(configuration, [FamilyTables(context, self.tables.desired)], handles)
         for stage in self.stages:
             stage.resource.report_to(handles.progress)
@@ -177,18 +179,23 @@ class Proxier:
         return True
 
     def apply_services(
-        self, state: ClusterState, services: Iterable[NamespacedName], totals: Optional[Totals] = None
+        self,
+        state: ClusterState,
+        services: Iterable[NamespacedName],
+        totals: Optional[Totals] = None,
+        steps: Steps = NO_STEPS,
     ) -> None:
         """Bring the desired tables up to date with these Services, and those that failed; the kernel is not changed.
 
-        ``totals``: as for :meth:`.rendering.desired.DesiredTables.apply`.
+        ``totals``: as for :meth:`.rendering.desired.DesiredTables.apply`. ``steps``: of the Services of which only some
+        ports are brought up to date.
         """
         chosen = list(services)
         if self.failures:
             failed = [NamespacedName(key.namespace, key.name) for key in self.failures]
             chosen += set(failed).difference(chosen)
         try:
-            self._apply(state, chosen, totals)
+            self._apply(state, chosen, totals, steps)
         except NOT_OF_ONE_OBJECT:
             raise
         except Exception:
@@ -201,19 +208,21 @@ class Proxier:
             if number % _SERVICES_BETWEEN_PROGRESS == 0:
                 self._progress()
             try:
-                self._apply(state, [service], totals)
+                self._apply(state, [service], totals, NO_STEPS)
             except Exception as error:
                 if not self._failed(service, error):
                     raise
 
-    def _apply(self, state: ClusterState, services: Iterable[NamespacedName], totals: Optional[Totals]) -> None:
+    def _apply(
+        self, state: ClusterState, services: Iterable[NamespacedName], totals: Optional[Totals], steps: Steps
+    ) -> None:
         ports: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
         endpoints = 0
         for number, service in enumerate(services):
             if number % _SERVICES_BETWEEN_PROGRESS == 0 or endpoints >= _ENDPOINTS_BETWEEN_PROGRESS:
                 endpoints = 0
                 self._progress()
-            now = self.service_ports(state, service)
+            now = self._steps.computed(service, steps.get(service, WHOLE)) or self.service_ports(state, service)
             if now is None:
                 continue
             endpoints += sum([len(info.endpoints) for info in now])
@@ -229,8 +238,16 @@ class Proxier:
         ports = {service: tuple([applied(info) for info in found]) for service, found in ports.items()}
         self._find_schedulers([info for found in ports.values() for info in found])
         context = self.context.node
-        self.tables.apply(ports, lambda service: tuple(map(applied, service_ports_of(state, service, context))), totals)
+        kept = self._steps.kept(ports, steps, self.summaries)
+        self.tables.apply(ports, lambda name: tuple(map(applied, service_ports_of(state, name, context))), totals, kept)
         for service, found in ports.items():
+            step = steps.get(service, WHOLE)
+            if not step.begins:
+                if step.ends:
+                    # Flows may have begun to former endpoints of the ports of later steps.
+                    self._udp_changed |= {service} & self.summaries.udp_services
+                    self._flows.repeat(service)
+                continue
             if self.failures and _key_of(service) in self.failures:
                 continue
             _note(self.unserved, service, unserved(self.mode.rendering, found))

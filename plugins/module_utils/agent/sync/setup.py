@@ -25,6 +25,7 @@ from ...kernel.sysctls import Wanted
 from ...rendering.ipvs.model import DEVICE
 from ...rendering.settings import DataplaneSettings
 from ...resources import Kind, apply_plan, plan
+from .portions import Size
 from .proxier import Proxier
 
 
@@ -53,10 +54,12 @@ class Proxiers(NamedTuple):
         factors = NodeFactors(max([1, *map(len, owned)]), counters, sources)
         return rates_of(self.mode.name, factors)
 
-    def entries_of(self, state: ClusterState, service: NamespacedName) -> int:
+    def size_of(self, state: ClusterState, service: NamespacedName) -> Size:
         """Return how many entries a Service makes, 0 if there are not more than the size of its objects suggests."""
         lists = sum([proxier.slot_limit.lists_of(service) for proxier in self.families])
-        return state.entries_of(service) + lists * SLOTS
+        entries = state.entries_of(service) + lists * SLOTS
+        known = state.services.get(service) if entries else None
+        return Size(entries, len(known.ports) if known is not None else 1)
 
     @property
     def lists_of_slots(self) -> int:

@@ -12,7 +12,6 @@ from typing import (
     Dict,
     FrozenSet,
     Iterable,
-    Iterator,
     List,
     NamedTuple,
     Optional,
@@ -29,7 +28,7 @@ from ...resources import PlannedChange
 from ..api.events import Post
 from ..failures import MOST_FAILURES
 from ..other_proxy import OtherProxy
-from ..source.first_services import FIRST_SERVICES
+from ..source.first_services import FIRST_SERVICES, cold_batches
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
@@ -43,6 +42,7 @@ from .portions import Portions
 from .proxier import Proxier, SyncResult
 from .repairs import Repairs
 from .setup import Proxiers
+from .steps import NO_STEPS, Steps
 from .sync_metrics import FULL, PARTIAL, SyncMetrics
 
 COLD = "cold"
@@ -61,24 +61,6 @@ class SyncOutcome(NamedTuple):
     observed: bool
     loss: str = ""
     held_until: float = 0.0
-
-
-def cold_batches(
-    services: Sequence[NamespacedName], size: int, begun: AbstractSet[NamespacedName] = frozenset()
-) -> Iterator[List[NamespacedName]]:
-    """Yield all Services in the order in which to program an empty node.
-
-    The first batch contains ``begun`` (by default empty: static entries only). Then come the Services that everything
-    else depends on, then the others in batches of ``size``.
-    """
-    yield sorted(begun & set(services))
-    known = set(services) - begun
-    first = [service for service in FIRST_SERVICES if service in known]
-    if first:
-        yield first
-    rest = sorted(known.difference(first))
-    for start in range(0, len(rest), size):
-        yield rest[start : start + size]
 
 
 class Syncer:
@@ -234,7 +216,11 @@ class Syncer:
         loss = self._hold_back(proxy, dirty)
         for family in proxy.families:
             dirty |= family.request_slots(self.view.state, dirty)
-        dirty = self._portions.urgent(dirty, lambda service: proxy.entries_of(self.view.state, service))
+        if all(family.rendered for family in proxy.families):
+            dirty = self._portions.urgent(dirty, lambda service: proxy.size_of(self.view.state, service))
+        else:
+            # The node was set up again: without the Services that wait, the kernel would lose them.
+            self._portions.clear()
         return self._sync(proxy, dirty)._replace(loss=loss)
 
     @property
@@ -245,11 +231,12 @@ class Syncer:
     def sync_waiting(self, proxy: Proxiers) -> SyncOutcome:
         """Render and apply a portion of the Services that wait."""
         began = monotonic()
-        outcome = self._sync(proxy, self._portions.take(lambda service: proxy.entries_of(self.view.state, service)))
+        steps = self._portions.take(lambda service: proxy.size_of(self.view.state, service))
+        outcome = self._sync(proxy, set(steps), steps)
         self._portions.took(monotonic() - began)
         return outcome
 
-    def _sync(self, proxy: Proxiers, dirty: Set[NamespacedName]) -> SyncOutcome:
+    def _sync(self, proxy: Proxiers, dirty: Set[NamespacedName], steps: Steps = NO_STEPS) -> SyncOutcome:
         succeeded = True
         failed: List[FailedPort] = []
         changes = 0
@@ -261,7 +248,7 @@ class Syncer:
             kind = FULL if family.needs_full else PARTIAL
             began = time.monotonic()
             try:
-                self._update(family, dirty)
+                self._update(family, dirty, steps)
                 changes += self._sync_family(proxy, family, len(dirty), suspicion, began)
             except ProxyError as error:
                 succeeded = False
@@ -290,13 +277,13 @@ class Syncer:
         self.applied(family.family, result.changes)
         return result
 
-    def _update(self, family: Proxier, services: Iterable[NamespacedName]) -> None:
+    def _update(self, family: Proxier, services: Iterable[NamespacedName], steps: Steps = NO_STEPS) -> None:
         """Bring the desired tables of a family up to date with these Services.
 
         Raises ProxyError if many Services fail while the kernel may serve them and the tables do not have them: the
         kernel must not be made equal to these tables.
         """
-        family.apply_services(self.view.state, services)
+        family.apply_services(self.view.state, services, steps=steps)
         if len(family.failures) > MOST_FAILURES and not family.has_observed:
             raise ProxyError(f"{len(family.failures)} Services cannot be processed; this is a defect of the agent")
 
