@@ -52,13 +52,13 @@ DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nod
 # can would answer each INIT with an ABORT.
 NETPOL_MODULES := ip_vs,ip_vs_rr,nf_conntrack,nf_conntrack_netlink,ip_set,xt_set,dummy,veth,bridge,br_netfilter
 # In IPVS mode with its packet filter in nftables; with FULL all cases, and those whose corrected behaviour differs again.
-DEBIAN_GLUE := clusterip-basic hairpin lb-source-ranges nodeport-local
+DEBIAN_FILTER_BACKEND := clusterip-basic hairpin lb-source-ranges nodeport-local
 DEBIAN_CORRECTED := $(notdir $(patsubst %/,%,$(dir $(wildcard tests/conformance/cases*/*/corrected-ipvs.json))))
 # Tests of the kernel's interfaces on Debian 13, with its programs and its Python.
 KERNEL_13 := tests/kernel/test_ipvs_addresses.py tests/kernel/test_own_namespace.py
 # Tests of IPVS beside nf_tables with NAT: on Debian's kernel, since neither this machine's nor that of user-mode Linux
 # has both.
-BESIDE_IPVS := tests/kernel/test_ipvs_glue.py
+BESIDE_IPVS := tests/kernel/test_ipvs_filter_backend.py
 # Of these files the tests marked so need it.
 PARTLY_BESIDE_IPVS := tests/kernel/test_neighbours.py tests/kernel/test_explained_flows.py
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
@@ -237,16 +237,16 @@ guests: setup-lab
 
 # Each guest has one processor; in IPVS mode it runs one case at a time, as above.
 debian: guests
-	LAB_IPVS_GLUE=iptables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
-	LAB_IPVS_GLUE=nftables $(WIRE) qemu --timeout 7200 --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_GLUE)) --jobs 1
+	LAB_IPVS_FILTER_BACKEND=iptables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
+	LAB_IPVS_FILTER_BACKEND=nftables $(WIRE) qemu --timeout 7200 --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_FILTER_BACKEND)) --jobs 1
 ifneq ($(FULL),)
-	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_CORRECTED:%=--cases %) --jobs 1
+	LAB_IPVS_FILTER_BACKEND=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_CORRECTED:%=--cases %) --jobs 1
 endif
 	$(QEMU) -- $(PYTHON) -m pytest -q -p no:cacheprovider $(BESIDE_IPVS)
 	$(QEMU) --timeout 7200 -- $(PYTHON) -m pytest -q -p no:cacheprovider -p no:hypothesispytest -m "ipvs $(MARKS)" $(PARTLY_BESIDE_IPVS)
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
-	LAB_IPVS_GLUE=iptables $(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
+	LAB_IPVS_FILTER_BACKEND=iptables $(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
 	$(QEMU) -- $(PYTHON) -m pytest -q -p no:cacheprovider -p no:hypothesispytest tests/kernel/test_local_connections.py
 	$(QEMU) --debian 13 -- python3 -m pytest -q -p no:cacheprovider -m "not full" $(KERNEL_13)
 	$(QEMU) --memory 2G --timeout 10800 --modules $(NETPOL_MODULES) --env NETPOL_TIME_SCALE=6 -- \

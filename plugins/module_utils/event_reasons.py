@@ -34,7 +34,7 @@ class Reason(str, Enum):
     OTHER_SERVICE_PROXY = "OtherServiceProxy", Subject.NODE, "drift"
     OTHER_SERVICE_PROXY_GONE = "OtherServiceProxyGone", Subject.NODE, "repair"
     OBJECT_REFUSED = "ObjectRefused", Subject.OBJECT, "refused"
-    POLICY_IGNORED = "PolicyIgnored", Subject.OBJECT, "refused"
+    ANNOTATION_IGNORED = "AnnotationIgnored", Subject.OBJECT, "refused"
     ENDPOINT_FAILING = "EndpointFailing", Subject.OBJECT_ON_NODE, "check_failed"
     ENDPOINT_PASSING = "EndpointPassing", Subject.OBJECT_ON_NODE, "check_passed"
     MODE_CHANGED = "ModeChanged", Subject.NODE, "mode_changed"

@@ -41,11 +41,11 @@ options:
     type: list
     elements: str
     default: []
-  ipvs_glue:
+  ipvs_filter_backend:
     description:
       - What filters and masquerades beside IPVS. V(nftables) needs the modules of neither ipset nor iptables.
       - If not given, V(iptables) is loaded, and O(unload=true) unloads the modules of both. What a service proxy with
-        C(ipvsGlue) V(auto) uses is a result of M(kubenode.proxy.kernel_modules_info).
+        C(ipvsFilterBackend) V(auto) uses is a result of M(kubenode.proxy.kernel_modules_info).
       - Only with O(mode=ipvs).
     type: str
     choices: [iptables, nftables]
@@ -264,19 +264,19 @@ def _named_modules(parameters: Dict[str, Any]) -> List[str]:
     names = list(parameters["modules"])
     if parameters["mode"]:
         version = facts.kernel_version(facts.kernel_release())
-        for glue in _glues(parameters):
+        for filter_backend in _filter_backends(parameters):
             names += modules_for(
-                parameters["mode"], parameters["schedulers"], version, parameters["bridge_netfilter"], glue
+                parameters["mode"], parameters["schedulers"], version, parameters["bridge_netfilter"], filter_backend
             )
     return list(dict.fromkeys(names))
 
 
-def _glues(parameters: Dict[str, Any]) -> List[str]:
-    """Return the glues of ipvs mode whose modules are meant; an empty name in other modes."""
+def _filter_backends(parameters: Dict[str, Any]) -> List[str]:
+    """Return the filter backends of ipvs mode whose modules are meant; an empty name in other modes."""
     if parameters["mode"] != "ipvs":
         return [""]
-    if parameters["ipvs_glue"]:
-        return [str(parameters["ipvs_glue"])]
+    if parameters["ipvs_filter_backend"]:
+        return [str(parameters["ipvs_filter_backend"])]
     return ["iptables"] if parameters["state"] == "present" else ["iptables", "nftables"]
 
 
@@ -369,7 +369,7 @@ def _argument_spec() -> Dict[str, Any]:
         "modules": {"type": "list", "elements": "str", "default": []},
         "mode": {"type": "str", "choices": [*MODES_IN_EFFECT]},
         "schedulers": {"type": "list", "elements": "str", "default": []},
-        "ipvs_glue": {"type": "str", "choices": ["iptables", "nftables"]},
+        "ipvs_filter_backend": {"type": "str", "choices": ["iptables", "nftables"]},
         "bridge_netfilter": {"type": "bool", "default": False},
         "parameters": {"type": "dict", "default": {}},
         "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
@@ -387,8 +387,8 @@ def _invalid(parameters: Dict[str, Any]) -> str:
         return "state is present but modules is empty and mode is not given"
     if parameters["schedulers"] and parameters["mode"] != "ipvs":
         return "schedulers: only allowed with mode ipvs"
-    if parameters["ipvs_glue"] and parameters["mode"] != "ipvs":
-        return "ipvs_glue: only allowed with mode ipvs"
+    if parameters["ipvs_filter_backend"] and parameters["mode"] != "ipvs":
+        return "ipvs_filter_backend: only allowed with mode ipvs"
     return ""
 
 

@@ -22,14 +22,14 @@ options:
     type: list
     elements: str
     required: true
-  ipvs_glue:
+  ipvs_filter_backend:
     description:
-      - Also return what filters and masquerades beside IPVS if a service proxy runs here in ipvs mode with C(ipvsGlue)
-        V(auto). Needs root.
+      - Also return what filters and masquerades beside IPVS if a service proxy runs here in ipvs mode with
+        C(ipvsFilterBackend) V(auto). Needs root.
     type: bool
     default: false
   schedulers:
-    description: IPVS schedulers in use, with O(ipvs_glue).
+    description: IPVS schedulers in use, with O(ipvs_filter_backend).
     type: list
     elements: str
     default: [rr]
@@ -81,17 +81,17 @@ modules:
       sample: {conn_tab_bits: "12"}
   sample:
     ip_vs: {present: true, loaded: true, installed: true, users: 2, parameters: {conn_tab_bits: "12"}}
-ipvs_glue:
+ipvs_filter_backend:
   description:
     - The one in use, otherwise V(nftables) if supported, otherwise V(iptables).
-  returned: O(ipvs_glue=true)
+  returned: O(ipvs_filter_backend=true)
   type: str
   sample: nftables
-ipvs_glue_reason:
+ipvs_filter_backend_reason:
   description: Why.
-  returned: O(ipvs_glue=true)
+  returned: O(ipvs_filter_backend=true)
   type: str
-  sample: "glue nftables: this node meets its requirements"
+  sample: "filter backend nftables: this node meets its requirements"
 kernel_release:
   description: Release of the running kernel.
   returned: success
@@ -121,12 +121,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def _ipvs_glue(schedulers: Sequence[str]) -> Dict[str, str]:
+def _ipvs_filter_backend(schedulers: Sequence[str]) -> Dict[str, str]:
     # Imported late: seldom needed.
-    from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import automatic_glue
+    from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import (
+        automatic_filter_backend,
+    )
 
-    chosen = automatic_glue(schedulers)
-    return {"ipvs_glue": chosen.mode.glue, "ipvs_glue_reason": chosen.reason}
+    chosen = automatic_filter_backend(schedulers)
+    return {"ipvs_filter_backend": chosen.mode.filter_backend, "ipvs_filter_backend_reason": chosen.reason}
 
 
 def _found(module: AnsibleModule) -> Dict[str, Any]:
@@ -144,7 +146,7 @@ def _found(module: AnsibleModule) -> Dict[str, Any]:
         }
         for name in names
     }
-    more = _ipvs_glue(module.params["schedulers"]) if module.params["ipvs_glue"] else {}
+    more = _ipvs_filter_backend(module.params["schedulers"]) if module.params["ipvs_filter_backend"] else {}
     return {"changed": False, "modules": found, "kernel_release": release, **more}
 
 
@@ -153,7 +155,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "modules": {"type": "list", "elements": "str", "required": True},
-            "ipvs_glue": {"type": "bool", "default": False},
+            "ipvs_filter_backend": {"type": "bool", "default": False},
             "schedulers": {"type": "list", "elements": "str", "default": ["rr"]},
         },
         supports_check_mode=True,

@@ -30,13 +30,13 @@ options:
       - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It neither
         reads nor changes the host's state and needs no privileges, so it can run anywhere. It requires O(node_name) and
         a mode other than V(auto).
-      - V(released) is for a node on which kube-proxy has replaced this module or the agent. It removes their
+      - V(handed_over) is for a node on which kube-proxy has replaced this module or the agent. It removes their
         unreferenced objects, such as the map of all endpoints, from kube-proxy's table of nftables mode, in ipvs mode
         the table that filters beside IPVS, and the table of network policies unless O(node_configuration) enables
         them; nothing that belongs to kube-proxy. It requires no source. It fails until kube-proxy has programmed the
         node.
     type: str
-    choices: [present, absent, released, rendered]
+    choices: [present, absent, handed_over, rendered]
     default: present
   node_addresses:
     description:
@@ -57,11 +57,11 @@ options:
         automatically rolls back to the state before the change, even if it can no longer be reached.
       - Requires systemd, which runs the timer for the rollback. While a change is pending, another convergence is
         refused.
-      - With V(0) a change needs no confirmation. O(state=absent) and O(state=released) require V(0), because no state
-        is saved to which the node could roll back.
+      - With V(0) a change needs no confirmation. O(state=absent) and O(state=handed_over) require V(0), because no
+        state is saved to which the node could roll back.
     type: float
     default: 0.0
-  max_loss_percent:
+  max_unserved_percent:
     description:
       - Maximum percentage of the Services currently served with endpoints on the node that a change may leave without
         endpoints. A change above it is refused with the finding V(loss) of O(ignore_findings). The check does not apply
@@ -72,8 +72,8 @@ options:
     default: 50.0
   unattended:
     description:
-      - Whether this run is started by a timer and not watched by a person. A change that O(max_loss_percent) forbids is
-        refused once, and applied if the next run is given the same cluster state.
+      - Whether this run is started by a timer and not watched by a person. A change that O(max_unserved_percent)
+        forbids is refused once, and applied if the next run is given the same cluster state.
     type: bool
     default: false
   always_observe:
@@ -90,7 +90,7 @@ notes:
   - Removing the node's last Service does not remove the chains; O(state=absent) does.
 requirements:
   - Python 3.9 or later on the node
-  - iptables and iptables-restore, only in mode V(iptables), and in mode V(ipvs) with the glue V(iptables)
+  - iptables and iptables-restore, only in mode V(iptables), and in mode V(ipvs) with the filter backend V(iptables)
   - the Python package PyYAML, only to read a kubeconfig in YAML
   - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
 attributes:
@@ -141,7 +141,7 @@ EXAMPLES = r"""
 
 - name: Remove objects that kube-proxy, which serves this node again, does not use
   kubenode.proxy.service_proxy:
-    state: released
+    state: handed_over
 
 - name: Remove everything
   kubenode.proxy.service_proxy:
@@ -164,7 +164,7 @@ behaviour:
   type: str
   returned: O(state) is not V(rendered)
   sample: kube-proxy
-ipvs_glue:
+ipvs_filter_backend:
   description: What filters and masquerades beside IPVS in ipvs mode, V(iptables) or V(nftables); empty in other modes.
   type: str
   returned: O(state) is not V(rendered)
@@ -276,7 +276,7 @@ kernel:
   sample:
     mode: ipvs
     schedulers: [rr]
-    ipvs_glue: nftables
+    ipvs_filter_backend: nftables
     strict_arp: false
     route_localnet: false
     conntrack: {max_per_core: 32768, min: 131072, tcp_established_timeout: 86400, tcp_close_wait_timeout: 3600}
@@ -322,7 +322,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.defaults import DEFAULT_LOSS_PERCENT
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.defaults import DEFAULT_UNSERVED_PERCENT
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
     proxy_spec,
@@ -348,10 +348,10 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["present", "absent", "released", "rendered"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "absent", "handed_over", "rendered"], "default": "present"},
             "node_addresses": {"type": "list", "elements": "str"},
             "confirm_timeout": {"type": "float", "default": 0.0},
-            "max_loss_percent": {"type": "float", "default": DEFAULT_LOSS_PERCENT},
+            "max_unserved_percent": {"type": "float", "default": DEFAULT_UNSERVED_PERCENT},
             "unattended": {"type": "bool", "default": False},
             "always_observe": {"type": "bool", "default": False},
             **source_spec(),

@@ -166,7 +166,7 @@ behaviour:
   type: str
   returned: a source of the cluster state is given
   sample: kube-proxy
-ipvs_glue:
+ipvs_filter_backend:
   description: What filters and masquerades beside IPVS in ipvs mode, V(iptables) or V(nftables); empty in other modes.
   type: str
   returned: a source of the cluster state is given

@@ -231,7 +231,7 @@ def measure(name: str, mode: str, limit: int, seconds: float) -> dict[str, Any]:
                 "used_mib": memory.get("used", 0) >> 20,
                 "accounted_mib": 50 + (int(memory.get("cluster", 0) * rates) >> 20),
                 "refused": len(status.get("refused", ())) + len(status.get("skipped", ())),
-                "policies_ignored": int(node.metric("kubenode_proxy_policies_ignored")),
+                "service_annotations_ignored": int(node.metric("kubenode_proxy_service_annotations_ignored")),
                 "held_back": memory.get("heldBack"),
                 "memory_low": "close to its memory limit" in log,
                 "arriving": summary(arriving),

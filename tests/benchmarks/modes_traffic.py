@@ -8,11 +8,12 @@ IPVS and nf_tables with NAT are together only in Debian's own kernel, which is e
     python -m tests.lab.qemu --memory 3G --timeout 7200 -- python -m tests.benchmarks.modes_traffic [--sizes 100,1000]
 
 A client and a server are joined by a node with the given number of single-endpoint Services; the connections go to the
-last of them. Columns: the mode, and the glue of ipvs mode; Services; seconds of processor time of a convergence from
-empty, of one without change and of one after an endpoint was replaced, programs and kernel included; microseconds until
-a new connection is established, at the median and at the 99th percentile, one at a time; connections per second of four
-clients at once. The row ``none`` connects to the endpoint itself on a node without rules; ``of none`` is the rate in
-percent of that row's. An emulated processor is slow, and its system calls more than its arithmetic: compare rows.
+last of them. Columns: the mode, and the filter backend of ipvs mode; Services; seconds of processor time of a
+convergence from empty, of one without change and of one after an endpoint was replaced, programs and kernel included;
+microseconds until a new connection is established, at the median and at the 99th percentile, one at a time; connections
+per second of four clients at once. The row ``none`` connects to the endpoint itself on a node without rules; ``of
+none`` is the rate in percent of that row's. An emulated processor is slow, and its system calls more than its
+arithmetic: compare rows.
 """
 
 from __future__ import annotations
@@ -74,12 +75,12 @@ class Node:
         median, late, self._rate = nftables_traffic.traffic(self._paths, (address(0, 128), 8080), self._seconds)
         return Row("none", 0, 0, 0, 0, median, late, self._rate, 100)
 
-    def measure(self, mode: str, glue: str, services: int) -> Row:
+    def measure(self, mode: str, filter_backend: str, services: int) -> Row:
         """Measure one mode, and remove it."""
         objects = list(nftables_traffic.objects_of(services, 1))
         replaced = nftables_traffic.endpoint_slice("svc0", [address(1, 250)])
         document = {"mode": mode, "clusterCIDR": nftables_traffic.PODS, "conntrack": {"maxPerCore": 0, "min": 0}}
-        configuration = load(document, node_source={"ipvsGlue": glue}).configuration
+        configuration = load(document, node_source={"ipvsFilterBackend": filter_backend}).configuration
         seconds: List[float] = []
         for given in (objects, objects, [*objects, replaced]):
             before = processor_seconds()
@@ -87,11 +88,11 @@ class Node:
             seconds.append(round(processor_seconds() - before, 2))
             expected = given is not objects or not seconds[1:]
             if report.changed is not expected:
-                raise SystemExit(f"{mode}, {glue}: changed is {report.changed}: {report.changes}")
+                raise SystemExit(f"{mode}, {filter_backend}: changed is {report.changed}: {report.changes}")
         target = (address(services - 1, 96), 80)
         median, late, rate = nftables_traffic.traffic(self._paths, target, self._seconds)
         converge(self._request(ClusterState(), load({}).configuration, state="absent"))
-        name = f"{mode}, glue {glue}" if mode == "ipvs" else mode
+        name = f"{mode}, filter backend {filter_backend}" if mode == "ipvs" else mode
         empty, unchanged, one = seconds
         return Row(name, services, empty, unchanged, one, median, late, rate, round(100 * rate / self._rate))
 
@@ -115,8 +116,8 @@ def main() -> None:
         print(" | ".join(Row._fields))
         print(" | ".join(map(str, node.direct())), flush=True)
         for size in map(int, arguments.sizes.split(",")):
-            for mode, glue in MODES:
-                print(" | ".join(map(str, node.measure(mode, glue, size))), flush=True)
+            for mode, filter_backend in MODES:
+                print(" | ".join(map(str, node.measure(mode, filter_backend, size))), flush=True)
 
 
 if __name__ == "__main__":

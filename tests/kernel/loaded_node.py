@@ -96,17 +96,17 @@ class LoadedNode:
             for name, value in IPVS_SYSCTLS.items():
                 Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
 
-    def converge(self, mode: str, glue: str = "iptables") -> int:
+    def converge(self, mode: str, filter_backend: str = "iptables") -> int:
         """Converge and return the number of the state that was saved before the change.
 
-        ``glue``: that of ipvs mode.
+        ``filter_backend``: that of ipvs mode.
         """
         report = converge(
             Request(
                 whole_cluster=False,
                 cluster=ClusterState.from_objects(CASE.snapshots()[0]),
                 configuration=load(
-                    CASE.proxy_configuration(mode, "", None), node_source={"ipvsGlue": glue}
+                    CASE.proxy_configuration(mode, "", None), node_source={"ipvsFilterBackend": filter_backend}
                 ).configuration,
                 node_name=CASE.node,
                 mode=mode,
@@ -139,8 +139,8 @@ class LoadedNode:
         lines = [COUNTERS.sub("", line) for text in texts for line in text.splitlines() if not line.startswith("#")]
         return sorted(re.sub(r" initval 0x\w+", "", line) for line in lines)
 
-    def glues(self) -> List[str]:
-        """Return what of each glue of ipvs mode is on the node: ipsets, chains that match them, tables of nftables."""
+    def filter_backends(self) -> List[str]:
+        """Return what the node has of each filter backend: ipsets, chains that match them, tables of nftables."""
         saved = [line for text in _saved_chains("nft") + _saved_chains("legacy") for line in text.splitlines()]
         found = {
             "ipsets": bool(run(["ipset", "list", "-n"])),

@@ -91,7 +91,7 @@ def cluster(at: Places) -> ClusterState:
 
 
 class Node:
-    """The node of ``Network``, converged in a mode: its name, and in ipvs mode that of the glue."""
+    """The node of ``Network``, converged in a mode: its name, and in ipvs mode that of the filter backend."""
 
     def __init__(self, network: Network, directory: Path, at: Places) -> None:
         self.network = network
@@ -102,18 +102,18 @@ class Node:
 
     def converge(self, mode: str) -> Report:
         """Converge the node to the cluster."""
-        name, _, glue = mode.partition(" ")
+        name, _, filter_backend = mode.partition(" ")
         document = {"mode": name, "clusterCIDR": NAMES[self.at.family]["pods"], "ipvs": self.ipvs}
         done = converge(
             Request(
                 cluster=cluster(self.at),
-                configuration=load(document, node_source={"ipvsGlue": glue or "auto"}).configuration,
+                configuration=load(document, node_source={"ipvsFilterBackend": filter_backend or "auto"}).configuration,
                 node_name="node-1",
                 state_directory=str(self._directory),
                 whole_cluster=False,
             )
         )
-        assert (done.mode, done.ipvs_glue) == (name, glue)
+        assert (done.mode, done.ipvs_filter_backend) == (name, filter_backend)
         return done
 
     def leave(self) -> Report:

@@ -121,7 +121,7 @@ def test_nothing_takes_the_first_services_for_the_cluster(node, gate):
     wait_for_cluster(node)
     assert API_ENDPOINT in text(node) and DNS_ENDPOINT in text(node)
     assert '"nodeEligible":true' in node.fetch("/healthz", node.health_port)
-    assert node.metric("kubenode_proxy_losses_total") == 0 and node.status()["driftRepaired"] == 0
+    assert node.metric("kubenode_proxy_endpoint_loss_events_total") == 0 and node.status()["driftRepaired"] == 0
     assert node.stop() == 0
     kept = read_cache(str(node.scratch / "cache.gz")).objects
     services = {item["metadata"]["name"] for item in kept if item["kind"] == "Service"}

@@ -42,7 +42,7 @@ def lose(node: AgentNode, *numbers: int) -> None:
 
 
 def losses(node: AgentNode) -> float:
-    return node.metric("kubenode_proxy_losses_total")
+    return node.metric("kubenode_proxy_endpoint_loss_events_total")
 
 
 def test_an_outage_is_applied_and_reported_once(node):

@@ -124,7 +124,9 @@ def test_what_annotations_multiply_does_not_exhaust_the_limit_and_others_do_not_
     node.store.put(service(FEW + 1))
     node.store.put(endpoint_slice(FEW + 1))
     wait_for(lambda: is_programmed(FEW + 1), 20.0, 0.05)
-    wait_for(lambda: node.status()["refused"] or node.metric("kubenode_proxy_policies_ignored"), PATIENCE, 0.5)
+    wait_for(
+        lambda: node.status()["refused"] or node.metric("kubenode_proxy_service_annotations_ignored"), PATIENCE, 0.5
+    )
     for raw in changed(hostile):
         node.store.put(raw)
     node.store.put(service(FEW + 2))

@@ -27,14 +27,14 @@ from tests.lab import manifests
 from tests.lab.system import ip_batch, run
 
 __all__ = ["network"]  # a fixture
-#: Modes, and words about a variant of iptables, the glue of ipvs mode or the behaviour.
+#: Modes, and words about a variant of iptables, the filter backend of ipvs mode or the behaviour.
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
 VARIANTS = (
     *MODES,
     pytest.param("nftables corrected", marks=pytest.mark.full),
     pytest.param("iptables nft corrected", marks=pytest.mark.full),
     pytest.param("ipvs corrected", marks=(pytest.mark.uml, pytest.mark.full)),
-    pytest.param("ipvs nft glue-nftables", marks=pytest.mark.ipvs),
+    pytest.param("ipvs nft filter-backend-nftables", marks=pytest.mark.ipvs),
 )
 IP, SIX, SOLE, NONE, STICKY, DNS = "172.30.0.7", "fd00:30::7", "172.30.0.8", "172.30.0.9", "172.30.0.10", "172.30.0.11"
 VIP, NODE_PORT, DNS_PORT, CLIENT_PORT = "1.2.3.7", 30080, 5353, 5555
@@ -72,7 +72,9 @@ def slice_of(node: AgentNode, name: str, family: str, endpoints: str, ports: Any
 def node(request: pytest.FixtureRequest, tmp_path: Path, network: Network) -> Iterator[AgentNode]:
     mode, *words = request.param.split()
     made = AgentNode(tmp_path, mode, "nft") if "nft" in words else node_in_mode(tmp_path, mode)
-    made.node_configuration["ipvsGlue"] = next((word[5:] for word in words if word.startswith("glue-")), "auto")
+    made.node_configuration["ipvsFilterBackend"] = next(
+        (word[15:] for word in words if word.startswith("filter-backend-")), "auto"
+    )
     made.node_configuration["behaviour"] = "corrected" if "corrected" in words else "kube-proxy"
     made.write_configuration(clusterCIDR="10.0.0.0/8,fd00:10::/64")
     addresses = [{"type": "InternalIP", "address": NAMES[family]["N"]} for family in ("IPv4", "IPv6")]
@@ -280,8 +282,8 @@ def test_packets_are_followed_without_drift_and_without_a_trace(node: AgentNode,
 @pytest.mark.parametrize(
     ("node", "table", "chains"),
     [
-        ("ipvs nft glue-iptables", "nat", ("PREROUTING", "POSTROUTING")),
-        ("ipvs nft glue-nftables", "kubenode-ipvs", ("nat-prerouting", "nat-postrouting")),
+        ("ipvs nft filter-backend-iptables", "nat", ("PREROUTING", "POSTROUTING")),
+        ("ipvs nft filter-backend-nftables", "kubenode-ipvs", ("nat-prerouting", "nat-postrouting")),
     ],
     indirect=["node"],
 )

@@ -94,7 +94,7 @@ def test_a_loss_of_most_services_is_refused(tmp_path, mode):
     assert "(shop/web-10, shop/web-11," in reason
     assert " and 2 more), more than 50 %: " in reason and reason.endswith("[loss]")
     assert "10.96.0." in refusal(tmp_path, mode, cluster(5, 5)), "deleted Services count as lost"
-    assert refusal(tmp_path, mode, cluster(12, 11), max_loss_percent=5.0)
+    assert refusal(tmp_path, mode, cluster(12, 11), max_unserved_percent=5.0)
     report = inspect(
         Request(cluster(12, 5), load({"mode": mode}).configuration, "worker-1", state_directory=str(tmp_path / "state"))
     )

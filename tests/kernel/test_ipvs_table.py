@@ -56,7 +56,7 @@ def test_the_kernel_has_what_is_desired_and_nft_loads_the_same(family, behaviour
             wanted = desired(family, behaviour=BEHAVIOURS[behaviour], **changes)
             resource.apply(difference(resource.observe(), wanted))
             assert not difference(resource.observe(), wanted)
-            nft(OVER_NFTABLES.glue.texts(family, {RESOURCE: wanted})[f"nft {family}"])
+            nft(OVER_NFTABLES.filter_backend.texts(family, {RESOURCE: wanted})[f"nft {family}"])
             assert not difference(resource.observe(), wanted)
         assert resource.exists()
         subprocess.run(["nft", "list", "ruleset"], capture_output=True, check=True)
@@ -68,7 +68,7 @@ def test_the_kernel_has_what_is_desired_and_nft_loads_the_same(family, behaviour
 
 
 def test_sets_hold_more_than_an_ipset():
-    """Ipsets of this project end at 65,536 elements, above which the glue of iptables is refused."""
+    """Ipsets of this project end at 65,536 elements, above which the filter backend of iptables is refused."""
     wanted = desired("IPv4")
     for number in range(ELEMENTS_LIMIT + 5000):
         address = (0x0B000000 + number).to_bytes(4, "big")

@@ -215,7 +215,7 @@ def test_destinations_that_are_not_judged_are_reached(lab, tmp_path):
     document = {
         "apiVersion": "kubenode.proxy/v1alpha1",
         "kind": "NodeProxyConfiguration",
-        "networkPolicy": {"enabled": True, "unjudgedDestinations": ["fe80::/10"]},
+        "networkPolicy": {"enabled": True, "egressExemptCIDRs": ["fe80::/10"]},
     }
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text(encoding="utf-8") + f"---\n{json.dumps(document)}\n")

@@ -102,4 +102,4 @@ def test_real_servers_of_ipvs_count_and_a_state_of_nothing_is_refused(tmp_path) 
     with pytest.raises(HistoryError, match=r"state 3 is .* days old: nothing was programmed in it"):
         judge_state(record_of(NodeState()), False, Sources("", "", str(tmp_path)))
     assert len(judge_state(record_of(NodeState()), True, Sources("", "", str(tmp_path)))) == 1
-    assert judge_state(record_of(NodeState(policies_only=True)), False) == ()
+    assert judge_state(record_of(NodeState(policies_standalone=True)), False) == ()

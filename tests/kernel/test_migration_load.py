@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""No request is lost during a takeover, changes of mode or of the glue of ipvs mode, an agent upgrade, and a rollback.
+"""No request is lost in a takeover, a change of mode or filter backend, an agent upgrade, and a rollback.
 
 525 requests a second or more pass the node of the conformance lab over new and persistent TCP connections and over UDP,
 in both families, from a pod, from outside and from the node itself. Every request must be answered by an endpoint
@@ -192,14 +192,14 @@ def machine(tmp_path: Path) -> Iterator[Loaded]:
 
 # What is on the node of the packet filters beside IPVS, in ipvs mode. When that is left, parts of them identify virtual
 # servers until the last connection has ended.
-GLUE = {"ipvs": ["ipsets", "chains"], "ipvs/nftables": ["tables"]}
+FILTER_BACKEND = {"ipvs": ["ipsets", "chains"], "ipvs/nftables": ["tables"]}
 
 
 def served_with(node: Loaded, mode: str, done: str) -> None:
-    """Fail if a request was lost, or if ipvs mode has left anything of the other glue."""
+    """Fail if a request was lost, or if ipvs mode has left anything of the other filter backend."""
     node.all_answered(f"{done} {mode}")
-    if mode in GLUE:
-        assert node.call("glues") == GLUE[mode], f"{done} {mode}"
+    if mode in FILTER_BACKEND:
+        assert node.call("filter_backends") == FILTER_BACKEND[mode], f"{done} {mode}"
 
 
 def migrate_and_roll_back(node: Loaded, recorded_mode: str, variant: str, modes: Sequence[str]) -> None:
@@ -296,7 +296,7 @@ def test_a_node_without_iptables_and_ipset_serves_ipvs_mode_after_each_boot(tmp_
         with booted(scratch, ("veth",), [str(disk)]) as node:
             node.call("remove_iptables")
             status = node.call("boot_agent", str(disk))
-            assert (status["mode"], status["ipvsGlue"]) == ("ipvs", "nftables")
+            assert (status["mode"], status["ipvsFilterBackend"]) == ("ipvs", "nftables")
             assert status["startedFromCache"] is (boot == "second")
             node.begin()
             node.all_answered(f"{boot} boot")

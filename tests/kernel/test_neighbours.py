@@ -26,7 +26,8 @@ from tests.kernel.packet_network import NAMES, Network
 from tests.lab.system import run
 
 FAMILIES = ("IPv4", pytest.param("IPv6", marks=pytest.mark.full))
-#: In ipvs mode with the glue. User-mode Linux has legacy iptables and no nf_tables with NAT; QEMU has all but that.
+#: In ipvs mode with the filter backend. User-mode Linux has legacy iptables and no nf_tables with NAT; QEMU has all but
+#: that.
 IPVS_IPTABLES = pytest.param("ipvs iptables", marks=(pytest.mark.uml, pytest.mark.full))
 IPVS_NFTABLES = pytest.param("ipvs nftables", marks=pytest.mark.ipvs)
 IPVS = (IPVS_IPTABLES, IPVS_NFTABLES)

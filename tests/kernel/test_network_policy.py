@@ -190,20 +190,20 @@ async def answers(network, node, objects, flows):
     return {(flow, family) for flow, family, probe in probes if found[probe]}
 
 
-def test_egress_rules_are_not_applied_to_unjudged_destinations(lab, tmp_path):
+def test_egress_rules_are_not_applied_to_egress_exempt_cidrs(lab, tmp_path):
     """As for a DNS cache on the node; another destination, and the ingress rules of a pod, are judged as before."""
     network, node = lab("nftables")
     objects = cases.steps("own-node")[0].objects
     flows = ["tcp shop/web -> node1:80", "tcp shop/web -> node2:80", "tcp shop/web -> shop/db:8080"]
     configure(node, tmp_path, {"enabled": True})
     assert asyncio.run(answers(network, node, objects, flows)) == set()
-    unjudged = ["172.18.0.2/32", "fd00:172:18::2/128", "10.244.0.0/16"]
-    configure(node, tmp_path, {"enabled": True, "unjudgedDestinations": unjudged})
+    egress_exempt = ["172.18.0.2/32", "fd00:172:18::2/128", "10.244.0.0/16"]
+    configure(node, tmp_path, {"enabled": True, "egressExemptCIDRs": egress_exempt})
     passed = asyncio.run(answers(network, node, objects, flows))
     assert passed == {(flows[0], family) for family in cases.FAMILIES}
     # The destination's own policy denies the packets of the third flow.
     first = rules(node)
-    node.inside("nft", "delete", "element", *TABLE.split(), "unjudged4", "{ 10.244.0.0/16 }")
+    node.inside("nft", "delete", "element", *TABLE.split(), "egress-exempt4", "{ 10.244.0.0/16 }")
     node.converge(objects.values())
     assert sorted(rules(node).split()) == sorted(first.split())
 

@@ -74,7 +74,7 @@ def names(found: Dict[str, Dict[str, str]]) -> Iterator[Tuple[str, str]]:
 
 
 def released(directory: Path, check: bool = False) -> Report:
-    return converge(request("nftables", directory, state="released", check=check, describe=True))
+    return converge(request("nftables", directory, state="handed_over", check=check, describe=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

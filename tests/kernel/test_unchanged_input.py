@@ -52,7 +52,7 @@ def test_an_engine_that_was_replaced(node: Node, monkeypatch: pytest.MonkeyPatch
 def test_other_input(node: Node) -> None:
     node.settle()
     for options in (
-        {"max_loss_percent": 49.0},
+        {"max_unserved_percent": 49.0},
         {"configuration": {"nodePortAddresses": ["primary"], "clusterCIDR": "10.244.0.0/16"}},
         {"node_name": "node-1", "outside_host": True},
         {"mode": "auto"},

@@ -68,7 +68,7 @@ class Node:
             "history_directory": str(directory / "history"),
             "keep_states": 5,
             "confirm_timeout": 0.0,
-            "max_loss_percent": 50.0,
+            "max_unserved_percent": 50.0,
             "unattended": False,
             "always_observe": False,
             "ignore_findings": ["incomplete-snapshot"],

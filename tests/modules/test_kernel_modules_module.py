@@ -109,13 +109,13 @@ def test_module_states_are_returned(node):
 
 
 def test_what_filters_beside_ipvs_is_determined_without_a_change(node):
-    info = {"kubenode.proxy.kernel_modules_info": {"modules": ["ip_vs"], "ipvs_glue": True}}
+    info = {"kubenode.proxy.kernel_modules_info": {"modules": ["ip_vs"], "ipvs_filter_backend": True}}
     loaded = ["sh", "-c", "test ! -e /proc/modules || cut -d' ' -f1 /proc/modules"]
     before = node.run(*loaded).stdout
     found, plain = node.play(info, {"kubenode.proxy.kernel_modules_info": {"modules": ["ip_vs"]}})
     # Both need IPVS, so where the kernel has none it is the last one.
-    assert found["ipvs_glue"] == ("nftables" if found["modules"]["ip_vs"]["present"] else "iptables"), found
-    assert "glue nftables" in found["ipvs_glue_reason"] and "ipvs_glue" not in plain
+    assert found["ipvs_filter_backend"] == ("nftables" if found["modules"]["ip_vs"]["present"] else "iptables"), found
+    assert "filter backend nftables" in found["ipvs_filter_backend_reason"] and "ipvs_filter_backend" not in plain
     assert node.run(*loaded).stdout == before
     unload = {"mode": "ipvs", "state": "absent", "unload": True}
     (chosen,) = node.play({MODULE: unload, "check_mode": True})

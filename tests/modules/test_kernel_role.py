@@ -50,12 +50,12 @@ def test_check_real_again_and_absent(node):
     assert "# Managed" not in seen[4] and "route_localnet = 1" in seen[4]
 
 
-def test_the_glue_of_ipvs_mode_decides_which_programs_are_needed(node):
+def test_the_filter_backend_of_ipvs_mode_decides_which_programs_are_needed(node):
     """Only for ``auto`` the host is asked; a kernel without IPVS is one for iptables."""
     determining = "Determine what filters beside IPVS"
-    for glue, asked in (("auto", True), ("nftables", False)):
+    for filter_backend, asked in (("auto", True), ("nftables", False)):
         role = {"name": "kubenode.proxy.kernel", "tasks_from": "packages"}
-        variables = {"kernel_mode": "ipvs", "kernel_ipvs_glue": glue}
+        variables = {"kernel_mode": "ipvs", "kernel_ipvs_filter_backend": filter_backend}
         output = node._playbook({"tasks": [{"ansible.builtin.include_role": role}]}, variables).stdout
         result = output.split(determining, 1)[1].split("TASK", 1)[0]
         assert ("skipping:" not in result) is asked, output

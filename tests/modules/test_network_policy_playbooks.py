@@ -25,7 +25,7 @@ from tests.modules.harness import ROOT
 from tests.modules.test_network_policy_module import TABLE, snapshot
 
 NODES = ("lab-iptables", "lab-nftables")
-ONLY = {"service_proxy_network_policy_only": True, "proxy_prepare_kernel": False}
+ONLY = {"service_proxy_network_policy_standalone": True, "proxy_prepare_kernel": False}
 
 
 @pytest.fixture

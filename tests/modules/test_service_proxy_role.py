@@ -23,7 +23,7 @@ NOT_OF_MAIN = ONLY_OF_INSPECT | {
 }
 NOT_OF_VERIFY = ONLY_OF_INSPECT | {
     "service_proxy_state",
-    "service_proxy_max_loss_percent",
+    "service_proxy_max_unserved_percent",
     "service_proxy_unattended",
     "service_proxy_always_observe",
     "service_proxy_install_packages",

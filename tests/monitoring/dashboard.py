@@ -228,8 +228,11 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                     (f"max by (kind) ({selected('kubenode_proxy_parts_skipped')})", "parts of {{kind}}"),
                     (f"max({selected('kubenode_proxy_objects_failed')})", "that a defect keeps from being processed"),
                     (f"max({selected('kubenode_proxy_conflicts')})", "conflicts"),
-                    (f"max({selected('kubenode_proxy_policies_ignored')})", "ignored annotations"),
-                    (f"sum(increase({selected('kubenode_proxy_losses_total')}[$__rate_interval]))", "losses"),
+                    (f"max({selected('kubenode_proxy_service_annotations_ignored')})", "ignored annotations"),
+                    (
+                        f"sum(increase({selected('kubenode_proxy_endpoint_loss_events_total')}[$__rate_interval]))",
+                        "losses",
+                    ),
                     (
                         f"sum(increase({selected('kubenode_proxy_events_dropped_total')}[$__rate_interval]))",
                         "dropped Events",

@@ -34,14 +34,14 @@ _NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
 
 _POD_RANGES = ("10.244.1.0/24", "fd00:10:244:1::/64")
 #: Pods of the node and of others, and an address of the node; two ranges overlap.
-_UNJUDGED = ("10.244.1.12/30", "10.244.2.0/24", "10.244.2.0/28", "172.18.0.2/32", "fd00:10:244:1::/64")
+_EGRESS_EXEMPT = ("10.244.1.12/30", "10.244.2.0/24", "10.244.2.0/28", "172.18.0.2/32", "fd00:10:244:1::/64")
 
 
 def _policy(cluster: ClusterState, options: Options, portion: int = 1) -> NodePolicy:
     ranges = [parse_network(text) for text in _POD_RANGES] if options.unknown else []
-    unjudged = [parse_network(text) for text in _UNJUDGED] if options.unjudged else []
+    egress_exempt = [parse_network(text) for text in _EGRESS_EXEMPT] if options.egress_exempt else []
     return NodePolicy(
-        "node1", cluster.policy, _OWN, options.tiers, pod_ranges=ranges, unjudged=unjudged, portion=portion
+        "node1", cluster.policy, _OWN, options.tiers, pod_ranges=ranges, egress_exempt=egress_exempt, portion=portion
     )
 
 
@@ -70,7 +70,7 @@ def differences(seed: int) -> list[str]:
         cut=seed % 5 == 0,
         log_group=9 if seed % 7 == 0 else -1,
         unknown=seed % 4 == 1,
-        unjudged=seed % 11 < 3,
+        egress_exempt=seed % 11 < 3,
     )
     objects = generator.cluster()
     if not tiers:
@@ -84,8 +84,8 @@ def differences(seed: int) -> list[str]:
     table = desired_table(policy.table.rows, options)
     wrong: list[str] = []
     for step in range(STEPS):
-        ranges, unjudged = _POD_RANGES if options.unknown else (), _UNJUDGED if options.unjudged else ()
-        judge = Oracle(objects.values(), "node1", NODE_ADDRESSES, ranges, unjudged)
+        ranges, egress_exempt = _POD_RANGES if options.unknown else (), _EGRESS_EXEMPT if options.egress_exempt else ()
+        judge = Oracle(objects.values(), "node1", NODE_ADDRESSES, ranges, egress_exempt)
         interpreter = Interpreter(table)
         user_space = policy.judge()
         for packet in generator.packets(PACKETS):
@@ -194,8 +194,8 @@ def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers:
     for direction, own, peer in ends:
         raw, other = packed(own), packed(peer)
         assert raw is not None and other is not None
-        unjudged = direction == EGRESS and policy.is_unjudged(other)
-        if raw in policy.owners.local and not unjudged:
+        egress_exempt = direction == EGRESS and policy.is_egress_exempt(other)
+        if raw in policy.owners.local and not egress_exempt:
             flow = Flow(other, packet.protocol, packet.port)
             if not verdicts.side(direction, raw, flow).allowed:
                 return False

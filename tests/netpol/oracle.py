@@ -99,8 +99,8 @@ def network(text: Any) -> Network:
 class Oracle:
     """Decide about packets for the pods of one node, in a cluster of raw objects.
 
-    ``pod_ranges``: where addresses of no known pod exchange packets with their own node only. ``unjudged``: ranges of
-    destinations to which no egress rule is applied.
+    ``pod_ranges``: where addresses of no known pod exchange packets with their own node only. ``egress_exempt``: ranges
+    of destinations to which no egress rule is applied.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class Oracle:
         node: str = "node1",
         node_addresses: Iterable[str] = (),
         pod_ranges: Iterable[str] = (),
-        unjudged: Iterable[str] = (),
+        egress_exempt: Iterable[str] = (),
     ) -> None:
         by_key = {(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]): item for item in objects}
         items = list(by_key.values())
         self._node = node
         self._own = set(map(ipaddress.ip_address, node_addresses))
         self._ranges = list(map(ipaddress.ip_network, pod_ranges))
-        self._unjudged = list(map(ipaddress.ip_network, unjudged))
+        self._egress_exempt = list(map(ipaddress.ip_network, egress_exempt))
         self.pods = [item for item in items if item["kind"] == "Pod" and self._counts(item)]
         self.namespaces = {
             item["metadata"]["name"]: item["metadata"].get("labels") or {}
@@ -177,7 +177,7 @@ class Oracle:
         source, destination = self.pod_at(packet.source), self.pod_at(packet.destination)
         if packet.from_node:
             return True
-        judged = not any(ipaddress.ip_address(packet.destination) in each for each in self._unjudged)
+        judged = not any(ipaddress.ip_address(packet.destination) in each for each in self._egress_exempt)
         senders, receivers = self.own_at(packet.source), self.own_at(packet.destination)
         if judged and senders and not self._side(packet, "Egress", senders, destination):
             return False

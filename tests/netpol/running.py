@@ -44,7 +44,7 @@ class Node:
             "LAB_DIR": str(directory),
             "LAB_CASE": "netpol",
             "LAB_NETWORK_POLICY": "1",
-            "LAB_IPVS_GLUE": os.environ.get("LAB_IPVS_GLUE", "iptables"),
+            "LAB_IPVS_FILTER_BACKEND": os.environ.get("LAB_IPVS_FILTER_BACKEND", "iptables"),
             **environment,
         }
         (directory / "config.yaml").write_text(yaml.safe_dump(_CONFIGURATION), encoding="utf-8")
@@ -90,7 +90,7 @@ class BesideAnother(Node):
         found = list(objects)
         super().converge(found, LAB_NETWORK_POLICY="0")
         before = self.inside("iptables-save"), self.inside("ip6tables-save")
-        errors = super().converge(found, **environment, LAB_NETWORK_POLICY="only")
+        errors = super().converge(found, **environment, LAB_NETWORK_POLICY="standalone")
         after = self.inside("iptables-save"), self.inside("ip6tables-save")
         assert list(map(_rules, after)) == list(map(_rules, before))
         return errors

@@ -130,10 +130,10 @@ class Agent:
         return 0
 
     def _is_serving(self) -> bool:
-        """Return whether an earlier process left Services programmed (with networkPolicy.only: policies)."""
-        only = self.parts.settings.configuration.node_proxy.network_policy.only
+        """Return whether an earlier process left Services programmed (with networkPolicy.standalone: policies)."""
+        standalone = self.parts.settings.configuration.node_proxy.network_policy.standalone
         try:
-            return holds_policies() if only else holds_dataplane()
+            return holds_policies() if standalone else holds_dataplane()
         except KernelError as error:
             self.log.debug("cannot determine whether the kernel already serves", error=error)
             return False

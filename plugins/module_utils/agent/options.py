@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-from ..convergence.defaults import DEFAULT_LOSS_PERCENT
+from ..convergence.defaults import DEFAULT_UNSERVED_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE as DEFAULT_DRAIN
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
@@ -34,7 +34,7 @@ class AgentOptions(NamedTuple):
     drain_file: str = DEFAULT_DRAIN
     ignore_findings: Tuple[str, ...] = ()
     #: A greater loss, in percent of the Services with endpoints, is reported.
-    max_loss_percent: float = DEFAULT_LOSS_PERCENT
+    max_unserved_percent: float = DEFAULT_UNSERVED_PERCENT
     #: The maximum number of seconds for which such a loss is not applied, 0 to apply it immediately.
     hold_loss: float = 0.0
     #: Log debug messages regardless of the configuration.

@@ -50,7 +50,7 @@ from .surface.policy_metrics import PolicyMetrics
 from .surface.ports import PortKeeper
 from .surface.surface import Surface
 from .surface.traffic_metrics import TrafficMetrics
-from .sync.losses import LossWatch
+from .sync.losses import EndpointLossWatch
 from .sync.node import NodeSync
 from .sync.policy import PolicySync
 from .timers import Timers
@@ -157,7 +157,7 @@ class Parts:
             is_behind=lambda: not self.inbox.is_empty,
             log=log,
             limited=self.limited,
-            losses=LossWatch(options.max_loss_percent, options.hold_loss, self.timers.clock),
+            losses=EndpointLossWatch(options.max_unserved_percent, options.hold_loss, self.timers.clock),
             post=self.post,
             other_proxy=self.other_proxy,
         )
@@ -253,8 +253,8 @@ class Parts:
 
     def _expects_other_proxy(self) -> bool:
         """Return whether another program is meant to serve the Services, or was accepted beside the agent."""
-        only = self.settings.configuration.node_proxy.network_policy.only
-        return only or KUBE_PROXY in self.options.ignore_findings
+        standalone = self.settings.configuration.node_proxy.network_policy.standalone
+        return standalone or KUBE_PROXY in self.options.ignore_findings
 
     def _size(self) -> int:
         """Return the bytes of the cluster's objects, with as many as take the memory of what else is programmed."""

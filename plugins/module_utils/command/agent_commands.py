@@ -64,12 +64,12 @@ def _status_lines(document: AgentStatus) -> List[str]:
     lost = document.get("apiServerLostSeconds", {})
     if lost and all(lost.values()):
         healthy += f", without the API server for {min(lost.values()):.0f} s"
-    mode, glue = document["mode"] or "not chosen yet", document.get("ipvsGlue")
-    with_glue = f", glue {glue}" if glue else ""
+    mode, filter_backend = document["mode"] or "not chosen yet", document.get("ipvsFilterBackend")
+    with_filter_backend = f", filter backend {filter_backend}" if filter_backend else ""
     lines = [
         f"agent:      running for {document['uptimeSeconds']:.0f} s, {healthy}",
         f"node:       {document['node']}",
-        f"mode:       {mode}{with_glue} ({document['modeReason'] or 'waiting for the cluster'})",
+        f"mode:       {mode}{with_filter_backend} ({document['modeReason'] or 'waiting for the cluster'})",
         f"behaviour:  {document['behaviour']}",
     ]
     servers = document.get("apiServers", ())

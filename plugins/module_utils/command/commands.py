@@ -102,7 +102,7 @@ def report_document(report: Report) -> Dict[str, Any]:
         "mode": report.mode,
         "modeReason": report.mode_reason,
         "behaviour": report.behaviour,
-        "ipvsGlue": report.ipvs_glue,
+        "ipvsFilterBackend": report.ipvs_filter_backend,
         "node": report.node_name,
         "families": list(report.families),
         "changed": report.changed,
@@ -119,7 +119,7 @@ def report_document(report: Report) -> Dict[str, Any]:
 
 def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[str]:
     lines = change_lines(report.changes, checking, with_entries)
-    mode = f"{report.mode}, glue {report.ipvs_glue}," if report.ipvs_glue else report.mode
+    mode = f"{report.mode}, filter backend {report.ipvs_filter_backend}," if report.ipvs_filter_backend else report.mode
     if report.mode and not report.families:
         lines.append(f"mode {mode} on {report.node_name}: {report.mode_reason}")
     elif report.mode:
@@ -169,7 +169,7 @@ def converge_once(arguments: argparse.Namespace) -> CommandResult:
         check=arguments.check,
         describe=arguments.diff,
         lock_timeout=arguments.lock_timeout,
-        max_loss_percent=arguments.max_loss_percent,
+        max_unserved_percent=arguments.max_unserved_percent,
         unattended=arguments.unattended,
     )
     return _converged(_with_history(request, arguments), (*warnings, *about_source))

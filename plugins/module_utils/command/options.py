@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOSS_PERCENT
+from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_UNSERVED_PERCENT
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..mode_names import MODES
@@ -59,7 +59,9 @@ def add_converge(parser: argparse.ArgumentParser) -> None:
 
 def _add_loss(parser: argparse.ArgumentParser, effect: str) -> None:
     text = f"{effect} of the Services that have endpoints now"
-    parser.add_argument("--max-loss-percent", type=float, default=DEFAULT_LOSS_PERCENT, metavar="PERCENT", help=text)
+    parser.add_argument(
+        "--max-unserved-percent", type=float, default=DEFAULT_UNSERVED_PERCENT, metavar="PERCENT", help=text
+    )
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ def check_node(arguments: argparse.Namespace) -> CommandResult:
     """
     found = service_proxy_findings()
     # Only then, because reading the configuration takes longer than everything else.
-    if found and load_given(arguments.config).configuration.node_proxy.network_policy.only:
+    if found and load_given(arguments.config).configuration.node_proxy.network_policy.standalone:
         found = []
     warnings = tuple(judge(found, arguments.ignore))
     lines = [] if found else ["no other service proxy runs on this node"]

@@ -31,7 +31,7 @@ def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
         token=arguments.token,
         drain_file=arguments.drain_file,
         ignore_findings=tuple(arguments.ignore),
-        max_loss_percent=arguments.max_loss_percent,
+        max_unserved_percent=arguments.max_unserved_percent,
         hold_loss=arguments.hold_loss,
         verbose=arguments.verbose,
         log_format=arguments.log_format,

@@ -70,7 +70,7 @@ def load(
     root.text("apiVersion")
     root.text("kind")
     node_proxy = read_node_proxy(documents.node_proxy if node_source is None else node_source, node_findings)
-    configuration = _read(root, mode, _PORTS_BESIDE_KUBE_PROXY if node_proxy.network_policy.only else _PORTS)
+    configuration = _read(root, mode, _PORTS_BESIDE_KUBE_PROXY if node_proxy.network_policy.standalone else _PORTS)
     root.finish()
     validate(configuration, findings)
     raise_all(findings, node_findings)

@@ -20,7 +20,7 @@ from .sections import (
     api_servers,
     behaviour,
     health_checks,
-    ipvs_glue,
+    ipvs_filter_backend,
     network_policy,
     outside_host,
     service_policy,
@@ -53,7 +53,7 @@ class NodeProxyConfiguration(NamedTuple):
     outside_host: OutsideHost = OutsideHost()
     userspace: UserspaceSection = UserspaceSection()
     network_policy: NetworkPolicySettings = NetworkPolicySettings()
-    ipvs_glue: str = ipvs_glue.AUTO
+    ipvs_filter_backend: str = ipvs_filter_backend.AUTO
     traffic: TrafficSettings = TrafficSettings()
 
 
@@ -64,7 +64,7 @@ FIELDS: Tuple[Field, ...] = (
     *health_checks.FIELDS,
     *api_servers.FIELDS,
     *outside_host.FIELDS,
-    *ipvs_glue.FIELDS,
+    *ipvs_filter_backend.FIELDS,
     *userspace.FIELDS,
     *network_policy.FIELDS,
     *traffic.FIELDS,
@@ -87,7 +87,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         health_checks=health_checks.read(root.section("healthChecks")),
         api_servers=api_servers.read(root.section("apiServers")),
         outside_host=outside_host.read(root.section("outsideHost")),
-        ipvs_glue=ipvs_glue.read(root),
+        ipvs_filter_backend=ipvs_filter_backend.read(root),
         traffic=traffic.read(root.section("traffic")),
     )
     root.finish()

@@ -21,7 +21,7 @@ from ..serviceports.flows import released_protocols
 from .family import FamilyContext, FamilyServices, FamilyTables
 from .guard import Guard
 from .handles import KernelHandles
-from .loss import LossGuard
+from .loss import EndpointLossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
@@ -36,7 +36,7 @@ from .removal import (
     policy_removal_stages,
     removal_stages,
 )
-from .report import Stopwatch, conflict_warnings, counts, ignored_policies, table_changes, unserved
+from .report import Stopwatch, conflict_warnings, counts, ignored_annotations, table_changes, unserved
 from .request import Report, Request
 from .runtime.ledger import flows_of, forget, read_ledger, write_ledger
 from .runtime.listeners import AskedListeners
@@ -76,7 +76,7 @@ def run_convergence(
         handles = stack.enter_context(KernelHandles(listeners=listeners, commits=[] if watched else None))
         convergence = _Convergence(request, handles, make_guard(request, handles))
         convergence.warnings += warnings
-        if request.state == "released":
+        if request.state == "handed_over":
             return convergence.release()
         if request.state != "absent":
             return convergence.converge(witness if witness is not None and watched else Witness())
@@ -103,7 +103,7 @@ class _Convergence:
         self.sysctls: Dict[str, Optional[str]] = {}
         self.complete = True
         self.guard = guard
-        self.loss = LossGuard(request)
+        self.loss = EndpointLossGuard(request)
 
     def converge(self, witness: Witness) -> Report:
         """Program the node with the cluster's Services."""
@@ -171,7 +171,7 @@ class _Convergence:
         for context, ports in families:
             ports = within_limit(mode.rendering, ports)
             context = with_schedulers(context, mode.rendering, ports.values(), load=not self.request.check)
-            self.warnings += ignored_policies(mode.rendering, ports.values(), context.settings)
+            self.warnings += ignored_annotations(mode.rendering, ports.values(), context.settings)
             found.append(FamilyServices(context, ports))
         return found
 
@@ -191,11 +191,11 @@ class _Convergence:
         settings = configuration.node_proxy.network_policy
         if not settings.enabled:
             return policy_removal_stages(self.handles)
-        from .policy import find_links, node_policy, policy_stage, policy_warnings
+        from .policy import annotation_warnings, find_links, node_policy, policy_stage
 
         policy = self.policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
         find_links(policy, settings)
-        self.warnings += policy_warnings(policy)
+        self.warnings += annotation_warnings(policy)
         stage = policy_stage(policy, settings, self.handles, self.request.check)
         self.of_cluster.append(stage.resource)
         return [stage]
@@ -227,7 +227,7 @@ class _Convergence:
     def remove(self) -> Report:
         """Remove everything that any mode programmed; only the policies where another program serves the Services."""
         self.warnings += self.guard.begin()
-        if self.request.configuration.node_proxy.network_policy.only:
+        if self.request.configuration.node_proxy.network_policy.standalone:
             self._run(policy_removal_stages(self.handles))
             return self._report(None, "", (), ())
         with self.watch.stage("preflight"):
@@ -344,7 +344,7 @@ class _Convergence:
             confirm_until=self.guard.confirm_until,
             probes=default_probes(self.request.cluster),
             behaviour=self.request.configuration.behaviour.name,
-            ipvs_glue=chosen.mode.glue if chosen is not None else "",
+            ipvs_filter_backend=chosen.mode.filter_backend if chosen is not None else "",
             unselected_pods=unselected_pods,
             unused_policies=unused_policies,
             targets=traffic_targets(self.request.traffic, families),

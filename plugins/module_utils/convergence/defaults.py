@@ -10,4 +10,4 @@ DEFAULT_LOCK_SECONDS = 30.0
 #: How many saved states of the node to keep.
 DEFAULT_KEEP = 5
 #: The greatest loss of Services with endpoints that a convergence applies, and that the agent does not report.
-DEFAULT_LOSS_PERCENT = 50.0
+DEFAULT_UNSERVED_PERCENT = 50.0

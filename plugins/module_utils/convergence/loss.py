@@ -23,7 +23,7 @@ from .request import Request
 from .runtime.ledger import loss_was_refused, record_loss
 
 
-class LossGuard:
+class EndpointLossGuard:
     """Compares the Services served before and after the planned changes; ``warnings`` holds ignored findings."""
 
     def __init__(self, request: Request) -> None:
@@ -39,7 +39,7 @@ class LossGuard:
         observed if the mode in effect serves almost nothing now, because then the node may be changing its mode. Raises
         KernelError if they cannot be observed.
         """
-        if self._request.max_loss_percent >= 100:
+        if self._request.max_unserved_percent >= 100:
             return
         now = served_cluster_ips(item.observed for item in planned)
         if len(now) < LOSS_MINIMUM:
@@ -59,7 +59,7 @@ class LossGuard:
         for context, service_ports in families:
             before = {address for address in now if family_of(address) == context.family}
             after = routed_cluster_ips(service_ports.values())
-            findings = loss_findings(before, after, names, self._request.max_loss_percent)
+            findings = loss_findings(before, after, names, self._request.max_unserved_percent)
             if findings:
                 return findings
         return []

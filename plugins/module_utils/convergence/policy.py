@@ -42,7 +42,7 @@ def policy_options(settings: NetworkPolicySettings) -> Options:
         cut=settings.established_connections == CUT,
         log_group=settings.log_group if settings.log_denied else NO_LOG,
         unknown=settings.unknown_pods == DENY,
-        unjudged=bool(settings.unjudged_destinations),
+        egress_exempt=bool(settings.egress_exempt_cidrs),
         exempt=bool(settings.exempt_sources),
     )
 
@@ -71,7 +71,7 @@ def node_policy(
         raw_addresses(addresses),
         settings.cluster_policies,
         pod_ranges=pod_ranges(cluster, settings, node_name) if ranges is None else ranges,
-        unjudged=networks_of(settings.unjudged_destinations),
+        egress_exempt=networks_of(settings.egress_exempt_cidrs),
         exempt=networks_of(settings.exempt_sources),
         progress=progress,
     )
@@ -107,7 +107,7 @@ def pod_ranges(cluster: ClusterState, settings: NetworkPolicySettings, node_name
     return tuple(networks_of(texts))
 
 
-def policy_warnings(policy: NodePolicy) -> List[str]:
+def annotation_warnings(policy: NodePolicy) -> List[str]:
     """Return lines for the first policies that are too large, and the first pods that claim an address of the node."""
     large = [
         f"NetworkPolicy {key}: spec.{direction.lower()}: allows nothing, because it has {reason}; its pods are isolated"

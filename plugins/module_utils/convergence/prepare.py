@@ -34,7 +34,7 @@ def check_cluster(request: Request, view: NodeView) -> List[str]:
         return [str(finding) for finding in missing_node(request, view)]
     policies = request.configuration.node_proxy.network_policy
     findings = completeness_findings(
-        request.cluster.kinds, request.needs_no_node, policies=policies.enabled, services=not policies.only
+        request.cluster.kinds, request.needs_no_node, policies=policies.enabled, services=not policies.standalone
     )
     findings += missing_node(request, view)
     return judge(findings, request.ignore_findings)
@@ -99,7 +99,7 @@ def check_policies(request: Request, view: NodeView) -> List[str]:
 def node_modules(mode: Mode, configuration: KubeProxyConfiguration, view: NodeView) -> Stage:
     """Return the stage that loads the mode's kernel modules."""
     needs, release = mode.needs, view.facts.kernel_version
-    names = modules_for(needs.name, configuration.effective_schedulers, release, glue=needs.glue)
+    names = modules_for(needs.name, configuration.effective_schedulers, release, filter_backend=needs.filter_backend)
     modules = ModulesResource(names)
     return Stage(modules, modules.desired())
 

@@ -15,7 +15,7 @@ from .handles import KernelHandles
 from .modes.mode import Mode
 from .node import removal_contexts
 from .stages.chains import chain_removal_stages
-from .stages.ipvs_glue import device_removal_stages, retiring_stages, unused_glue_stages
+from .stages.ipvs_filter_backend import device_removal_stages, retiring_stages, unused_filter_backend_stages
 from .stages.nftables import nftables_removal_stages
 from .stages.userspace import userspace_device_removal_stages, userspace_removal_stages
 
@@ -48,7 +48,7 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     used = mode.subsystems
     stages: List[Stage] = []
     if used.ipvs:
-        stages += unused_glue_stages(handles, used.ipsets, used.ipvs_table)
+        stages += unused_filter_backend_stages(handles, used.ipsets, used.ipvs_table)
     else:
         stages += ipvs_removal_stages(handles, draining=True)
     stages += chain_removal_stages(contexts)
@@ -67,7 +67,7 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     With ``draining``, servers with active connections are kept until these end. Raises KernelError.
     """
     if not handles.has_ipvs():
-        return device_removal_stages(handles, unused_glue_stages(handles, False, False), {})
+        return device_removal_stages(handles, unused_filter_backend_stages(handles, False, False), {})
     # Imported late: few nodes have IPVS loaded.
     from .stages.ipvs import loaded_ipvs_removal_stages
 

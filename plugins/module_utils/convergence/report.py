@@ -156,7 +156,7 @@ def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]
     return found
 
 
-def ignored_policies(
+def ignored_annotations(
     rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], settings: DataplaneSettings
 ) -> List[str]:
     """Return one line for each part of the policy of a ServicePort that a mode does not support."""
@@ -164,5 +164,5 @@ def ignored_policies(
         f"Service {info.key} ({info.port}/{info.key.protocol}): {clause}"
         for info in service_ports
         if info.policy is not NO_POLICY or info.weighted
-        for clause in rendering.serving(info).ignored_policy(info, settings)
+        for clause in rendering.serving(info).ignored_annotation(info, settings)
     ]

@@ -11,7 +11,7 @@ from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
 from ..errors import Refusal
-from .defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_LOSS_PERCENT
+from .defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
 from .runtime.state_directory import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     node_name: str = ""
     #: Empty for the configuration's.
     mode: str = ""
-    #: ``present``, ``absent``, or ``released`` (kube-proxy has replaced us on the node).
+    #: ``present``, ``absent``, or ``handed_over`` (kube-proxy has replaced us on the node).
     state: str = "present"
     #: ``iptables`` to use that mode, with a warning, if ipvs is not possible; or empty.
     fallback: str = ""
@@ -60,7 +60,7 @@ class Request(NamedTuple):
     outside_host: bool = False
     #: Refuse a change that leaves more than this percentage of the currently served Services without endpoints (100:
     #: never).
-    max_loss_percent: float = DEFAULT_LOSS_PERCENT
+    max_unserved_percent: float = DEFAULT_UNSERVED_PERCENT
     #: Nobody watches the run, so such a change is refused once, and applied if the next complete cluster state is the
     #: same.
     unattended: bool = False
@@ -132,7 +132,7 @@ class Report(NamedTuple):
     #: ``kube-proxy`` or ``corrected``.
     behaviour: str = ""
     #: ``iptables`` or ``nftables`` in ipvs mode, otherwise empty.
-    ipvs_glue: str = ""
+    ipvs_filter_backend: str = ""
     #: Pods of this node that no NetworkPolicy selects; empty where policies are not enforced.
     unselected_pods: Tuple[str, ...] = ()
     #: NetworkPolicies that select no pod; empty where policies are not enforced.

@@ -19,16 +19,20 @@ from ..configuration.model import KubeProxyConfiguration
 
 
 def settings_digest(
-    configuration: KubeProxyConfiguration, glue: str, node_name: str, families: Sequence[str], cluster: ClusterState
+    configuration: KubeProxyConfiguration,
+    filter_backend: str,
+    node_name: str,
+    families: Sequence[str],
+    cluster: ClusterState,
 ) -> str:
-    """Return the digest. ``configuration``: that of the mode in effect; ``glue``: the one of ipvs mode.
+    """Return the digest. ``configuration``: that of the mode in effect; ``filter_backend``: the one of ipvs mode.
 
     ``cluster``: only its static Services count, which are settings of the node.
     """
     own = configuration.node_proxy
     static = {key: (item, cluster.slices_of(key)) for key, item in cluster.static_services.items()}
     settings = (
-        (configuration.mode, glue, node_name, tuple(families)),
+        (configuration.mode, filter_backend, node_name, tuple(families)),
         tuple(configuration.gate(name) for name in sorted(DEFAULTS)),
         (configuration.bind_address, configuration.effective_node_port_addresses),
         (configuration.masquerade_mark, configuration.masquerade_all, configuration.masquerade_ports),

@@ -55,8 +55,8 @@ _MODULES: Mapping[str, Tuple[str, ...]] = {
     # Network policies only.
     "none": ("nf_tables", "nf_conntrack"),
 }
-# Instead of the above, for the glues of ipvs mode that are not made of ipsets and iptables.
-_MODULES_OF_GLUE: Mapping[str, Tuple[str, ...]] = {
+# Instead of the above, for the filter backends of ipvs mode that are not made of ipsets and iptables.
+_MODULES_OF_FILTER_BACKEND: Mapping[str, Tuple[str, ...]] = {
     "nftables": ("nf_conntrack", "ip_vs", "dummy", "nf_tables", "nft_chain_nat"),
 }
 
@@ -77,7 +77,7 @@ def modules_for(
     schedulers: Iterable[str] = (),
     release: Tuple[int, int, int] = (6, 1, 0),
     bridge_netfilter: bool = False,
-    glue: str = "",
+    filter_backend: str = "",
 ) -> List[str]:
     """Return the modules to load before a mode is programmed, in loading order, without duplicates.
 
@@ -85,12 +85,12 @@ def modules_for(
     in use, ``rr`` if empty; ignored otherwise. ``release``: kernel version (before 4.19 IPv4 connection tracking is a
     separate module).
     ``bridge_netfilter``: also br_netfilter, which pods on one bridge need to reach each other by Service address.
-    ``glue``: in mode ipvs, iptables (the default) or nftables. Raises ConfigurationError.
+    ``filter_backend``: in mode ipvs, iptables (the default) or nftables. Raises ConfigurationError.
     """
     if mode not in _MODULES:
         raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(_MODULES)}")
     names: List[str] = []
-    for name in _MODULES_OF_GLUE.get(glue, _MODULES[mode]):
+    for name in _MODULES_OF_FILTER_BACKEND.get(filter_backend, _MODULES[mode]):
         names.append(name)
         if name == "ip_vs":
             names.extend(scheduler_module(scheduler) for scheduler in list(schedulers) or ["rr"])

@@ -104,4 +104,6 @@ def _adopt(cluster: ClusterState, agent: AgentComparison) -> None:
 def _settings(request: Request, report: Report) -> str:
     """Return the digest of the settings that the node was compared with."""
     configuration = in_mode(request.configuration, report.mode)
-    return settings_digest(configuration, report.ipvs_glue, report.node_name, report.families, request.cluster)
+    return settings_digest(
+        configuration, report.ipvs_filter_backend, report.node_name, report.families, request.cluster
+    )

@@ -63,7 +63,7 @@ def _kernel_settings(request: Request, report: Report) -> Dict[str, Any]:
     configuration = in_mode(request.configuration, report.mode)
     own = node_addresses(request.cluster.nodes.get(report.node_name), configuration.bind_address)
     localhost = IPV4 in report.families and localhost_node_ports(configuration, own)
-    return kernel_settings(configuration, report.ipvs_glue, localhost)
+    return kernel_settings(configuration, report.ipvs_filter_backend, localhost)
 
 
 def converged(module: AnsibleModule) -> Dict[str, Any]:

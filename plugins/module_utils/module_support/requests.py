@@ -76,7 +76,7 @@ def engine_request(
         configuration=configuration,
         node_name=parameters["node_name"] or "",
         mode=parameters["mode"] or "",
-        state=parameters["state"] if parameters.get("state") in ("absent", "released") else "present",
+        state=parameters["state"] if parameters.get("state") in ("absent", "handed_over") else "present",
         fallback=parameters["fallback"] or "",
         check=bool(module.check_mode),
         describe=bool(module._diff),
@@ -86,7 +86,7 @@ def engine_request(
         node_addresses=tuple(parameters.get("node_addresses") or ()),
         whole_cluster=wanted,
         outside_host=parameters["outside_host"],
-        max_loss_percent=parameters.get("max_loss_percent", 100.0),
+        max_unserved_percent=parameters.get("max_unserved_percent", 100.0),
         unattended=parameters.get("unattended", False),
     )
     return request, warnings

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Sequence
 
 from ..configuration.model import KubeProxyConfiguration
-from ..configuration.sections.ipvs_glue import AUTO
+from ..configuration.sections.ipvs_filter_backend import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..differences import unified
@@ -73,7 +73,7 @@ def report_result(report: Report) -> Dict[str, Any]:
         "mode": report.mode,
         "mode_reason": report.mode_reason,
         "behaviour": report.behaviour,
-        "ipvs_glue": report.ipvs_glue,
+        "ipvs_filter_backend": report.ipvs_filter_backend,
         "node_name": report.node_name,
         "families": list(report.families),
         "variant": report.xtables_variant,
@@ -95,18 +95,18 @@ def coverage_result(report: Report) -> Dict[str, Any]:
     }
 
 
-def kernel_settings(configuration: KubeProxyConfiguration, glue: str, localhost: bool) -> Dict[str, Any]:
+def kernel_settings(configuration: KubeProxyConfiguration, filter_backend: str, localhost: bool) -> Dict[str, Any]:
     """Return the settings that the role ``kernel`` makes persistent, as values of its variables.
 
-    ``configuration`` is that of the mode in effect, and ``glue`` the one of ipvs mode; ``localhost``: node ports answer
-    on 127.0.0.1. Both the role and the service proxy use these values, so that they never want different values of one
-    kernel parameter.
+    ``configuration`` is that of the mode in effect, and ``filter_backend`` the one of ipvs mode; ``localhost``: node
+    ports answer on 127.0.0.1. Both the role and the service proxy use these values, so that they never want different
+    values of one kernel parameter.
     """
     conntrack = configuration.conntrack
     return {
         "mode": configuration.mode,
         "schedulers": list(configuration.effective_schedulers),
-        "ipvs_glue": glue or AUTO,
+        "ipvs_filter_backend": filter_backend or AUTO,
         "strict_arp": configuration.effective_strict_arp,
         "route_localnet": localhost,
         "conntrack": {

@@ -21,8 +21,8 @@ ValueOf = Callable[[int], object]
 class Judge:
     """Evaluates connections by rows.
 
-    ``value_of`` returns the content of port sets and outcomes by number. ``unjudged``: the destinations to which no
-    egress rule is applied.
+    ``value_of`` returns the content of port sets and outcomes by number. ``egress_exempt``: the destinations to which
+    no egress rule is applied.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class Judge:
         rows: PolicyRows,
         families: Callable[[Address], FamilyTables],
         value_of: ValueOf,
-        unjudged: AddressRanges,
+        egress_exempt: AddressRanges,
     ) -> None:
         self._rows = rows.rows
         self._families = families
         self._value_of = value_of
-        self._unjudged = unjudged
+        self._egress_exempt = egress_exempt
 
     def is_policed(self, address: Address) -> bool:
         """Return whether any policy selects the pod of this node that has an address."""
@@ -62,7 +62,7 @@ class Judge:
         return int(self._rows.get(row, NO_CLASS))
 
     def _side_allows(self, side: str, own: Address, peer: Address, protocol: int, port: int) -> bool:
-        if (POLICED, side, own) not in self._rows or (side == "out" and self._unjudged.contain(peer)):
+        if (POLICED, side, own) not in self._rows or (side == "out" and self._egress_exempt.contain(peer)):
             return True
         number = self.class_of(peer)
         action = self._outcome(ADMIN, side, number=number, own=own, protocol=protocol, port=port)

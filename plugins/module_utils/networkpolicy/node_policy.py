@@ -33,7 +33,7 @@ class NodePolicy:
 
     ``node_name``: the node whose pods are selected. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``most_rows``: the maximum number of elements that depend on the content of policies. ``pod_ranges``: the addresses
-    of the node's pods; traffic of those in them that belong to no known pod is denied. ``unjudged``:
+    of the node's pods; traffic of those in them that belong to no known pod is denied. ``egress_exempt``:
     destinations to which no egress rule is applied. ``exempt``: what pods may send from although it is not theirs.
     ``portion``: see :class:`.PolicyState`. ``progress`` is called
     between the steps of a computation, which may take seconds.
@@ -48,7 +48,7 @@ class NodePolicy:
         most_rows: int = MOST_ROWS,
         *,
         pod_ranges: Sequence[Network] = (),
-        unjudged: Sequence[Network] = (),
+        egress_exempt: Sequence[Network] = (),
         exempt: Sequence[Network] = (),
         portion: int = PORTION,
         progress: Progress = unheeded,
@@ -59,7 +59,7 @@ class NodePolicy:
         self._cluster_policies = cluster_policies
         self._most_rows = most_rows
         self._pod_ranges = tuple(pod_ranges)
-        self._unjudged = tuple(unjudged)
+        self._egress_exempt = tuple(egress_exempt)
         self._exempt = tuple(exempt)
         self._portion = portion
         self._links: FrozenSet[Row] = frozenset()
@@ -95,9 +95,9 @@ class NodePolicy:
         """Return whether an address in the pod ranges belongs to no known pod."""
         return self._state.pod_ranges.contain(address) and address not in self.owners.owners
 
-    def is_unjudged(self, address: Address) -> bool:
+    def is_egress_exempt(self, address: Address) -> bool:
         """Return whether no egress rule is applied to connections to an address."""
-        return self._state.unjudged.contain(address)
+        return self._state.egress_exempt.contain(address)
 
     def judge(self) -> Judge:
         """Return a judge that uses the current rows."""
@@ -213,7 +213,7 @@ class NodePolicy:
             self._node_addresses,
             cluster_policies=self._cluster_policies,
             pod_ranges=self._pod_ranges,
-            unjudged=self._unjudged,
+            egress_exempt=self._egress_exempt,
             exempt=self._exempt,
             refused=refused,
             most_rows=most_rows,

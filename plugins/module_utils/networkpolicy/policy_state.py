@@ -36,7 +36,7 @@ from .matching.owners import Address, AddressOwners, addresses_of, counts
 from .matching.peer_index import PeerIndex
 from .matching.peers import Content, PeerEntry
 from .matching.pod_peers import PodPeers
-from .rows import EXEMPT, ISOLATED, POLICED, SELF, UNJUDGED, PolicyRows, TooManyRows
+from .rows import EGRESS_EXEMPT, EXEMPT, ISOLATED, POLICED, SELF, PolicyRows, TooManyRows
 from .rule_compiler import RuleCompiler
 from .subject_table import SubjectTable
 from .subjects import NETWORK_POLICY, Subject
@@ -75,7 +75,7 @@ class PolicyState:
     """The rows of one node. If TooManyRows is raised, the state is incomplete and must not be used.
 
     ``node_name``: the node whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
-    ``pod_ranges``, ``unjudged``, ``exempt``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`.
+    ``pod_ranges``, ``egress_exempt``, ``exempt``: see :class:`.NodePolicy`. ``refused``: see :class:`.RuleCompiler`.
     ``most_rows``: see :class:`.PolicyRows`. ``portion``: if pods of this node come or go, an update classifies at most
     this many other pods again, and leaves more of them to :meth:`proceed`. ``progress`` is called between the steps of
     an update.
@@ -89,7 +89,7 @@ class PolicyState:
         *,
         cluster_policies: bool = False,
         pod_ranges: Sequence[Network] = (),
-        unjudged: Sequence[Network] = (),
+        egress_exempt: Sequence[Network] = (),
         exempt: Sequence[Network] = (),
         refused: AbstractSet[PolicySide] = frozenset(),
         most_rows: Optional[int] = None,
@@ -104,7 +104,7 @@ class PolicyState:
         most_pieces = MOST_PIECES if most_rows is not None else None
         self.families = {family: FamilyTables(family, self.table, self._values, most_pieces) for family in FAMILIES}
         self.pod_ranges = PodRanges(pod_ranges, self.table)
-        self.unjudged = AddressRanges(UNJUDGED, unjudged, self.table)
+        self.egress_exempt = AddressRanges(EGRESS_EXEMPT, egress_exempt, self.table)
         AddressRanges(EXEMPT, exempt, self.table)
         self._node_name = node_name
         self._objects = objects
@@ -164,7 +164,9 @@ class PolicyState:
     def judge(self) -> Judge:
         """Return a judge that uses the current rows."""
         families = self.families
-        return Judge(self.table, lambda address: families[family_of_packed(address)], self._values.value, self.unjudged)
+        return Judge(
+            self.table, lambda address: families[family_of_packed(address)], self._values.value, self.egress_exempt
+        )
 
     # ---- what changed
 

@@ -11,7 +11,7 @@ row                                                 value
 ``(SELF, address)``                                 True: a pod of this node
 ``(POD_RANGE, first, last)``                        True: a range of addresses of the node's pods
 ``(KNOWN, address)``                                True: a known pod has this address of such a range
-``(UNJUDGED, first, last)``                         True: a range of destinations that no egress rule is applied to
+``(EGRESS_EXEMPT, first, last)``                         True: a range of destinations that no egress rule is applied to
 ``(LINK, side, interface)``                         True: link-local traffic of pods on this interface is denied
 ``(POD_LINK, interface)``                           True: it leads to pods of this node, whose sources are checked
 ``(BOUND, interface, address)``                     True: this address is reached through it
@@ -39,7 +39,7 @@ from ..progress import Progress, unheeded
 from .limits import MOST_STEPS
 
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
-POD_RANGE, KNOWN, UNJUDGED = "pod range", "known", "unjudged"
+POD_RANGE, KNOWN, EGRESS_EXEMPT = "pod range", "known", "egress-exempt"
 LINK = "link"
 POD_LINK, BOUND, HERE = "pod link", "bound", "here"
 EXEMPT_LINK, EXEMPT = "exempt link", "exempt"

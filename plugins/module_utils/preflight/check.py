@@ -41,8 +41,8 @@ class ModeNeeds(NamedTuple):
     #: Whether the mode uses IPVS, and ipsets.
     ipvs: bool = False
     ipsets: bool = False
-    #: The glue of ipvs mode, which selects kernel modules, too.
-    glue: str = ""
+    #: The filter backend of ipvs mode, which selects kernel modules, too.
+    filter_backend: str = ""
     #: Capabilities of this process without which the mode cannot work.
     capabilities: Tuple[str, ...] = ("CAP_NET_ADMIN", "CAP_NET_RAW")
     #: No other program may serve Services or change the firewall beside it.
@@ -102,7 +102,7 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     findings = rights_findings(effective, needs.capabilities)
     if findings:
         return findings
-    modules = modules_for(needs.name, intention.schedulers, version, glue=needs.glue)
+    modules = modules_for(needs.name, intention.schedulers, version, filter_backend=needs.filter_backend)
     findings += kernel_version_findings(needs.name, needs.kernel, version)
     findings += module_findings(modules, effective, release)
     variants: Mapping[str, XtablesVariant] = {}

@@ -112,5 +112,7 @@ def loss_findings(
         f"{len(lost)} of the {len(before)} Services that have endpoints on this node would lose all of them "
         f"({shown}{more}), more than {limit_percent:g} %"
     )
-    remedy = "check the cluster state; if it is right, add this finding to ignore_findings or raise max_loss_percent"
+    remedy = (
+        "check the cluster state; if it is right, add this finding to ignore_findings or raise max_unserved_percent"
+    )
     return [Finding(LOSS, ERROR, what, remedy)]

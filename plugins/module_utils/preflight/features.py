@@ -168,7 +168,7 @@ def ipset_findings(release: str, root: str = "") -> List[Finding]:
         try:
             IpsetSocket().close()
         except KernelError as error:
-            remedy = "use the glue nftables of mode ipvs, or mode nftables or iptables"
+            remedy = "use the filter backend nftables of mode ipvs, or mode nftables or iptables"
             return [Finding(IPSET, ERROR, str(error), remedy)]
     return []
 

@@ -34,7 +34,8 @@ def set_limit_findings(contributions: Iterable[SetContribution], limit: int = EL
             ERROR,
             f"ipset {name} holds at most {limit} elements, {len(elements[name])} are needed;"
             f" Service {service} is the first that no longer fits",
-            "use ipvsGlue nftables, or mode nftables or iptables, without such a limit, or exclude Services by label",
+            "use ipvsFilterBackend nftables, or mode nftables or iptables, without such a limit,"
+            " or exclude Services by label",
         )
         for name, service in first_too_many.items()
     ]

@@ -152,7 +152,7 @@ class Rendering(Generic[Context]):
         """Return why the mode cannot serve a ServicePort at all; empty if it can."""
         return ""
 
-    def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
+    def ignored_annotation(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
         """Return one clause for each part of the policy of a ServicePort that the mode does not support."""
         policy = service_port.policy
         found = list(policy.problems)

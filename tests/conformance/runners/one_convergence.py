@@ -4,9 +4,9 @@
 """Converge the node this runs on, as the lab's environment says: the runners ``oneshot`` and ``cleanup``.
 
 The variables are LAB_CONFIG (KubeProxyConfiguration), LAB_SNAPSHOT (objects), LAB_NODE, LAB_MODE, LAB_DIR (state kept
-between runs), LAB_NETWORK_POLICY (``1``: enforce network policies; ``only``: and serve no Services) and, with it,
-LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or ``cut``) and LAB_IPVS_GLUE. The functions called are those of the module
-service_proxy.
+between runs), LAB_NETWORK_POLICY (``1``: enforce network policies; ``standalone``: and serve no Services) and, with it,
+LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or ``cut``) and LAB_IPVS_FILTER_BACKEND. The functions called are those of the
+module service_proxy.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def node_document(environment: Mapping[str, str]) -> Optional[Dict[str, Any]]:
     if "LAB_NETWORK_POLICY" not in environment:
         return None
     wanted = environment["LAB_NETWORK_POLICY"]
-    policy: Dict[str, Any] = {"enabled": wanted in ("1", "only"), "clusterNetworkPolicies": True}
-    policy["only"] = wanted == "only"
+    policy: Dict[str, Any] = {"enabled": wanted in ("1", "standalone"), "clusterNetworkPolicies": True}
+    policy["standalone"] = wanted == "standalone"
     established = environment.get("LAB_NETWORK_POLICY_ESTABLISHED")
     if established:
         policy["establishedConnections"] = established
-    return {"networkPolicy": policy, "ipvsGlue": environment.get("LAB_IPVS_GLUE", "auto")}
+    return {"networkPolicy": policy, "ipvsFilterBackend": environment.get("LAB_IPVS_FILTER_BACKEND", "auto")}
 
 
 def main(action: str) -> int:
@@ -56,7 +56,7 @@ def main(action: str) -> int:
                 state_directory=os.path.join(environment["LAB_DIR"], "kubenode-proxy"),
                 # A case has few objects, and its next step may delete all of them.
                 whole_cluster=False,
-                max_loss_percent=100.0,
+                max_unserved_percent=100.0,
             )
         )
     except KeyError as error:

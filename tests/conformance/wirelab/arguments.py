@@ -155,7 +155,7 @@ def runner_options(arguments: argparse.Namespace) -> RunnerOptions:
         iptables=arguments.iptables,
         single_stack=arguments.single_stack,
         behaviour=chosen_behaviour(),
-        ipvs_glue=os.environ.get("LAB_IPVS_GLUE", ""),
+        ipvs_filter_backend=os.environ.get("LAB_IPVS_FILTER_BACKEND", ""),
     )
 
 

@@ -82,11 +82,11 @@ class Case:
         """
         return snapshots_of(self)
 
-    def expected(self, mode: str, behaviour: str = KUBE_PROXY, glue: str = "") -> list[StepResult]:
+    def expected(self, mode: str, behaviour: str = KUBE_PROXY, filter_backend: str = "") -> list[StepResult]:
         """Return the expected results of a mode: the recording, or else those written from the specification.
 
-        With corrected behaviour the corrections are applied, in ipvs mode also what differs with the glue. Raises
-        FileNotFoundError if there is neither recording nor specification.
+        With corrected behaviour the corrections are applied, in ipvs mode also what differs with the filter backend.
+        Raises FileNotFoundError if there is neither recording nor specification.
         """
         recording = self.file(f"observed-{mode}.json")
         path = recording if os.path.exists(recording) else self.file(f"expected-{mode}.json")
@@ -94,8 +94,8 @@ class Case:
             steps: list[StepResult] = json.load(file)["steps"]
         if behaviour == CORRECTED:
             steps = corrected(steps, read_corrections(self.file(f"corrected-{mode}.json")))
-        if mode == "ipvs" and glue:
-            steps = corrected(steps, read_corrections(self.file(f"glue-{glue}.json")))
+        if mode == "ipvs" and filter_backend:
+            steps = corrected(steps, read_corrections(self.file(f"filter-backend-{filter_backend}.json")))
         return steps
 
     def zone_hint(self, number: int) -> ZoneHint:
@@ -139,12 +139,12 @@ class Case:
         return merge(merge(base, self.config), changes)
 
     def node_configuration(
-        self, behaviour: str, changes: dict[str, Any] | None, ipvs_glue: str = ""
+        self, behaviour: str, changes: dict[str, Any] | None, ipvs_filter_backend: str = ""
     ) -> dict[str, Any] | None:
         """Return the NodeProxyConfiguration of the case, with the *changes* of its steps; None if it needs none."""
         settings = merge(self.node_config, changes)
-        if ipvs_glue:
-            settings = {"ipvsGlue": ipvs_glue, **settings}
+        if ipvs_filter_backend:
+            settings = {"ipvsFilterBackend": ipvs_filter_backend, **settings}
         if behaviour != KUBE_PROXY:
             settings = {"behaviour": behaviour, **settings}
         if not settings:

@@ -17,7 +17,8 @@ class RunnerOptions:
 
     *oneshot*: the command converges once in every step, instead of running along. *iptables*: the variant (nft,
     legacy, system) that is found on PATH. *single_stack* hides ip6tables in cases of IPv4 alone. *behaviour*: that of
-    kube-proxy, or ``corrected``, and with it the expectations. *ipvs_glue*: that of the configuration, if any.
+    kube-proxy, or ``corrected``, and with it the expectations. *ipvs_filter_backend*: that of the configuration, if
+    any.
     """
 
     mode: str
@@ -27,7 +28,7 @@ class RunnerOptions:
     iptables: str = "system"
     single_stack: bool = False
     behaviour: str = KUBE_PROXY
-    ipvs_glue: str = ""
+    ipvs_filter_backend: str = ""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Runner:
         changes that its steps made so far.
         """
         documents = [self._case.proxy_configuration(self._options.mode, self._files["kubeconfig"], changes)]
-        second = self._case.node_configuration(self._options.behaviour, node_changes, self._options.ipvs_glue)
+        second = self._case.node_configuration(self._options.behaviour, node_changes, self._options.ipvs_filter_backend)
         with open(self._files["config"], "w", encoding="utf-8") as file:
             yaml.safe_dump_all([*documents, second] if second else documents, file)
 

@@ -46,7 +46,7 @@ def run_case(case: Case, options: RunOptions, rules: Rules, against: str, save: 
     row = Row(case.name, mode)
     start = time.monotonic()
     try:
-        expected = case.expected(against, options.runner.behaviour, options.runner.ipvs_glue)
+        expected = case.expected(against, options.runner.behaviour, options.runner.ipvs_filter_backend)
         row.total = sum(len(step["flows"]) for step in expected)
         observation = observe(case, options)
         comparison = compare(expected, observation.steps, rules)

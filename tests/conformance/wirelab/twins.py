@@ -44,10 +44,10 @@ class TwinCase(Case):
             _both(snapshot) if self.dual else translation.content(snapshot) for snapshot in self.original.snapshots()
         ]
 
-    def expected(self, mode: str, behaviour: str = KUBE_PROXY, glue: str = "") -> list[StepResult]:
+    def expected(self, mode: str, behaviour: str = KUBE_PROXY, filter_backend: str = "") -> list[StepResult]:
         """Return the steps of the original, translated or twice."""
         steps: list[StepResult] = []
-        for step in self.original.expected(mode, behaviour, glue):
+        for step in self.original.expected(mode, behaviour, filter_backend):
             kept = list(step["flows"]) if self.dual else []
             results = (
                 _translated_result(result, self.dual)

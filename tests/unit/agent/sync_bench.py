@@ -16,7 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.healt
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, watching
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import LossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.proxier import Proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Proxiers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
@@ -152,7 +152,7 @@ class SyncBench:
             is_behind=lambda: self.behind,
             log=log,
             limited=limited,
-            losses=LossWatch(50.0, 0.0, timers.clock),
+            losses=EndpointLossWatch(50.0, 0.0, timers.clock),
             post=post,
             other_proxy=self.other_proxy,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier, watching
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import LossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
 from tests.lab import manifests
@@ -96,7 +96,7 @@ def test_a_loss_is_held_back_no_longer_when_the_node_is_set_up_again(monkeypatch
     without.sync.sync(first=True)
     # The last bench sets up the node.
     bench = SyncBench(monkeypatch)
-    bench.sync.syncer.losses = LossWatch(50.0, 300.0, bench.timers.clock)
+    bench.sync.syncer.losses = EndpointLossWatch(50.0, 300.0, bench.timers.clock)
     bench.put(*[service(f"s{number}", number) for number in numbers])
     bench.put(*[endpoints(f"s{number}", f"10.1.0.{number}") for number in numbers])
     bench.sync.sync(first=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import WINDOW_SECONDS, LossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import WINDOW_SECONDS, EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from tests.lab.clock import Clock
 
@@ -20,7 +20,7 @@ def clock():
 
 
 def watch(clock, hold=0.0, percent=50.0, services=SERVICES):
-    made = LossWatch(percent, hold, clock)
+    made = EndpointLossWatch(percent, hold, clock)
     made.programmed(services, lambda _service: True)
     return made
 

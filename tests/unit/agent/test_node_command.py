@@ -402,13 +402,16 @@ STATUS = {
     [
         ({}, "mode:       nftables (set in the configuration)"),
         (
-            {"mode": "ipvs", "ipvsGlue": "nftables"},
-            "mode:       ipvs, glue nftables (set in the configuration)",
+            {"mode": "ipvs", "ipvsFilterBackend": "nftables"},
+            "mode:       ipvs, filter backend nftables (set in the configuration)",
         ),
-        ({"mode": "", "modeReason": "", "ipvsGlue": ""}, "mode:       not chosen yet (waiting for the cluster)"),
+        (
+            {"mode": "", "modeReason": "", "ipvsFilterBackend": ""},
+            "mode:       not chosen yet (waiting for the cluster)",
+        ),
     ],
 )
-def test_status_shows_the_mode_and_its_glue(state, line):
+def test_status_shows_the_mode_and_its_filter_backend(state, line):
     assert line in agent_commands._status_lines({**STATUS, **state})
 
 
@@ -419,10 +422,11 @@ def test_status_shows_a_reload_that_failed():
 
 
 @pytest.mark.parametrize(
-    ("glue", "mode"), [("", "mode ipvs on node1: "), ("nftables", "mode ipvs, glue nftables, on node1: ")]
+    ("filter_backend", "mode"),
+    [("", "mode ipvs on node1: "), ("nftables", "mode ipvs, filter backend nftables, on node1: ")],
 )
-def test_a_report_shows_the_glue(glue, mode):
-    report = sample_report(mode_reason="requested", ipvs_glue=glue, families=())
+def test_a_report_shows_the_filter_backend(filter_backend, mode):
+    report = sample_report(mode_reason="requested", ipvs_filter_backend=filter_backend, families=())
     assert commands._report_lines(report, True, False) == [f"{mode}requested", "no differences"]
 
 

@@ -482,7 +482,7 @@ def test_annotations_without_effect_are_reported_once_each(bench):
     assert names(bench) == {"10.96.0.1", "10.96.0.2", "10.96.0.3"}
     about = {event[0]["name"]: event for event in bench.events}
     assert len(bench.events) == 2 and set(about) == {"wrong", "impossible"}
-    assert {event[1:4] for event in bench.events} == {("Warning", "PolicyIgnored", "Sync")}
+    assert {event[1:4] for event in bench.events} == {("Warning", "AnnotationIgnored", "Sync")}
     assert 'metadata.annotations[kubenode.proxy/scheduler]: "bogus" is not one of rr' in about["wrong"][4]
     assert about["impossible"][4].startswith("Service d/impossible (80/TCP): nftables mode has no scheduler fo")
     line = 'msg="an annotation has no effect"'

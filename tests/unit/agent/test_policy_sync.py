@@ -166,7 +166,7 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
     view.listed |= KINDS
     sync = follower(kernel, view)
     computed: List[str] = []
-    for module, name in ((policy_table, "change_of"), (policy, "policy_warnings"), (policy_table, "difference")):
+    for module, name in ((policy_table, "change_of"), (policy, "annotation_warnings"), (policy_table, "difference")):
         original = getattr(module, name)
         monkeypatch.setattr(
             module,
@@ -305,7 +305,7 @@ def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, m
         (policy, "node_policy"),
         (policy_table, "change_of"),
         (policy_table, "desired_table"),
-        (policy, "policy_warnings"),
+        (policy, "annotation_warnings"),
     ],
 )
 def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypatch, module, name):
@@ -340,7 +340,7 @@ def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypat
             timers.run()
         sync.sync(())
         assert tries and "KeyError: 'a defect'" in sync.status()["error"] and not sync.status()["inForce"]
-        if name not in ("policy_warnings", "desired_table"):
+        if name not in ("annotation_warnings", "desired_table"):
             # These come after the change has been applied.
             assert kernel.entries == before
         patched.setattr(policy, "node_policy", fail)

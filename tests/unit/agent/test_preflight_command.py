@@ -31,7 +31,7 @@ kind: KubeProxyConfiguration
 ---
 apiVersion: kubenode.proxy/v1alpha1
 kind: NodeProxyConfiguration
-networkPolicy: {enabled: true, only: true}
+networkPolicy: {enabled: true, standalone: true}
 """
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")

@@ -19,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explana
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.report import ignored_policies
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.report import ignored_annotations
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import hashing
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (
     RENDERING,
@@ -183,7 +183,7 @@ def endpoints(number: int, addresses: Iterable[int]) -> Dict[str, Any]:
 
 def expected_ignored(bench: SyncBench, state: ClusterState) -> List[str]:
     ports = within_limit(RENDERING, all_service_ports(state, bench.context.node))
-    return sorted(ignored_policies(RENDERING, ports.values(), bench.context.settings))
+    return sorted(ignored_annotations(RENDERING, ports.values(), bench.context.settings))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -224,8 +224,8 @@ def test_refused_services_are_named_in_the_log_an_event_the_metrics_and_explain(
     bench.sync.sync(first=True)
     lines = [f"Service d/s{number}:p0 (80/TCP): {REFUSED}" for number in (10, 12)]
     assert all(f'reason="{line}"' in bench.text.getvalue() for line in lines)
-    assert sorted(event[-1] for event in bench.events if event[2] == "PolicyIgnored") == lines
-    assert b'kubenode_proxy_policies_ignored{ip_family="IPv4"} 2.0' in bench.metrics.text()
+    assert sorted(event[-1] for event in bench.events if event[2] == "AnnotationIgnored") == lines
+    assert b'kubenode_proxy_service_annotations_ignored{ip_family="IPv4"} 2.0' in bench.metrics.text()
     assert sum(len(value) for key, value in bench.table.items() if "slots" in key[1] and key[0] == "list") == (
         LIMIT * SLOTS
     )

@@ -13,7 +13,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.failures impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.fatal import Fatal
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import LossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.slow_start import SlowStart
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.sync_metrics import SyncMetrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import AFTER_FAILURE_SECONDS, Timers
@@ -27,7 +27,7 @@ STEPS = {
     "application": (DictResource, "apply"),
     "conntrack": (proxier.Proxier, "clean_conntrack"),
     "slow start": (SlowStart, "update"),
-    "losses": (LossWatch, "programmed"),
+    "losses": (EndpointLossWatch, "programmed"),
     "metrics": (SyncMetrics, "measure"),
 }
 

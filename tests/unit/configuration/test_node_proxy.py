@@ -186,12 +186,12 @@ def test_services_that_are_left_to_programs():
     ],
 )
 def test_beside_a_kube_proxy_its_ports_are_no_defaults(text, health, metrics):
-    configuration = load(f"{text}---\n{SECOND}networkPolicy: {{enabled: true, only: true}}\n").configuration
-    assert configuration.node_proxy.network_policy.only
+    configuration = load(f"{text}---\n{SECOND}networkPolicy: {{enabled: true, standalone: true}}\n").configuration
+    assert configuration.node_proxy.network_policy.standalone
     assert (configuration.healthz_bind_address, configuration.metrics_bind_address) == (health, metrics)
 
 
-def test_only_policies_need_policies():
-    assert "networkPolicy.only: needs networkPolicy.enabled" in problem(
-        f"{FIRST}---\n{SECOND}networkPolicy: {{only: true}}"
+def test_standalone_policies_need_policies():
+    assert "networkPolicy.standalone: needs networkPolicy.enabled" in problem(
+        f"{FIRST}---\n{SECOND}networkPolicy: {{standalone: true}}"
     )

@@ -21,8 +21,8 @@ def corrections_of(case, mode):
     return read_corrections(case.file(f"corrected-{mode}.json"))
 
 
-def expectations(case, mode, behaviour, glue=""):
-    steps = case.expected(mode, behaviour, glue)
+def expectations(case, mode, behaviour, filter_backend=""):
+    steps = case.expected(mode, behaviour, filter_backend)
     return {(step["step"], flow["flow"]): meaning(flow) for step in steps for flow in step["flows"]}
 
 
@@ -41,14 +41,16 @@ def test_every_correction_changes_an_expectation_and_has_a_reason(mode):
     assert found
 
 
-def test_what_differs_with_a_glue_changes_an_expectation_of_ipvs_mode_in_both_behaviours():
+def test_what_differs_with_a_filter_backend_changes_an_expectation_of_ipvs_mode_in_both_behaviours():
     found = 0
     for case in ALL:
-        differing = read_corrections(case.file("glue-nftables.json"))
+        differing = read_corrections(case.file("filter-backend-nftables.json"))
         places = {(item["step"], item["flow"]) for item in differing}
         assert all(item["reason"] for item in differing), case.name
         for behaviour in ("kube-proxy", CORRECTED) if "ipvs" in case.modes else ():
-            before, after = (expectations(case, "ipvs", behaviour, glue) for glue in ("iptables", "nftables"))
+            before, after = (
+                expectations(case, "ipvs", behaviour, filter_backend) for filter_backend in ("iptables", "nftables")
+            )
             assert {place for place in before if before[place] != after[place]} == places, case.name
             found += len(places)
     assert found

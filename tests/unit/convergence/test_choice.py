@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes import choose
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import (
-    GLUES,
+    FILTER_BACKENDS,
     ipvs_with,
     mode_object,
     with_listeners,
@@ -42,9 +42,9 @@ def impossible(monkeypatch) -> Set[str]:
     monkeypatch.setattr(choose, "capabilities", lambda: (1 << 41) - 1)
     monkeypatch.setattr(choose, "_findings", lambda mode, _schedulers: lacking_where(mode.name in found, mode.name))
     monkeypatch.setattr(choose, "_errors", lambda findings, _ignored: [item.what for item in findings])
-    monkeypatch.setattr(choose, "_serving_glue", lambda: None)
+    monkeypatch.setattr(choose, "_serving_filter_backend", lambda: None)
     monkeypatch.setattr(Mode, "unsupported_reasons", lambda _mode, _families: [])
-    for mode in (*map(mode_object, choose._PREFERRED), *map(ipvs_with, GLUES)):
+    for mode in (*map(mode_object, choose._PREFERRED), *map(ipvs_with, FILTER_BACKENDS)):
         monkeypatch.setattr(type(mode), "unsupported_reasons", lambda _mode, _families: [])
     return found
 
@@ -114,46 +114,52 @@ IPTABLES, NFTABLES = ipvs_with("iptables"), ipvs_with("nftables")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "serving", "lacking", "glue", "reason"),
+    ("wanted", "serving", "lacking", "filter_backend", "reason"),
     [
-        ("auto", None, (), "nftables", "glue nftables: this node meets its requirements"),
-        ("auto", None, ("iptables",), "nftables", "glue nftables: this node meets its requirements"),
+        ("auto", None, (), "nftables", "filter backend nftables: this node meets its requirements"),
+        ("auto", None, ("iptables",), "nftables", "filter backend nftables: this node meets its requirements"),
         (
             "auto",
             None,
             ("nftables",),
             "iptables",
-            "glue iptables: this node meets its requirements; glue nftables is not possible: no nftables here",
+            "filter backend iptables: this node meets its requirements; "
+            "filter backend nftables is not possible: no nftables here",
         ),
         (
             "auto",
             None,
             ("iptables", "nftables"),
             "iptables",
-            "glue nftables is not possible: no nftables here; glue iptables is not possible: no iptables here",
+            "filter backend nftables is not possible: no nftables here; "
+            "filter backend iptables is not possible: no iptables here",
         ),
-        ("auto", NFTABLES, (), "nftables", "glue nftables: already in use on this node"),
-        ("auto", IPTABLES, ("iptables",), "iptables", "glue iptables: already in use on this node"),
-        ("nftables", IPTABLES, ("nftables",), "nftables", "glue nftables: set in the configuration"),
-        ("iptables", NFTABLES, (), "iptables", "glue iptables: set in the configuration"),
+        ("auto", NFTABLES, (), "nftables", "filter backend nftables: already in use on this node"),
+        ("auto", IPTABLES, ("iptables",), "iptables", "filter backend iptables: already in use on this node"),
+        ("nftables", IPTABLES, ("nftables",), "nftables", "filter backend nftables: set in the configuration"),
+        ("iptables", NFTABLES, (), "iptables", "filter backend iptables: set in the configuration"),
     ],
 )
-def test_glue_of_ipvs_mode(impossible, monkeypatch, wanted, serving, lacking, glue, reason):
-    monkeypatch.setattr(choose, "_serving_glue", lambda: serving)
-    monkeypatch.setattr(choose, "_findings", lambda mode, _schedulers: lacking_where(mode.glue in lacking, mode.glue))
+def test_filter_backend_of_ipvs_mode(impossible, monkeypatch, wanted, serving, lacking, filter_backend, reason):
+    monkeypatch.setattr(choose, "_serving_filter_backend", lambda: serving)
+    monkeypatch.setattr(
+        choose,
+        "_findings",
+        lambda mode, _schedulers: lacking_where(mode.filter_backend in lacking, mode.filter_backend),
+    )
     asked = request("ipvs")
-    node_proxy = asked.configuration.node_proxy._replace(ipvs_glue=wanted)
+    node_proxy = asked.configuration.node_proxy._replace(ipvs_filter_backend=wanted)
     found = choose.choose_mode(asked._replace(configuration=asked.configuration._replace(node_proxy=node_proxy)))
-    assert (found.mode.name, found.mode.glue) == ("ipvs", glue)
+    assert (found.mode.name, found.mode.filter_backend) == ("ipvs", filter_backend)
     assert found.reason.startswith(f"requested; {reason}")
 
 
-def test_a_glue_is_rendered_without_a_node():
+def test_a_filter_backend_is_rendered_without_a_node():
     asked = request("ipvs")
-    for wanted, glue in (("auto", "iptables"), ("iptables", "iptables"), ("nftables", "nftables")):
-        node_proxy = asked.configuration.node_proxy._replace(ipvs_glue=wanted)
+    for wanted, filter_backend in (("auto", "iptables"), ("iptables", "iptables"), ("nftables", "nftables")):
+        node_proxy = asked.configuration.node_proxy._replace(ipvs_filter_backend=wanted)
         configuration = asked.configuration._replace(node_proxy=node_proxy)
-        assert choose.mode_without_node(asked._replace(configuration=configuration)).glue == glue
+        assert choose.mode_without_node(asked._replace(configuration=configuration)).filter_backend == filter_backend
 
 
 def with_static(**annotations: str) -> ClusterState:

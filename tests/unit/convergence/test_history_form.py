@@ -75,7 +75,7 @@ STATES = st.builds(
     timeouts=st.dictionaries(WORDS, PORTS, max_size=3),
     sysctls=st.dictionaries(st.sampled_from(sorted(KEYS)), st.integers(0, 10**18).map(str), max_size=3),
     exclude_cidrs=st.lists(WORDS, max_size=2).map(tuple),
-    policies_only=st.booleans(),
+    policies_standalone=st.booleans(),
 )
 SAMPLE = NodeState(
     chains=(ChainsState("IPv4", "nft", ("nat",), {SavedChainKey("chain", "nat", "KUBE-SERVICES"): ("-j RETURN",)}),),
@@ -139,7 +139,7 @@ def test_the_same_state_gives_the_same_bytes():
         (changed(timeouts={"tcp": -1}), "field timeouts: is not a list of entries: -1 is not a number"),
         (changed(addresses=["10.96.0.1 dev eth0"]), "field addresses: is not a list of addresses"),
         (changed(nftables={"IPv4": [[["chain", "x"], "no base64!", []]]}), "field nftables: is not in Base64"),
-        (changed(policies_only="yes"), "field policies_only: is not true or false"),
+        (changed(policies_standalone="yes"), "field policies_standalone: is not true or false"),
         (changed(network_policy=None), "field network_policy: is not a list"),
         (changed(network_policy=[[["chain", 1], "", []]]), "field network_policy: is not a list of entries: 1 is not"),
         (changed(virtual_servers=[["tcp", "10.96.0.1", "80", "rr", 0, 0, 32]]), "'80' is not a number"),

@@ -15,7 +15,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import ipvs as ipvs_stages
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs import IpvsResources
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs_glue import GlueResources
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs_filter_backend import (
+    FilterBackendResources,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute, nested
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.attributes import (
     NFTA_DATA_VALUE,
@@ -136,7 +138,9 @@ def node(monkeypatch) -> Any:
     resources = IpvsResources(held.servers, held.real_servers, held.addresses, dict, dict)
     monkeypatch.setattr(restore, "FAMILIES", ("IPv4",))
     monkeypatch.setattr(restore, "ipvs_resources", lambda _handles, _family: resources)
-    monkeypatch.setattr(restore, "glue_resources", lambda _handles, _family: GlueResources(None, held.ipvs))
+    monkeypatch.setattr(
+        restore, "filter_backend_resources", lambda _handles, _family: FilterBackendResources(None, held.ipvs)
+    )
     monkeypatch.setattr(ipvs_stages, "used_connections", lambda _family: {REAL[BY_TABLE]: 1})
     monkeypatch.setattr(restore, "RawTableResource", lambda _family: held.nftables)
     monkeypatch.setattr(restore, "RawIpvsTableResource", lambda _family: held.ipvs)

@@ -111,7 +111,7 @@ def test_a_saved_state_may_hold_every_parameter_that_any_profile_sets_and_no_oth
     assert found == sysctl_profile.KEYS
 
 
-@pytest.mark.parametrize("name", ["absent", "released"])
+@pytest.mark.parametrize("name", ["absent", "handed_over"])
 def test_a_change_that_saves_no_state_cannot_require_a_confirmation(history, name):
     guarded = guard.SavingGuard(request(history, 60.0)._replace(state=name), handles=None)
     with pytest.raises(ConfigurationError, match=f"confirm_timeout: state {name} saves nothing, .*: set it to 0"):

@@ -96,10 +96,10 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("glue", RECORDS)
-def test_service_servers_are_identified_by_address_or_node_port(glue: str) -> None:
+@pytest.mark.parametrize("filter_backend", RECORDS)
+def test_service_servers_are_identified_by_address_or_node_port(filter_backend: str) -> None:
     found = resources()
-    record = Counted("set elements", RECORDS[glue])
+    record = Counted("set elements", RECORDS[filter_backend])
     ours = OnlyOurServers(found.servers, found.addresses, record)
     assert list(ours.observe()) == [SERVICE, NODE_PORT]
     restored = OnlyOurServers(found.real_servers, found.addresses, record, {SAVED: None})

@@ -351,7 +351,7 @@ def test_the_documentation_names_all_kinds():
         ("DriftRepaired", ["Repairs of a node repeat"]),
         ("ObjectRefused", ["Agents refuse an object"]),
         # The Service is served.
-        ("PolicyIgnored", []),
+        ("AnnotationIgnored", []),
     ],
 )
 def test_tickets_are_opened_for_what_agents_skip(reason, rules):

@@ -76,10 +76,10 @@ def test_only_schedulers_other_than_the_node_s_are_requested_of_the_kernel():
 def test_other_modes_name_what_they_cannot_do():
     policy = ServicePolicy(scheduler="sh", scheduler_flags=("sh-port",), persistence_v4=24)
     info = route(policy=policy)
-    assert IPTABLES.ignored_policy(info, SETTINGS) == [
+    assert IPTABLES.ignored_annotation(info, SETTINGS) == [
         "iptables mode has no scheduler sh; its own (random) is used",
         "iptables mode has no persistence netmask; affinity distinguishes every client",
     ]
-    assert IPTABLES.ignored_policy(route(policy=ServicePolicy(scheduler="random")), SETTINGS) == []
-    assert USERSPACE.ignored_policy(route(policy=ServicePolicy(scheduler="rr")), SETTINGS) == []
+    assert IPTABLES.ignored_annotation(route(policy=ServicePolicy(scheduler="random")), SETTINGS) == []
+    assert USERSPACE.ignored_annotation(route(policy=ServicePolicy(scheduler="rr")), SETTINGS) == []
     assert IPTABLES.requested_schedulers(info, SETTINGS) == frozenset()

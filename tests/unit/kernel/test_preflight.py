@@ -111,7 +111,7 @@ def test_sets_of_ipvs_mode_are_counted_from_the_routes() -> None:
 
 
 @pytest.mark.parametrize(("mode", "refused"), [(IPVS_MODE, True), (IPVS_WITH_NFTABLES, False)])
-def test_only_the_glue_of_ipsets_has_the_limit(mode: IpvsMode, refused: bool) -> None:
+def test_only_the_filter_backend_of_ipsets_has_the_limit(mode: IpvsMode, refused: bool) -> None:
     key = ServicePortName("shop", "s", "http", "TCP")
     few = {key: route(0)}
     many = {key._replace(port_name=str(number)): route(number) for number in range(limits.ELEMENTS_LIMIT + 1)}
@@ -120,7 +120,7 @@ def test_only_the_glue_of_ipsets_has_the_limit(mode: IpvsMode, refused: bool) ->
         families = [FamilyServices(context, service_ports)]
         found = limits.set_limit_findings(mode.set_contributions(families))
         assert bool(found) is expected
-        assert all("use ipvsGlue nftables" in finding.remedy for finding in found)
+        assert all("use ipvsFilterBackend nftables" in finding.remedy for finding in found)
     assert mode.needs.ipsets is refused
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_warnings
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import annotation_warnings
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import _BOUNDED
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import (
@@ -102,7 +102,7 @@ def test_policies_that_multiply_are_refused_by_name_and_others_are_kept():
     refused = {key for key, _direction in found.too_large}
     assert refused and {key.namespace for key in refused} == {"tenant"}
     assert 0 < len(refused) < len(hostile), "as many as fit are kept"
-    lines = policy_warnings(found)
+    lines = annotation_warnings(found)
     assert (
         len(lines) == min(len(refused), 21)
         and f"NetworkPolicy {min(refused)}: spec.ingress: allows nothing" in lines[0]
@@ -124,7 +124,7 @@ def test_the_choice_is_the_same_in_every_run_and_any_order():
 
 def test_with_enough_room_nothing_is_refused():
     _state, found = made(*multiplying(40), *OTHERS, most=1_000_000)
-    assert found.too_large == {} and policy_warnings(found) == []
+    assert found.too_large == {} and annotation_warnings(found) == []
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explana
     PolicyExplainer,
     Resolved,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_warnings
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import annotation_warnings
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import HERE
@@ -69,17 +69,17 @@ OBJECTS = [
 ]
 
 
-def explained(source, destination, endpoints=(), tiers=False, objects=OBJECTS, own=(NODE_ADDRESS,), unjudged=()):
+def explained(source, destination, endpoints=(), tiers=False, objects=OBJECTS, own=(NODE_ADDRESS,), egress_exempt=()):
     state = ClusterState.from_objects(objects)
     assert not state.refusals and not state.skipped
-    ranges = networks_of(unjudged)
-    found = NodePolicy("node1", state.policy, [bytes((172, 18, 0, 2))], tiers, unjudged=ranges)
+    ranges = networks_of(egress_exempt)
+    found = NodePolicy("node1", state.policy, [bytes((172, 18, 0, 2))], tiers, egress_exempt=ranges)
     explainer = PolicyExplainer(
         state,
         found,
         node_name="node1",
         node_addresses=own,
-        options=Options(tiers=tiers, unjudged=bool(unjudged)),
+        options=Options(tiers=tiers, egress_exempt=bool(egress_exempt)),
         endpoints=endpoints,
     )
     return explainer.document(parse_end(source, destination=False), parse_end(destination, destination=True))
@@ -166,11 +166,11 @@ def test_an_address_of_a_service_that_a_program_of_the_node_has_is_judged_as_wel
 def test_a_destination_that_is_never_judged_is_named():
     destination = f"{NODE_ADDRESS}:53/udp"
     assert "denied" in text("shop/db", destination)
-    shown = " ".join(text("shop/db", destination, unjudged=["172.18.0.0/24", "fd00::/8"]).split())
-    assert "egress of shop/db: allowed: not judged: the destination is in networkPolicy.unjudgedDestinations" in shown
-    assert "element inet kubenode-network-policy unjudged4 { 172.18.0.0-172.18.0.255 }" in shown
+    shown = " ".join(text("shop/db", destination, egress_exempt=["172.18.0.0/24", "fd00::/8"]).split())
+    assert "egress of shop/db: allowed: not judged: the destination is in networkPolicy.egressExemptCIDRs" in shown
+    assert "element inet kubenode-network-policy egress-exempt4 { 172.18.0.0-172.18.0.255 }" in shown
     # The destination's own ingress policies are applied.
-    assert not explained("shop/other", "shop/db:80/tcp", unjudged=["10.244.1.0/24"])["allowed"]
+    assert not explained("shop/other", "shop/db:80/tcp", egress_exempt=["10.244.1.0/24"])["allowed"]
 
 
 def test_cluster_policies_are_named_by_tier_and_rule():
@@ -281,7 +281,7 @@ def test_one_line_names_the_pods_that_claim_an_address():
     claims = [pod(f"claim{number}", "10.244.1.13", node="node2") for number in range(7)]
     far = [pod(name, "10.244.3.1", node="node3") for name in ("a", "b")]
     state = ClusterState.from_objects([*OBJECTS, *claims, *far])
-    (line,) = policy_warnings(NodePolicy("node1", state.policy))
+    (line,) = annotation_warnings(NodePolicy("node1", state.policy))
     others = ", ".join(f"shop/claim{number} of node node2" for number in range(4))
     claimed = "10.244.1.13: several Pods claim this address of a pod of this node, whose policies apply"
     assert line == f"{claimed}: shop/other, {others}, 3 more"

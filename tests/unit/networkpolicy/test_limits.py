@@ -10,7 +10,7 @@ import random
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_warnings
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import annotation_warnings
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import desired_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
@@ -83,7 +83,7 @@ def except_one(number):
 )
 def test_only_the_grants_of_a_policy_that_is_too_large_are_refused(rules, reason):
     policy = cluster(*rules)
-    warnings = policy_warnings(policy)
+    warnings = annotation_warnings(policy)
     if reason:
         (line,) = warnings
         assert line.startswith("NetworkPolicy shop/hostile: spec.ingress: ") and reason in line
@@ -98,7 +98,7 @@ def test_twenty_thousand_ranges_work():
     octets = [[chosen.randrange(1, 224), chosen.getrandbits(8), chosen.getrandbits(8)] for _ in range(20000)]
     ranges = [".".join(map(str, [*each, 4 * number % 256])) + "/30" for number, each in enumerate(octets)]
     policy = cluster({"from": [{"ipBlock": {"cidr": text}} for text in ranges]})
-    assert policy_warnings(policy) == []
+    assert annotation_warnings(policy) == []
     inside = ranges[12345].partition("/")[0]
     assert allowed(policy, inside, 8080) and not allowed(policy, "255.255.255.254", 8080)
 

@@ -19,7 +19,7 @@ from tests.netpol import cases
     [
         ({}, {"nft IPv4", "nft IPv6"}),
         ({"enabled": True}, {"nft IPv4", "nft IPv6", "nft inet"}),
-        ({"enabled": True, "only": True}, {"nft inet"}),
+        ({"enabled": True, "standalone": True}, {"nft inet"}),
     ],
 )
 def test_the_table_of_policies_is_rendered_where_they_are_enforced(policy, tools):

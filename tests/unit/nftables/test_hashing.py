@@ -150,7 +150,7 @@ def test_what_cannot_be_hashed_is_drawn_at_random_and_named(
     changes: Dict[str, Any], settings: Dict[str, Any], clause: str
 ) -> None:
     info = hashed(**changes)
-    assert list(RENDERING.ignored_policy(info, sample_settings("IPv4", **settings))) == [clause]
+    assert list(RENDERING.ignored_annotation(info, sample_settings("IPv4", **settings))) == [clause]
     made = own_table(info, **settings)
     assert not any(key[0] == "set" and "slots" in key[1] for key in made)
     assert any(key[0] == "chain" for key in made)
@@ -169,7 +169,7 @@ def test_what_cannot_be_hashed_is_drawn_at_random_and_named(
     ],
 )  # fmt: skip
 def test_parts_of_policies_that_have_no_effect(policy: ServicePolicy, clauses: List[str]) -> None:
-    assert list(RENDERING.ignored_policy(hashed(policy=policy), sample_settings("IPv4"))) == clauses
+    assert list(RENDERING.ignored_annotation(hashed(policy=policy), sample_settings("IPv4"))) == clauses
 
 
 @pytest.mark.parametrize("flag", ["mh-port", "flag-2"])

@@ -20,7 +20,9 @@ from tests.conftest import ROOT
 
 KUBE_PROXY = {"mode": "nftables", "clientConnection": {"qps": 5}}
 NODE = {"nodePortRange": "30000-31000"}
-FILE = "mode: ipvs\n---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\nipvsGlue: iptables\n"
+FILE = (
+    "mode: ipvs\n---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\nipvsFilterBackend: iptables\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +79,10 @@ def written(directory: Path, archive: Path, variables):
     [
         ({"agent_configuration": KUBE_PROXY}, ("nftables",)),
         ({"agent_configuration": KUBE_PROXY, "agent_node_configuration": NODE}, ("nftables", NODE)),
-        ({"agent_configuration_file": "in.yaml"}, ("ipvs", {"ipvsGlue": "iptables"})),
+        ({"agent_configuration_file": "in.yaml"}, ("ipvs", {"ipvsFilterBackend": "iptables"})),
         (
             {"agent_configuration_file": "in.yaml", "agent_node_configuration": NODE},
-            ("ipvs", {"ipvsGlue": "iptables", **NODE}),
+            ("ipvs", {"ipvsFilterBackend": "iptables", **NODE}),
         ),
         (
             {"service_proxy_configuration": KUBE_PROXY, "service_proxy_node_configuration": NODE},

@@ -20,7 +20,7 @@ CASES = [
     {"service_proxy_mode": "nftables"},
     {
         "service_proxy_mode": "ipvs",
-        "service_proxy_ipvs_glue": "nftables",
+        "service_proxy_ipvs_filter_backend": "nftables",
         "service_proxy_configuration": {
             "mode": "iptables",
             "clusterCIDR": "10.244.0.0/16",

@@ -62,9 +62,12 @@ def cases(path: str) -> list:
             {**GIVEN_NODE, "traffic": {"countBytes": True, "countConnections": True}},
         ),
         (
-            {**SERVICE_PROXY, "agent_node_configuration": {"behaviour": "kube-proxy", "networkPolicy": {"only": True}}},
+            {
+                **SERVICE_PROXY,
+                "agent_node_configuration": {"behaviour": "kube-proxy", "networkPolicy": {"standalone": True}},
+            },
             GIVEN,
-            {**GIVEN_NODE, "behaviour": "kube-proxy", "networkPolicy": {"enabled": True, "only": True}},
+            {**GIVEN_NODE, "behaviour": "kube-proxy", "networkPolicy": {"enabled": True, "standalone": True}},
         ),
         (
             {
@@ -122,9 +125,9 @@ def test_the_return_to_kube_proxy_is_in_its_mode(tmp_path, file):
         **SERVICE_PROXY,
         "migrate_kube_proxy_mode": "ipvs",
         "agent_configuration": {"mode": "nftables"},
-        "agent_node_configuration": {"ipvsGlue": "nftables"},
+        "agent_node_configuration": {"ipvsFilterBackend": "nftables"},
     }
-    expression = "[__service_proxy_requested_mode, __service_proxy_node_configuration.ipvsGlue]"
+    expression = "[__service_proxy_requested_mode, __service_proxy_node_configuration.ipvsFilterBackend]"
     assert rendered(tmp_path, ["service_proxy"], expression, [variables], hosts={"node": node}) == [
         ["ipvs", "iptables"]
     ]

@@ -41,7 +41,7 @@ def test_the_kernel_is_prepared_for_the_mode_that_the_agent_will_have(tmp_path):
         ({**FALLBACK, **found("ip_vs", "ip_vs_rr")}, "ipvs"),
         ({**FALLBACK, **found("nf_tables")}, "iptables"),
         ({**FALLBACK, **found("ip_vs")}, "iptables"),
-        ({**FALLBACK, "service_proxy_network_policy_only": True, **found()}, "none"),
+        ({**FALLBACK, "service_proxy_network_policy_standalone": True, **found()}, "none"),
     ]
     expression = passed("agent", "kernel.yml", "Prepare the kernel", "kernel_mode")
     results = rendered(tmp_path, ["agent"], expression, [variables for variables, _mode in cases])
@@ -66,8 +66,10 @@ def test_the_host_is_asked_for_modules_where_its_mode_depends_on_them(tmp_path):
 
 def test_packages_are_those_of_the_mode_in_effect(tmp_path):
     task = "Install what the service proxy needs"
-    mode, glue = (passed("service_proxy", "packages.yml", task, f"kernel_{name}") for name in ("mode", "ipvs_glue"))
-    nftables_glue = {"service_proxy_node_configuration": {"ipvsGlue": "nftables"}}
+    mode, filter_backend = (
+        passed("service_proxy", "packages.yml", task, f"kernel_{name}") for name in ("mode", "ipvs_filter_backend")
+    )
+    nftables_filter_backend = {"service_proxy_node_configuration": {"ipvsFilterBackend": "nftables"}}
     cases = [
         ({}, ["ipvs", "iptables"]),
         ({"service_proxy_mode": "auto"}, ["ipvs", "iptables"]),
@@ -79,11 +81,11 @@ def test_packages_are_those_of_the_mode_in_effect(tmp_path):
             ["ipvs", "iptables"],
         ),
         ({"service_proxy_configuration": {"mode": "ipvs"}}, ["ipvs", "auto"]),
-        ({"service_proxy_configuration": {"mode": "ipvs"}, **nftables_glue}, ["ipvs", "nftables"]),
-        ({"service_proxy_mode": "ipvs", **nftables_glue}, ["ipvs", "nftables"]),
-        ({**FALLBACK, **nftables_glue}, ["ipvs", "iptables"]),
-        ({"service_proxy_mode": "ipvs", "service_proxy_ipvs_glue": "iptables"}, ["ipvs", "iptables"]),
+        ({"service_proxy_configuration": {"mode": "ipvs"}, **nftables_filter_backend}, ["ipvs", "nftables"]),
+        ({"service_proxy_mode": "ipvs", **nftables_filter_backend}, ["ipvs", "nftables"]),
+        ({**FALLBACK, **nftables_filter_backend}, ["ipvs", "iptables"]),
+        ({"service_proxy_mode": "ipvs", "service_proxy_ipvs_filter_backend": "iptables"}, ["ipvs", "iptables"]),
     ]
     given = [variables for variables, _expected in cases]
-    results = rendered(tmp_path, ["service_proxy"], f"[{mode}, {glue}]", given)
+    results = rendered(tmp_path, ["service_proxy"], f"[{mode}, {filter_backend}]", given)
     assert [[item.strip() for item in result] for result in results] == [expected for _variables, expected in cases]

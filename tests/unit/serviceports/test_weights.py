@@ -262,7 +262,7 @@ def test_where_clients_are_hashed_there_is_no_slow_start(rendering, scheduler):
 
     def rendered():
         info = port_of(state)
-        return rendering.desired_tables({info.key: info}, settings), list(rendering.ignored_policy(info, settings))
+        return rendering.desired_tables({info.key: info}, settings), list(rendering.ignored_annotation(info, settings))
 
     before, ignored = rendered()
     assert ignored == ["slow start is not used where a client's address determines its endpoint"]
@@ -309,7 +309,7 @@ def test_weights_need_a_scheduler_that_heeds_them(default, usable, expected, ign
     info = port_of(cluster(["1", "2"]))
     (value,) = ipvs.RENDERING.desired_tables({info.key: info}, settings)[model.VIRTUAL_SERVERS].values()
     assert value.scheduler == expected
-    assert len(ipvs.RENDERING.ignored_policy(info, settings)) == ignored
+    assert len(ipvs.RENDERING.ignored_annotation(info, settings)) == ignored
     counterpart = {"rr": {"wrr"}, "lc": {"wlc"}}
     assert ipvs.RENDERING.requested_schedulers(info, settings) == counterpart.get(default, frozenset())
 

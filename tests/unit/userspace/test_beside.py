@@ -71,5 +71,5 @@ def test_addresses_of_the_node_are_in_use(mode):
 
 def test_a_mode_without_the_agent_says_that_it_serves_the_service_itself():
     rendering = mode_named("nftables").rendering
-    assert rendering.ignored_policy(API, SETTINGS) == ["userspace mode needs the agent; nftables mode serves it"]
-    assert RenderingWithListeners(rendering).serving(API).ignored_policy(API, SETTINGS) == []
+    assert rendering.ignored_annotation(API, SETTINGS) == ["userspace mode needs the agent; nftables mode serves it"]
+    assert RenderingWithListeners(rendering).serving(API).ignored_annotation(API, SETTINGS) == []

@@ -31,7 +31,7 @@ def compare(state: AgentState, kernel: bool, describe: bool) -> AgentComparison:
     families = proxiers.families
     failing = _failing(cluster)
     digest = settings_digest(
-        proxiers.configuration, proxiers.mode.glue, state.node, [item.family for item in families], cluster
+        proxiers.configuration, proxiers.mode.filter_backend, state.node, [item.family for item in families], cluster
     )
     obstacle = _obstacle(state, proxiers)
     return AgentComparison(

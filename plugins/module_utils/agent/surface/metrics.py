@@ -326,8 +326,8 @@ class Metrics:
         self.conflicts = self._gauge(
             "kubenode_proxy_conflicts", "Addresses with port, and node ports, that several Services claim"
         )
-        self.policies_ignored = self._gauge(
-            "kubenode_proxy_policies_ignored",
+        self.service_annotations_ignored = self._gauge(
+            "kubenode_proxy_service_annotations_ignored",
             "Services with annotations that do not all have an effect on this node",
             ("ip_family",),
         )
@@ -348,7 +348,8 @@ class Metrics:
         for reason in Reason:
             self.events_dropped.labels(reason.value)
         self.losses = self._counter(
-            "kubenode_proxy_losses_total", "Times that most Services of the node lost their endpoints together"
+            "kubenode_proxy_endpoint_loss_events_total",
+            "Times that most Services of the node lost their endpoints together",
         )
         self.longest_kernel_call = self._gauge(
             "kubenode_proxy_longest_kernel_call_seconds",

@@ -56,7 +56,7 @@ def status_document(state: AgentState) -> AgentStatus:
         "mode": proxiers.configuration.mode if proxiers is not None else "",
         "modeReason": proxiers.mode_reason if proxiers is not None else "",
         "behaviour": state.sync.configuration.behaviour.name,
-        "ipvsGlue": proxiers.mode.glue if proxiers is not None else "",
+        "ipvsFilterBackend": proxiers.mode.filter_backend if proxiers is not None else "",
         "healthy": state.healthy,
         "otherProxy": state.other_proxy,
         "since": round(state.started, 3),

@@ -31,7 +31,7 @@ class Loss(NamedTuple):
     held: bool
 
 
-class LossWatch:
+class EndpointLossWatch:
     """Keeps track of the Services that are programmed with endpoints on this node.
 
     ``max_percent``: report a loss of more than this percentage; 100 reports none. ``hold_seconds``: maximum time for

@@ -31,9 +31,9 @@ from ..surface.metrics import Metrics
 from ..surface.ports import PortKeeper
 from ..surface.surface import RETRY_SECONDS, Surface
 from ..timers import Pace, Timers
-from .losses import LossWatch
+from .annotation_warnings import PolicyWarnings
+from .losses import EndpointLossWatch
 from .node_follower import NodeFollower
-from .policy_warnings import PolicyWarnings
 from .refusal_events import RefusalEvents
 from .schedule import Schedule
 from .setup import Proxiers, remove_leftovers, set_up, with_current_addresses
@@ -77,7 +77,7 @@ class NodeSync:
         is_behind: Callable[[], bool],
         log: Log,
         limited: LimitedLog,
-        losses: LossWatch,
+        losses: EndpointLossWatch,
         post: Post,
         other_proxy: OtherProxy,
     ) -> None:
@@ -110,7 +110,7 @@ class NodeSync:
         self._limited = limited
         self._post = post
         self._other_proxy = other_proxy
-        self._policy_warnings = PolicyWarnings(limited, post)
+        self._annotation_warnings = PolicyWarnings(limited, post)
         self._refusals = RefusalEvents(limited, post)
         # Whether the Event about the change to the mode in effect was posted.
         self._mode_posted = False
@@ -276,7 +276,7 @@ class NodeSync:
             # Also after the first sync of an empty node, which observes nothing at its end.
             self._check.start(proxiers.configuration.check_period)
         self._ports.report(outcome.failed_services)
-        self._policy_warnings.update(self._view.state, proxiers.families)
+        self._annotation_warnings.update(self._view.state, proxiers.families)
         self.report_refusals()
         pause = self._slow_start.delay()
         if pause:

@@ -28,11 +28,11 @@ from ...configuration.sections.network_policy import (
 from ...convergence.explanation.policy import PolicyExplainer, Resolved
 from ...convergence.handles import KernelHandles
 from ...convergence.policy import (
+    annotation_warnings,
     node_policy,
     pod_ranges,
     policy_findings,
     policy_options,
-    policy_warnings,
     raw_addresses,
 )
 from ...convergence.runtime.agent_status import PolicyStatus
@@ -382,11 +382,11 @@ class PolicySync:
         self._warn(policy)
 
     def _warnings(self, policy: NodePolicy) -> List[str]:
-        return [*filter(None, [self._unknown.warning]), *policy_warnings(policy)]
+        return [*filter(None, [self._unknown.warning]), *annotation_warnings(policy)]
 
     def _warn(self, policy: NodePolicy) -> None:
         """Log each warning once for as long as it applies."""
-        lines = policy_warnings(policy)
+        lines = annotation_warnings(policy)
         for line in lines:
             if line not in self._warned:
                 self._log.warning(line)

@@ -19,7 +19,7 @@ from ...configuration.model import KubeProxyConfiguration
 from ...convergence.family import FamilyContext, FamilyTables
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Mode
-from ...convergence.report import ignored_policies, unserved
+from ...convergence.report import ignored_annotations, unserved
 from ...convergence.schedulers import requested, with_schedulers
 from ...kernel.conntrack.socket import ConntrackSocket
 from ...kernel.conntrack.stale import delete_stale
@@ -252,7 +252,7 @@ class Proxier:
                 continue
             _note(self.unserved, service, unserved(self.mode.rendering, found))
             self.ignored_changes += _note(
-                self.ignored, service, ignored_policies(self.mode.rendering, found, self.settings)
+                self.ignored, service, ignored_annotations(self.mode.rendering, found, self.settings)
             )
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)

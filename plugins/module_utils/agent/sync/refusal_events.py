@@ -12,13 +12,13 @@ from ...errors import Refusal
 from ...event_reasons import Reason
 from ..api.events import WARNING, Post, object_reference
 from ..surface.log import LimitedLog
-from .policy_warnings import is_annotation
+from .annotation_warnings import is_annotation
 
 
 class RefusalEvents:
     """Reports each refusal that is new since the last call, and again if the object was valid in between.
 
-    Annotations are reported elsewhere (see ``policy_warnings``).
+    Annotations are reported elsewhere (see ``annotation_warnings``).
     """
 
     def __init__(self, limited: LimitedLog, post: Post) -> None:

@@ -48,7 +48,7 @@ class SyncMetrics:
             rows = family.tables.desired.get(stage.resource.kind)
             if rows is not None:
                 metrics.table_entries.labels(stage.resource.kind, stage.resource.family).set(len(rows))
-        metrics.policies_ignored.labels(family.family).set(len(family.ignored))
+        metrics.service_annotations_ignored.labels(family.family).set(len(family.ignored))
         self._longest = max([self._longest, *result.seconds.values()])
         metrics.longest_kernel_call.set(self._longest)
         if kind == FULL:

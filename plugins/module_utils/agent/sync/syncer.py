@@ -21,7 +21,7 @@ from typing import (
 )
 
 from ...cluster.model import NamespacedName
-from ...convergence.defaults import DEFAULT_LOSS_PERCENT
+from ...convergence.defaults import DEFAULT_UNSERVED_PERCENT
 from ...errors import KernelError, ProxyError
 from ...preflight.cluster_state import loss_findings
 from ...resources import PlannedChange
@@ -36,7 +36,7 @@ from ..surface.metrics import Metrics
 from ..surface.service_health import FailedPort
 from ..surface.surface import Surface
 from ..timers import monotonic
-from .losses import LossWatch
+from .losses import EndpointLossWatch
 from .notices import Notices
 from .portions import Portions
 from .proxier import Proxier, SyncResult
@@ -81,7 +81,7 @@ class Syncer:
         surface: Surface,
         log: Log,
         limited: LimitedLog,
-        losses: Optional[LossWatch] = None,
+        losses: Optional[EndpointLossWatch] = None,
         post: Post,
         other_proxy: OtherProxy,
     ) -> None:
@@ -100,7 +100,7 @@ class Syncer:
         self._log = log
         self._notices = Notices(metrics=metrics, log=log, limited=limited)
         self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post, other_proxy=other_proxy)
-        self.losses = losses or LossWatch(DEFAULT_LOSS_PERCENT, 0.0, time.monotonic)
+        self.losses = losses or EndpointLossWatch(DEFAULT_UNSERVED_PERCENT, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
         self._portions = Portions()
         # The Services of a sync that has failed, which some family may not have applied.

@@ -28,23 +28,24 @@ _DEFAULT_GROUP = 4114
 class NetworkPolicySettings(NamedTuple):
     """How network policies are enforced.
 
-    ``only``: the node serves no Services, because kube-proxy or another program does. ``established_connections``:
-    ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG group of denied packets, if
-    ``log_denied``. ``unknown_pods``: ``allow`` or ``deny`` traffic of addresses in ``pod_cidrs`` (canonical; if empty
-    those of the Node) that belong to no known pod. ``unjudged_destinations`` (canonical): to these, no egress rule is
-    applied. ``check_sources``: drop packets with a forged source. ``exempt_sources`` (canonical): pods of
-    ``exempt_source_namespaces`` (if empty, of all) may send from these although they are not theirs.
+    ``standalone``: the node serves no Services, because kube-proxy or another program does.
+    ``established_connections``: ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG
+    group of denied packets, if ``log_denied``. ``unknown_pods``: ``allow`` or ``deny`` traffic of addresses in
+    ``pod_cidrs`` (canonical; if empty those of the Node) that belong to no known pod. ``egress_exempt_cidrs``
+    (canonical): to these, no egress rule is applied. ``check_sources``: drop packets with a forged source.
+    ``exempt_sources`` (canonical): pods of ``exempt_source_namespaces`` (if empty, of all) may send from these although
+    they are not theirs.
     """
 
     enabled: bool = False
-    only: bool = False
+    standalone: bool = False
     cluster_policies: bool = False
     established_connections: str = KEEP
     log_denied: bool = False
     log_group: int = _DEFAULT_GROUP
     unknown_pods: str = ALLOW
     pod_cidrs: Tuple[str, ...] = ()
-    unjudged_destinations: Tuple[str, ...] = ()
+    egress_exempt_cidrs: Tuple[str, ...] = ()
     check_sources: bool = True
     exempt_sources: Tuple[str, ...] = ()
     exempt_source_namespaces: Tuple[str, ...] = ()
@@ -76,8 +77,8 @@ FIELDS: Tuple[Field, ...] = (
         "enforce NetworkPolicies for the pods of this node",
     ),
     Field(
-        "networkPolicy.only",
-        "network_policy.only",
+        "networkPolicy.standalone",
+        "network_policy.standalone",
         "false",
         "all",
         HONOURED,
@@ -132,8 +133,8 @@ FIELDS: Tuple[Field, ...] = (
         "these pod ranges",
     ),
     Field(
-        "networkPolicy.unjudgedDestinations",
-        "network_policy.unjudged_destinations",
+        "networkPolicy.egressExemptCIDRs",
+        "network_policy.egress_exempt_cidrs",
         "none",
         "all",
         HONOURED,
@@ -171,19 +172,19 @@ def read(section: Section) -> NetworkPolicySettings:
     default = NetworkPolicySettings()
     settings = NetworkPolicySettings(
         enabled=section.flag("enabled", default.enabled),
-        only=section.flag("only", default.only),
+        standalone=section.flag("standalone", default.standalone),
         cluster_policies=section.flag("clusterNetworkPolicies", default.cluster_policies),
         established_connections=section.choice("establishedConnections", (KEEP, CUT)),
         log_denied=section.flag("logDenied", default.log_denied),
         log_group=section.integer("logGroup", default.log_group, 0, _MOST_GROUP),
         unknown_pods=section.choice("unknownPods", (ALLOW, DENY)),
         pod_cidrs=section.networks("podCIDRs"),
-        unjudged_destinations=section.networks("unjudgedDestinations"),
+        egress_exempt_cidrs=section.networks("egressExemptCIDRs"),
         check_sources=section.flag("checkSources", default.check_sources),
         exempt_sources=section.networks("exemptSources"),
         exempt_source_namespaces=section.namespaces("exemptSourceNamespaces"),
     )
     section.finish()
-    if settings.only and not settings.enabled:
-        section.findings.problem(section.field("only"), "needs networkPolicy.enabled: true")
+    if settings.standalone and not settings.enabled:
+        section.findings.problem(section.field("standalone"), "needs networkPolicy.enabled: true")
     return settings

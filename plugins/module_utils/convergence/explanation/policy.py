@@ -14,7 +14,7 @@ from ...cluster.state import ClusterState
 from ...errors import ProxyError
 from ...networkpolicy.matching.owners import Address, counts
 from ...networkpolicy.node_policy import NodePolicy
-from ...networkpolicy.rows import CLASS, GRANT, ISOLATED, PORTS, UNJUDGED, Row
+from ...networkpolicy.rows import CLASS, EGRESS_EXEMPT, GRANT, ISOLATED, PORTS, Row
 from ...networkpolicy.verdicts import ITSELF, Flow, SideVerdict, Verdicts
 from ...rendering.networkpolicy.elements import Elements
 from ...rendering.networkpolicy.sets import Options
@@ -24,7 +24,7 @@ from .explain import Explained
 from .target import PROTOCOLS as SERVICE_PROTOCOLS
 from .target import Destination, ServiceTarget, Target
 
-_UNJUDGED = "not judged: the destination is in networkPolicy.unjudgedDestinations"
+_EGRESS_EXEMPT = "not judged: the destination is in networkPolicy.egressExemptCIDRs"
 _FORGED = "denied: dropped where it arrives, because its source is an address of this node or of a pod of this node"
 _UNKNOWN = "denied: an address in the node's pod ranges that belongs to no known pod (networkPolicy.unknownPods)"
 
@@ -195,8 +195,8 @@ class PolicyExplainer:
             verdict = SideVerdict(not unknown, _UNKNOWN if unknown else "not judged: not a pod")
         elif from_node and pod.node_name == self._node_name:
             verdict = SideVerdict(True, "always allowed: from the pod's own node")
-        elif direction == EGRESS and self._policy.is_unjudged(flow.peer):
-            verdict = SideVerdict(True, _UNJUDGED)
+        elif direction == EGRESS and self._policy.is_egress_exempt(flow.peer):
+            verdict = SideVerdict(True, _EGRESS_EXEMPT)
         elif own == flow.peer and not via:
             verdict = SideVerdict(True, ITSELF)
         else:
@@ -224,8 +224,8 @@ class PolicyExplainer:
             if (ISOLATED, side, own) in rows:
                 number = judge.class_of(peer)
                 wanted += [(ISOLATED, side, own), (CLASS, peer), ("any", side, own), (GRANT, side, number, own)]
-        if self._policy.is_unjudged(target):
-            ranges = (row for row in rows if row[0] == UNJUDGED and len(row[1]) == len(target))
+        if self._policy.is_egress_exempt(target):
+            ranges = (row for row in rows if row[0] == EGRESS_EXEMPT and len(row[1]) == len(target))
             wanted += [row for row in ranges if row[1] <= target <= row[2]]
         sets = {rows[row] for row in wanted if row in rows and row[0] in ("any", GRANT)}
         wanted += sorted(row for row in rows if row[0] == PORTS and row[1] in sets) if sets else []

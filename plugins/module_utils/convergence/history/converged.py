@@ -28,4 +28,4 @@ def inspect(request: Request) -> Report:
 
     A difference of any size is not an error, nor is another service proxy on the node.
     """
-    return converge(request._replace(check=True, compare=True, max_loss_percent=100.0))
+    return converge(request._replace(check=True, compare=True, max_unserved_percent=100.0))

@@ -93,7 +93,7 @@ def encode_state(state: NodeState) -> Dict[str, Any]:
         "timeouts": dict(state.timeouts),
         "sysctls": dict(state.sysctls),
         "exclude_cidrs": list(state.exclude_cidrs),
-        **({"policies_only": True} if state.policies_only else {}),
+        **({"policies_standalone": True} if state.policies_standalone else {}),
     }
 
 
@@ -263,7 +263,7 @@ def decode_state(document: Any) -> NodeState:
         timeouts=timeouts,
         sysctls=sysctls,
         exclude_cidrs=excluded,
-        policies_only="policies_only" in document and reader.get("policies_only", bool),
+        policies_standalone="policies_standalone" in document and reader.get("policies_standalone", bool),
     )
 
 

@@ -79,7 +79,7 @@ class SavingGuard(Guard):
         from .state import observe_policies, observe_state
         from .store import History
 
-        if configuration.node_proxy.network_policy.only:
+        if configuration.node_proxy.network_policy.standalone:
             state = observe_policies(self._handles)
         else:
             state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)

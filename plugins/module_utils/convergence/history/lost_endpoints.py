@@ -130,7 +130,7 @@ def judge_state(record: StateRecord, accept_loss: bool, sources: Sources = _SOUR
 
     Raises HistoryError for a state that serves nothing, or of whose endpoints most are lost, unless ``accept_loss``.
     """
-    if record.state.policies_only:
+    if record.state.policies_standalone:
         return ()
     endpoints, name = endpoints_of(record.state), f"state {record.number} is {_age(record.created)}"
     problem = ""

@@ -30,7 +30,7 @@ from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import judge
 from ...preflight.processes import service_proxy_findings
 from ...rendering.ipvs.draining import with_draining
-from ...rendering.ipvs.nftables_glue import NFTABLES_GLUE
+from ...rendering.ipvs.nftables_filter_backend import NFTABLES_FILTER_BACKEND
 from ...rendering.ipvs.nftables_layout import NODE_PORTS
 from ...rendering.nftables.objects import ObjectKey
 from ...resources import Kind, PlannedChange, Stage, always, apply_plan, never, plan
@@ -50,7 +50,12 @@ from ..stages.ipvs import (
     observed_once,
     unloaded_ipvs_resources,
 )
-from ..stages.ipvs_glue import GlueResources, glue_resources, unloaded_set_resources, unused_glue_stages
+from ..stages.ipvs_filter_backend import (
+    FilterBackendResources,
+    filter_backend_resources,
+    unloaded_set_resources,
+    unused_filter_backend_stages,
+)
 from ..stages.still_connected import StillConnected, node_port_record, replaces_iptables_mode
 from ..stages.userspace import userspace_removal_stages
 from . import pending, units
@@ -134,7 +139,13 @@ class _IpvsStages(NamedTuple):
 
 
 def _ipvs_stages(
-    state: NodeState, resources: IpvsResources, glue: GlueResources, family: str, *, loaded: bool, to_end: bool
+    state: NodeState,
+    resources: IpvsResources,
+    filter_backend: FilterBackendResources,
+    family: str,
+    *,
+    loaded: bool,
+    to_end: bool,
 ) -> _IpvsStages:
     """Return the stages of one family. With a state of another mode, servers with active connections are kept.
 
@@ -149,15 +160,17 @@ def _ipvs_stages(
         addresses=of_family(state.addresses, family),
     )
     draining = loaded and not _serves_through_ipvs(state)
-    stages = kept_stages(resources, glue, family, draining=draining, desired=desired, others=state.virtual_servers)
+    stages = kept_stages(
+        resources, filter_backend, family, draining=draining, desired=desired, others=state.virtual_servers
+    )
     before = list(stages.sets)
     saved = state.ipvs_tables.get(family, {})
     if saved:
         table = saved if to_end else functools.partial(_with_ports, saved)
         before.append(Stage(RawIpvsTableResource(family), table, postponed=after_servers(resources.addresses)))
-    elif glue.table is not None:
+    elif filter_backend.table is not None:
         left = stages.kept.table if to_end else node_port_record
-        before.append(Stage(glue.table, left, postponed=always))
+        before.append(Stage(filter_backend.table, left, postponed=always))
     return _IpvsStages(before, stages.servers, stages.kept)
 
 
@@ -170,9 +183,9 @@ def _with_ports(saved: Table, observed: Table) -> Table:
     return {**saved, key: old._replace(elements=tuple(dict.fromkeys((*old.elements, *now.elements))))}
 
 
-def _glue(state: NodeState, handles: KernelHandles, family: str) -> GlueResources:
-    """Return the loaded resources of the glues, and ipsets for descriptions only if a saved state has them."""
-    found = glue_resources(handles, family)
+def _filter_backend(state: NodeState, handles: KernelHandles, family: str) -> FilterBackendResources:
+    """Return the loaded resources of the filter backends; ipsets for descriptions only if a saved state has them."""
+    found = filter_backend_resources(handles, family)
     if found.sets is None and of_family(state.sets, family):
         return found._replace(sets=unloaded_set_resources(family))
     return found
@@ -188,7 +201,7 @@ def restore_stages(
     part of a state with policies only, and do not change. ``to_end`` False: the table beside IPVS keeps what identifies
     virtual servers that are to be removed later.
     """
-    if state.policies_only:
+    if state.policies_standalone:
         return _policy_stages(state, handles), []
     sysctls, warnings = _sysctl_stage(state)
     tables = [*_policy_stages(state, handles), *_table_stages(state, handles, warnings)]
@@ -200,7 +213,7 @@ def restore_stages(
     if not state.sets and not state.virtual_servers and not loaded:
         addresses = [AddressesResource(handles.route, family) for family in FAMILIES]
         own = [Stage(item, of_family(state.addresses, family)) for item, family in zip(addresses, FAMILIES)]
-        unused = unused_glue_stages(handles, False, False)
+        unused = unused_filter_backend_stages(handles, False, False)
         return [*first, Stage(device, state.devices), *tables, *own, *unused, *last, *userspace], warnings
     # Except in a check, the modules have been loaded by now.
     usable = loaded or not check
@@ -209,7 +222,7 @@ def restore_stages(
         _ipvs_stages(
             state,
             observed_once(find(handles, family)),
-            _glue(state, handles, family),
+            _filter_backend(state, handles, family),
             family,
             loaded=usable,
             to_end=to_end,
@@ -274,8 +287,8 @@ def _module_stages(state: NodeState) -> List[Stage]:
     if not state.virtual_servers and not state.sets:
         return []
     schedulers = sorted({server.scheduler for server in state.virtual_servers.values()})
-    glue = NFTABLES_GLUE.name if any(state.ipvs_tables.values()) and not state.sets else ""
-    modules = ModulesResource(modules_for(IPVS, schedulers, node_facts().kernel_version, glue=glue))
+    filter_backend = NFTABLES_FILTER_BACKEND.name if any(state.ipvs_tables.values()) and not state.sets else ""
+    modules = ModulesResource(modules_for(IPVS, schedulers, node_facts().kernel_version, filter_backend=filter_backend))
     return [Stage(modules, modules.desired())]
 
 
@@ -304,7 +317,7 @@ def rollback(request: RollbackRequest) -> RollbackReport:
     warnings: List[str] = list(judge(rights_findings(capabilities()), request.ignore_findings))
     history = History(request.history_directory, request.keep)
     record = history.load(history.newest() if request.to is None else request.to)
-    if not record.state.policies_only:
+    if not record.state.policies_standalone:
         warnings += judge(service_proxy_findings(), request.ignore_findings)
     warnings += request.judge(record)
     running = tuple(units.running_units()) if request.stop_units else ()
@@ -352,7 +365,7 @@ def restore(
             saved = _save_current(state, record, history, handles, more)
         with watch.stage("apply"):
             rest = _apply(state, handles, planned, watch)
-            if not state.policies_only:
+            if not state.policies_standalone:
                 _forget_flows(request.state_directory, more)
     changes = table_changes([*modules, *planned], request.describe)
     more += _kept_server_warnings(state, rest)
@@ -375,7 +388,7 @@ def _save_current(
     Only what ``state``, that of ``record``, has is saved: policies only, or everything.
     """
     try:
-        if state.policies_only:
+        if state.policies_standalone:
             current = observe_policies(handles)
         else:
             current = observe_state(handles, state.uses_ipvs, state.exclude_cidrs)

@@ -35,7 +35,7 @@ from ..handles import KernelHandles
 from ..node import removal_contexts
 from ..stages.chains import chain_ownership
 from ..stages.ipvs import OnlyOurServers, ipvs_resources, observed_once
-from ..stages.ipvs_glue import glue_resources
+from ..stages.ipvs_filter_backend import filter_backend_resources
 
 TIMEOUTS = ("tcp", "tcp_fin", "udp")
 
@@ -76,7 +76,7 @@ class NodeState(NamedTuple):
     #: Networks of virtual servers of other programs, which are not in ``virtual_servers``.
     exclude_cidrs: Tuple[str, ...] = ()
     #: Another program served the Services, so the state has nothing of them to restore.
-    policies_only: bool = False
+    policies_standalone: bool = False
 
     def counts(self) -> Dict[str, int]:
         """Return the number of entries of each kind, for a list of saved states."""
@@ -176,15 +176,15 @@ def _observed_ipvs(
         return found
     for family in FAMILIES:
         resources = observed_once(ipvs_resources(handles, family))._replace(addresses=addresses[family])
-        glue = glue_resources(handles, family)
-        if glue.sets is not None:
-            found["sets"].update(glue.sets.sets.observe())
-            found["set_elements"].update(glue.sets.elements.observe())
+        filter_backend = filter_backend_resources(handles, family)
+        if filter_backend.sets is not None:
+            found["sets"].update(filter_backend.sets.sets.observe())
+            found["set_elements"].update(filter_backend.sets.elements.observe())
         for name, resource in (("virtual_servers", resources.servers), ("real_servers", resources.real_servers)):
             chosen: Resource[Any, Any] = resource
             if not all_servers:
                 # Modes without IPVS do not change servers that are not known to belong to a Service.
-                chosen = OnlyOurServers(resource, resources.addresses, glue.record(family))
+                chosen = OnlyOurServers(resource, resources.addresses, filter_backend.record(family))
             for key, value in chosen.observe().items():
                 if not in_networks(ipvs.server_of(key).address, networks):
                     found[name][key] = value
@@ -221,7 +221,7 @@ def observe_state(handles: KernelHandles, all_servers: bool = False, exclude_cid
         timeouts=TimeoutsResource(handles.ipvs, TIMEOUTS).observe() if handles.has_ipvs() else {},
         sysctls=SysctlsResource(sysctl_keys()).observe(),
         exclude_cidrs=tuple(exclude_cidrs),
-        policies_only=False,
+        policies_standalone=False,
         **servers,
     )
 
@@ -232,7 +232,7 @@ def observe_policies(handles: KernelHandles) -> NodeState:
     Raises KernelError, and HistoryError if the table could not be restored.
     """
     table = _restorable(RawPolicyTableResource()) if handles.has_nftables() else {}
-    return NodeState(network_policy=table, policies_only=True)
+    return NodeState(network_policy=table, policies_standalone=True)
 
 
 def of_family(table: Mapping[Any, Any], family: str) -> Dict[Any, Any]:

@@ -17,9 +17,9 @@ from ...preflight.findings import CONFLICTS, ERROR, FORWARD_DROP, Finding, judge
 from ..handles import NO_AGENT, KernelHandles
 from ..request import Request
 from ..runtime.state_directory import control_socket
-from ..stages.ipvs_glue import set_resources
+from ..stages.ipvs_filter_backend import set_resources
 from .mode import Mode
-from .registry import GLUES, ipvs_with, mode_object, with_listeners
+from .registry import FILTER_BACKENDS, ipvs_with, mode_object, with_listeners
 
 #: The modes that ``auto`` tries, in this order; if none is possible, the agent forwards connections itself.
 _PREFERRED: Tuple[str, ...] = (NFTABLES, IPVS, IPTABLES)
@@ -42,65 +42,68 @@ def mode_named(name: str) -> Mode:
 
 
 def mode_without_node(request: Request) -> Mode:
-    """Return the mode that the request names, without looking at any node; in ipvs mode ``auto`` is the glue iptables.
+    """Return the mode that the request names, without examining a node: the filter backend ``auto`` is then iptables.
 
     Raises ConfigurationError for the mode ``auto``.
     """
-    if request.configuration.node_proxy.network_policy.only:
+    if request.configuration.node_proxy.network_policy.standalone:
         return mode_object(NONE)
     name = request.mode or request.configuration.mode
     if name not in MODES:
         raise ConfigurationError(f"mode: {name!r} cannot be rendered without a node; use one of {', '.join(MODES)}")
     mode = mode_object(name)
-    wanted = request.configuration.node_proxy.ipvs_glue
-    return ipvs_with(wanted) if mode.glue and wanted in GLUES else mode
+    wanted = request.configuration.node_proxy.ipvs_filter_backend
+    return ipvs_with(wanted) if mode.filter_backend and wanted in FILTER_BACKENDS else mode
 
 
-def _with_glue(mode: Mode, request: Request) -> ChosenMode:
-    """Return ipvs mode with the glue of the configuration and the reason for it; return other modes unchanged.
+def _with_filter_backend(mode: Mode, request: Request) -> ChosenMode:
+    """Return ipvs mode with the filter backend of the configuration, and why; return other modes unchanged.
 
     Raises PreflightError without the rights to determine it, KernelError.
     """
-    if not mode.glue:
+    if not mode.filter_backend:
         return ChosenMode(mode, "")
-    wanted = request.configuration.node_proxy.ipvs_glue
-    if wanted in GLUES:
-        return ChosenMode(ipvs_with(wanted), f"glue {wanted}: set in the configuration")
-    return automatic_glue(_schedulers(mode, request), request.ignore_findings)
+    wanted = request.configuration.node_proxy.ipvs_filter_backend
+    if wanted in FILTER_BACKENDS:
+        return ChosenMode(ipvs_with(wanted), f"filter backend {wanted}: set in the configuration")
+    return automatic_filter_backend(_schedulers(mode, request), request.ignore_findings)
 
 
-def automatic_glue(schedulers: Sequence[str], ignored: Sequence[str] = ()) -> ChosenMode:
-    """Return ipvs mode with the glue that ``auto`` selects on this node, and why; changes nothing.
+def automatic_filter_backend(schedulers: Sequence[str], ignored: Sequence[str] = ()) -> ChosenMode:
+    """Return ipvs mode with the filter backend that ``auto`` selects on this node, and why; changes nothing.
 
-    It is the glue in use, so that nothing changes by itself, otherwise nftables if the node meets its requirements,
-    otherwise iptables. Where the chain FORWARD of iptables drops by default, iptables is preferred: only a rule in that
-    chain accepts Service traffic there. ``schedulers``: those in use. ``ignored``: names of findings to ignore. Raises
-    PreflightError without the rights to determine it, KernelError.
+    It is the filter backend in use, so that nothing changes by itself, otherwise nftables if the node meets its
+    requirements, otherwise iptables. Where the chain FORWARD of iptables drops by default, iptables is preferred: only
+    a rule in that chain accepts Service traffic there. ``schedulers``: those in use. ``ignored``: names of findings to
+    ignore. Raises PreflightError without the rights to determine it, KernelError.
     """
     judge(rights_findings(capabilities()), ignored)
-    serving = _serving_glue()
+    serving = _serving_filter_backend()
     if serving is not None:
-        return ChosenMode(serving, f"glue {serving.glue}: already in use on this node")
+        return ChosenMode(serving, f"filter backend {serving.filter_backend}: already in use on this node")
     families = supported_families()
     possible: List[Mode] = []
     reasons: List[str] = []
-    for preferred in map(ipvs_with, GLUES):
+    for preferred in map(ipvs_with, FILTER_BACKENDS):
         findings = _findings(preferred, schedulers)
         lacking = _errors(findings, ignored) or preferred.unsupported_reasons(families)
         overruled = [item for item in findings if item.name == FORWARD_DROP and not preferred.needs.extensions]
         if lacking:
-            reasons.append(f"glue {preferred.glue} is not possible: {'; '.join(lacking)}")
+            reasons.append(f"filter backend {preferred.filter_backend} is not possible: {'; '.join(lacking)}")
         elif overruled:
             possible.append(preferred)
-            reasons.append(f"glue {preferred.glue} is not preferred: {'; '.join(item.what for item in overruled)}")
+            reasons.append(
+                f"filter backend {preferred.filter_backend} is not preferred: "
+                + "; ".join(item.what for item in overruled)
+            )
         else:
-            chosen = f"glue {preferred.glue}: this node meets its requirements"
+            chosen = f"filter backend {preferred.filter_backend}: this node meets its requirements"
             return ChosenMode(preferred, "; ".join([chosen, *reasons]))
-    return ChosenMode([*possible, ipvs_with(GLUES[-1])][0], "; ".join(reasons))
+    return ChosenMode([*possible, ipvs_with(FILTER_BACKENDS[-1])][0], "; ".join(reasons))
 
 
-def _serving_glue() -> Optional[Mode]:
-    """Return ipvs mode with the glue that is on this node, None if there is none. Loads nothing. Raises KernelError."""
+def _serving_filter_backend() -> Optional[Mode]:
+    """Return ipvs mode with the filter backend on this node, None without one. Loads nothing. Raises KernelError."""
     families = supported_families()
     with KernelHandles() as handles:
         if handles.has_nftables() and any(handles.ipvs_table(family).exists() for family in families):
@@ -149,11 +152,11 @@ def _chosen(request: Request) -> ChosenMode:
     ``auto`` selects the first of nftables, ipvs and iptables that this node can run; for nftables the kernel validates
     a table with everything that the mode uses, without keeping it. On a node that can run none of them, the agent
     selects userspace. With a fallback, iptables replaces ipvs on a node that cannot run it, with a warning that says
-    why. Where another program serves the Services (``networkPolicy.only``), no mode is in effect, whatever is named.
-    Raises ConfigurationError for an unknown mode or fallback, PreflightError if ``auto`` finds no mode.
+    why. Where another program serves the Services (``networkPolicy.standalone``), no mode is in effect, whatever is
+    named. Raises ConfigurationError for an unknown mode or fallback, PreflightError if ``auto`` finds no mode.
     """
-    if request.configuration.node_proxy.network_policy.only:
-        return ChosenMode(mode_object(NONE), "networkPolicy.only: another program serves the Services")
+    if request.configuration.node_proxy.network_policy.standalone:
+        return ChosenMode(mode_object(NONE), "networkPolicy.standalone: another program serves the Services")
     wanted = request.mode or request.configuration.mode
     if request.fallback not in ("", IPTABLES):
         raise ConfigurationError(f"fallback: {request.fallback!r} is not {IPTABLES}")
@@ -162,11 +165,11 @@ def _chosen(request: Request) -> ChosenMode:
     if wanted not in MODES:
         raise ConfigurationError(f"mode: {wanted!r} is not one of {', '.join((*MODES, AUTO))}")
     asked = "requested" if request.mode else "set in the configuration"
-    mode, glue, *_none = _with_glue(mode_named(wanted), request)
-    asked = "; ".join(text for text in (asked, glue) if text)
+    mode, filter_backend, *_none = _with_filter_backend(mode_named(wanted), request)
+    asked = "; ".join(text for text in (asked, filter_backend) if text)
     if mode.needs_agent and not (request.check or request.agent):
         raise PreflightError(f"{NO_AGENT}; run the agent on this node, or use another mode")
-    if mode.glue and request.fallback:
+    if mode.filter_backend and request.fallback:
         obstacles = _obstacles(mode, _schedulers(mode, request), request.ignore_findings)
         if obstacles:
             fallback = mode_named(request.fallback)
@@ -190,13 +193,13 @@ def _automatic(request: Request) -> ChosenMode:
     judge(rights_findings(capabilities()), request.ignore_findings)
     reasons: List[str] = []
     for preferred in map(mode_object, _PREFERRED):
-        mode, glue, *_none = _with_glue(preferred, request)
+        mode, filter_backend, *_none = _with_filter_backend(preferred, request)
         obstacles = _obstacles(mode, _schedulers(mode, request), request.ignore_findings) or mode.unsupported_reasons(
             supported_families()
         )
         if not obstacles:
             chosen = f"auto: this node meets the requirements of {mode.name} mode"
-            return ChosenMode(mode, "; ".join([chosen, *([glue] if glue else []), *reasons]))
+            return ChosenMode(mode, "; ".join([chosen, *([filter_backend] if filter_backend else []), *reasons]))
         reasons.append(f"{mode.name} mode is not possible: {'; '.join(obstacles)}")
     why = "; ".join(reasons)
     if not _may_forward(request):

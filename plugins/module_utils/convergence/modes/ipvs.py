@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ipvs mode: virtual servers, addresses on the dummy device, and a packet filter beside IPVS, the glue.
+"""ipvs mode: virtual servers, addresses on the dummy device, and a packet filter beside IPVS, the filter backend.
 
-The glue comes before the virtual servers whose connections it masquerades, and the addresses that make a Service
-reachable come last.
+The filter backend comes before the virtual servers whose connections it masquerades, and the addresses that make a
+Service reachable come last.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, LiveConnection, Remembered
 from ..stages.ipvs import IpvsResources, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
-from ..stages.ipvs_glue import device_stage
+from ..stages.ipvs_filter_backend import device_stage
 from .mode import Adjustments, Deprecation, Mode
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class IpvsMode(Mode):
-    """See the base class; each glue is a subclass, which has the resources of the packet filter beside IPVS."""
+    """See the base class. Each filter backend is a subclass with the resources of the packet filter beside IPVS."""
 
     measures_kinds = False
     counts_ports = False
@@ -51,9 +51,9 @@ class IpvsMode(Mode):
         Reason.IPVS_DEPRECATED, "The ipvs proxier is now deprecated and may be removed in a future release."
     )
 
-    def glue_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
-        """Return the resources of the glue for a family, in order of dependence. Raises KernelError."""
-        raise NotImplementedError(self.glue)
+    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
+        """Return the resources of the filter backend for a family, in order of dependence. Raises KernelError."""
+        raise NotImplementedError(self.filter_backend)
 
     def stages(
         self,
@@ -71,7 +71,7 @@ class IpvsMode(Mode):
             stages.append(timeouts_stage(handles, wanted, loaded))
         find = ipvs_resources if loaded else unloaded_ipvs_resources
         for family in families:
-            stages += self.glue_stages(family, handles, loaded)
+            stages += self.filter_backend_stages(family, handles, loaded)
             stages += _server_stages(family, find(handles, family.context.family))
         return stages
 

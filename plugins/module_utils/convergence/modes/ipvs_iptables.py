@@ -21,7 +21,7 @@ from ...resources import Stage
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
 from ..stages.chains import chain_stages, shared_chain_stages, xtables_families
-from ..stages.ipvs_glue import set_resources, unloaded_set_resources
+from ..stages.ipvs_filter_backend import set_resources, unloaded_set_resources
 from ..stages.still_connected import replaces_iptables_mode
 from .ipvs import IpvsMode
 from .mode import Families, Subsystems
@@ -31,7 +31,7 @@ class IpvsWithIptables(IpvsMode):
     """See the base class."""
 
     rendering = RENDERING
-    glue = RENDERING.glue.name
+    filter_backend = RENDERING.filter_backend.name
     subsystems = Subsystems(chains=True, ipvs=True, ipsets=True, device=ipvs.DEVICE)
     needs = ModeNeeds("ipvs", extensions=IPVS_EXTENSIONS, ipvs=True, ipsets=True)
 
@@ -49,7 +49,7 @@ class IpvsWithIptables(IpvsMode):
         """See the base class."""
         return handles.has_ipvs() and handles.has_ipset()
 
-    def glue_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
+    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
         """Return the ipsets, and the chains that match them."""
         context, tables = family
         found = set_resources(handles, context.family) if loaded else unloaded_set_resources(context.family)

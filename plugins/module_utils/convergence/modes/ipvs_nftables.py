@@ -27,17 +27,17 @@ class IpvsWithNftables(ValidatedMode, IpvsMode):
     """See the base class."""
 
     rendering = OVER_NFTABLES
-    table = TableNeeds(OVER_NFTABLES, RESOURCE, IPVS_TABLE, "ipvs mode with the glue nftables")
-    glue = OVER_NFTABLES.glue.name
+    table = TableNeeds(OVER_NFTABLES, RESOURCE, IPVS_TABLE, "ipvs mode with the filter backend nftables")
+    filter_backend = OVER_NFTABLES.filter_backend.name
     subsystems = Subsystems(ipvs=True, ipvs_table=True, device=ipvs.DEVICE)
     # As for nftables mode.
-    needs = ModeNeeds("ipvs", kernel=(5, 13, 0), ipvs=True, glue=OVER_NFTABLES.glue.name)
+    needs = ModeNeeds("ipvs", kernel=(5, 13, 0), ipvs=True, filter_backend=OVER_NFTABLES.filter_backend.name)
 
     def is_loaded(self, handles: KernelHandles) -> bool:
         """See the base class."""
         return handles.has_ipvs() and handles.has_nftables()
 
-    def glue_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
+    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
         """Return the table."""
         context, tables = family
         table = handles.ipvs_table(context.family)

@@ -127,7 +127,7 @@ class Mode:
     #: None for a mode that is not deprecated.
     deprecation: Optional[Deprecation] = None
     #: In ipvs mode, the subsystem of its packet filter.
-    glue: str = ""
+    filter_backend: str = ""
 
     @property
     def name(self) -> str:

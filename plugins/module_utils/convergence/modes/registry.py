@@ -59,20 +59,20 @@ _MODES: Dict[str, Callable[[], Mode]] = {
     USERSPACE: _userspace,
     NONE: _none,
 }
-_GLUES: Dict[str, Callable[[], Mode]] = {"nftables": _ipvs_with_nftables, "iptables": _ipvs_with_iptables}
+_FILTER_BACKENDS: Dict[str, Callable[[], Mode]] = {"nftables": _ipvs_with_nftables, "iptables": _ipvs_with_iptables}
 
-#: The glues of ipvs mode, in the order in which ``auto`` tries them.
-GLUES: Tuple[str, ...] = tuple(_GLUES)
+#: The filter backends of ipvs mode, in the order in which ``auto`` tries them.
+FILTER_BACKENDS: Tuple[str, ...] = tuple(_FILTER_BACKENDS)
 
 
 def mode_object(name: str) -> Mode:
-    """Return the mode of that name, one of MODES_IN_EFFECT; for ipvs mode, the one with the glue iptables."""
+    """Return the mode of that name, one of MODES_IN_EFFECT; for ipvs mode, the one with the filter backend iptables."""
     return _MODES[name]()
 
 
-def ipvs_with(glue: str) -> Mode:
-    """Return ipvs mode with a glue, one of GLUES."""
-    return _GLUES[glue]()
+def ipvs_with(filter_backend: str) -> Mode:
+    """Return ipvs mode with a filter backend, one of FILTER_BACKENDS."""
+    return _FILTER_BACKENDS[filter_backend]()
 
 
 def with_listeners(mode: Mode, cluster: ClusterState) -> Mode:

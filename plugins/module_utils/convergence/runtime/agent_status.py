@@ -91,7 +91,7 @@ class AgentStatus(TypedDict):
     mode: str
     modeReason: str
     behaviour: str
-    ipvsGlue: str
+    ipvsFilterBackend: str
     healthy: bool
     otherProxy: str
     since: float

@@ -20,7 +20,7 @@ from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.nftables_layout import SETTLING
 from ...resources import Change, NotThereYet, ObservedOnce, Resource, Stage
 from ..handles import KernelHandles
-from .ipvs_glue import GlueResources, device_removal_stages, glue_resources
+from .ipvs_filter_backend import FilterBackendResources, device_removal_stages, filter_backend_resources
 from .still_connected import StillConnected, node_ports
 
 Table = Mapping[Any, Any]
@@ -69,7 +69,7 @@ class OnlyOurServers(Resource[Any, Any]):
 
 
 class IpvsResources(NamedTuple):
-    """The resources of ipvs mode for one family, whatever its glue is.
+    """The resources of ipvs mode for one family, whatever its filter backend is.
 
     ``connections`` and ``used`` are results of the last observation of real servers.
     """
@@ -167,7 +167,7 @@ class KeptStages(NamedTuple):
 
 def kept_stages(
     resources: IpvsResources,
-    glue: GlueResources,
+    filter_backend: FilterBackendResources,
     family: str,
     *,
     draining: bool,
@@ -179,7 +179,7 @@ def kept_stages(
     With ``draining``, what has active connections is kept until these end. ``others``: see :class:`OnlyOurServers`;
     their connections keep neither set elements nor addresses.
     """
-    record = glue.record(family)
+    record = filter_backend.record(family)
     ours = OnlyOurServers(resources.real_servers, resources.addresses, record)
     kept = StillConnected(ours, record, functools.partial(used_connections, family), resources.used, draining)
 
@@ -193,12 +193,12 @@ def kept_stages(
         return {**kept.real_servers(observed), **desired.real_servers(observed)}
 
     sets = []
-    if glue.sets is not None:
+    if filter_backend.sets is not None:
         sets = [
-            Stage(glue.sets.sets, with_kept(desired.sets, kept.sets)),
-            Stage(glue.sets.elements, with_kept(desired.elements, kept.elements)),
+            Stage(filter_backend.sets.sets, with_kept(desired.sets, kept.sets)),
+            Stage(filter_backend.sets.elements, with_kept(desired.elements, kept.elements)),
         ]
-    table = [Stage(glue.table, kept.table)] if glue.table is not None else []
+    table = [Stage(filter_backend.table, kept.table)] if filter_backend.table is not None else []
     servers = [
         Stage(limited(resources.servers), with_kept(desired.servers, kept.servers)),
         Stage(limited(resources.real_servers), real_servers),
@@ -214,7 +214,10 @@ def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[S
     """
     families = [
         kept_stages(
-            observed_once(ipvs_resources(handles, family)), glue_resources(handles, family), family, draining=draining
+            observed_once(ipvs_resources(handles, family)),
+            filter_backend_resources(handles, family),
+            family,
+            draining=draining,
         )
         for family in FAMILIES
     ]

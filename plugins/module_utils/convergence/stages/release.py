@@ -19,7 +19,7 @@ from ...resources import Stage
 from ..handles import KernelHandles
 from ..node import removal_contexts
 from .chains import chain_ownership
-from .ipvs_glue import set_resources
+from .ipvs_filter_backend import set_resources
 
 
 def release_stages(handles: KernelHandles) -> List[Stage]:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table beside IPVS, which ipvs mode has if its glue is nftables."""
+"""The table beside IPVS, which ipvs mode has if its filter backend is nftables."""
 
 from __future__ import annotations
 

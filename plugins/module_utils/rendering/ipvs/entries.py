@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The entries that one ServicePort contributes to the tables of ipvs mode (kube-proxy 1.36).
 
-Addresses, virtual servers and real servers do not depend on the glue; for the rest, each glue has a subclass of
-:class:`Contribution`. Several ServicePorts may contribute the same key, such as one cluster IP with several ports;
-merging counts them.
+Addresses, virtual servers and real servers do not depend on the filter backend; for the rest, each filter backend has a
+subclass of :class:`Contribution`. Several ServicePorts may contribute the same key, such as one cluster IP with several
+ports; merging counts them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def ipvs_facts(settings: DataplaneSettings) -> IpvsFacts:
 
 
 class Contribution(ABC):
-    """Collects the entries of one ServicePort; the glue implements the abstract methods."""
+    """Collects the entries of one ServicePort; the filter backend implements the abstract methods."""
 
     def __init__(self, info: ServicePortInfo, facts: IpvsFacts) -> None:
         self.info = info

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Render ipvs mode: ServicePorts to addresses, virtual and real servers, and the entries of the glue, of one family."""
+"""Render ipvs mode of one family: ServicePorts to addresses, virtual and real servers, and filter backend entries."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering
 from ..settings import DataplaneSettings
 from .entries import IpvsFacts, ipvs_facts, is_node_address
-from .glue import Glue
-from .iptables_glue import IPTABLES_GLUE
+from .filter_backend import FilterBackend
+from .iptables_filter_backend import IPTABLES_FILTER_BACKEND
 from .model import ADDRESSES, DEVICE, DEVICES, REAL_SERVERS, VIRTUAL_SERVERS, RealServerKey, VirtualServerKey
-from .nftables_glue import NFTABLES_GLUE
+from .nftables_filter_backend import NFTABLES_FILTER_BACKEND
 from .policies import INSIDE, OUTSIDE, endpoint_lists
 from .scheduling import PROPORTIONAL, hashed_by, requested_schedulers, schedule
 from .text import (
@@ -49,18 +49,18 @@ class IpvsRendering(Rendering[IpvsContext]):
     """The tables of ipvs mode.
 
     devices: name to kind; addresses: address to True; virtual_servers: VirtualServerKey to VirtualServer; real_servers:
-    RealServerKey to RealServer; and between them the tables of the glue. Addresses come last among the tables that
-    packets traverse, see ``convergence.modes.ipvs``.
+    RealServerKey to RealServer; and between them the tables of the filter backend. Addresses come last among the tables
+    that packets traverse, see ``convergence.modes.ipvs``.
     """
 
     name = "ipvs"
     entries_have_addresses = True
     source_without_detector = "kept, except for connections of the node itself"
 
-    def __init__(self, glue: Glue) -> None:
-        self.glue = glue
-        self.tables = (DEVICES, ADDRESSES, *glue.tables, VIRTUAL_SERVERS, REAL_SERVERS)
-        self.parts = glue.parts
+    def __init__(self, filter_backend: FilterBackend) -> None:
+        self.filter_backend = filter_backend
+        self.tables = (DEVICES, ADDRESSES, *filter_backend.tables, VIRTUAL_SERVERS, REAL_SERVERS)
+        self.parts = filter_backend.parts
 
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
         """See the base class. Node ports have a virtual server on each address, except link-local ones."""
@@ -73,12 +73,12 @@ class IpvsRendering(Rendering[IpvsContext]):
         return IpvsContext(settings, ipvs_facts(settings))
 
     def static_entries(self, context: IpvsContext) -> List[Entry]:
-        """Return the dummy device, and the entries of the glue that exist without any Service."""
-        return [(DEVICES, DEVICE, "dummy"), *self.glue.static_entries(context.settings)]
+        """Return the dummy device, and the entries of the filter backend that exist without any Service."""
+        return [(DEVICES, DEVICE, "dummy"), *self.filter_backend.static_entries(context.settings)]
 
     def entries(self, service_port: ServicePortInfo, context: IpvsContext) -> List[Entry]:
         """See the base class."""
-        return self.glue.contribution(service_port, context.facts).add_all()
+        return self.filter_backend.contribution(service_port, context.facts).add_all()
 
     def endpoints(
         self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
@@ -132,7 +132,7 @@ class IpvsRendering(Rendering[IpvsContext]):
     def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
         """See the base class."""
         server = VirtualServerKey(place.protocol, place.address, place.port)
-        found = self.glue.rows(family, tables, place)
+        found = self.filter_backend.rows(family, tables, place)
         found += [address_line(key) for key in tables.get(ADDRESSES, {}) if key == place.address]
         servers = tables.get(VIRTUAL_SERVERS, {})
         found += [virtual_server_line(server, servers[server])] if server in servers else []
@@ -145,7 +145,7 @@ class IpvsRendering(Rendering[IpvsContext]):
         derived = [(CHAINS, key) for key in tables.get(CHAINS, {})]
         return [*super().common_keys(static, tables), *derived]
 
-    def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
+    def ignored_annotation(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
         """See the base class."""
         return schedule(service_port, settings.scheduler, settings.schedulers).ignored
 
@@ -163,13 +163,13 @@ class IpvsRendering(Rendering[IpvsContext]):
 
     def derivation(self, context: IpvsContext) -> Derivation:
         """See the base class."""
-        return self.glue.derivation(context.settings)
+        return self.filter_backend.derivation(context.settings)
 
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
-        """Return an entry as ``ipvsadm -Sn`` or the tools of the glue write it, or as arguments of ``ip``."""
+        """Return an entry as ``ipvsadm -Sn`` or the tools of the filter backend write it, or as arguments of ``ip``."""
         if table in _LINES:
             return _LINES[table](family, key, value)
-        return self.glue.lines(family, table, key, value)
+        return self.filter_backend.lines(family, table, key, value)
 
     def serves(self, entry: Entry, address: str, port: int) -> bool:
         """See the base class. Virtual and real servers affect their own address and port, other entries any."""
@@ -182,7 +182,7 @@ class IpvsRendering(Rendering[IpvsContext]):
         addresses = [address for address in tables[ADDRESSES] if family_of(address) == family]
         return {
             f"ip {family}": ip_batch_text(addresses),
-            **self.glue.texts(family, tables),
+            **self.filter_backend.texts(family, tables),
             f"ipvsadm {family}": ipvsadm_text(tables[VIRTUAL_SERVERS], tables[REAL_SERVERS]),
         }
 
@@ -194,5 +194,5 @@ _LINES: Mapping[str, Callable[[str, Any, Any], List[str]]] = {
     REAL_SERVERS: lambda _family, key, value: [real_server_line(key, value)],
 }
 
-RENDERING = IpvsRendering(IPTABLES_GLUE)
-OVER_NFTABLES = IpvsRendering(NFTABLES_GLUE)
+RENDERING = IpvsRendering(IPTABLES_FILTER_BACKEND)
+OVER_NFTABLES = IpvsRendering(NFTABLES_FILTER_BACKEND)

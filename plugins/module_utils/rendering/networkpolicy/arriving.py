@@ -17,6 +17,7 @@ from ..nftables.expressions import INTERFACE_NAME_BYTES, Expressions
 from ..nftables.objects import BaseHook, ChainValue, Rule
 from .sets import (
     BOUND,
+    EGRESS_EXEMPT,
     EXEMPT,
     EXEMPT_LINKS,
     FORGED,
@@ -25,7 +26,6 @@ from .sets import (
     POD_LINKS,
     POLICED,
     SIDES,
-    UNJUDGED,
     Options,
     drop_name,
     links,
@@ -156,8 +156,8 @@ def _linked(side: str, options: Options) -> Rule:
     found = [*x.of_family(IPV6), *x.in_network(_LINK_LOCAL, load_source=side == "out"), *interface]
     if side == "in":
         found += x.is_local(x.FIB_DADDR, equal=False)
-    elif options.unjudged:
-        found += [x.destination_address(IPV6), x.lookup(name(UNJUDGED, IPV6), inverted=True)]
+    elif options.egress_exempt:
+        found += [x.destination_address(IPV6), x.lookup(name(EGRESS_EXEMPT, IPV6), inverted=True)]
     return x.rule(found, x.verdict(f"goto {links(side)}"))
 
 

@@ -101,8 +101,8 @@ class Elements:
             yield ElementKey("element", sets.EXEMPT_LINKS, _interface(row[1])), True
         elif kind == rows.EXEMPT:
             yield ElementKey("element", sets.name(sets.EXEMPT, family_of_packed(row[1])), row[1] + row[2]), True
-        elif kind == rows.UNJUDGED:
-            yield ElementKey("element", sets.name(sets.UNJUDGED, family_of_packed(row[1])), row[1] + row[2]), True
+        elif kind == rows.EGRESS_EXEMPT:
+            yield ElementKey("element", sets.name(sets.EGRESS_EXEMPT, family_of_packed(row[1])), row[1] + row[2]), True
         elif self._options.tiers:
             yield self._of_tier(kind, row), class_bytes(value) if kind == rows.TIER_GRANT else True
 

@@ -22,6 +22,7 @@ from .sets import (
     ANY,
     BLOCKS,
     DENIED,
+    EGRESS_EXEMPT,
     FORGED,
     GRANTS,
     ISOLATED,
@@ -38,7 +39,6 @@ from .sets import (
     TIER_OTHERS,
     TIER_PORTS,
     TIERS,
-    UNJUDGED,
     Options,
     drop_name,
     name,
@@ -188,8 +188,8 @@ def _judged(family: str, side: str, options: Options) -> Rule:
     """Return the rule that sends packets of selected pods to the policy chains."""
     which, chain = (POLICED, "tiers") if options.tiers else (ISOLATED, "policy")
     listed = [*x.of_family(family), _own(family, side), x.lookup(name(which, family, side))]
-    if options.unjudged and side == "out":
-        listed += [_peer(family, side), x.lookup(name(UNJUDGED, family), inverted=True)]
+    if options.egress_exempt and side == "out":
+        listed += [_peer(family, side), x.lookup(name(EGRESS_EXEMPT, family), inverted=True)]
     return x.rule(listed, x.verdict(f"jump {name(chain, family, side)}"))
 
 

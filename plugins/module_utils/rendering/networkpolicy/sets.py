@@ -26,7 +26,7 @@ TABLE_COMMENT = "network policies, by kubenode-proxy"
 ISOLATED, DENIED, SELF, POLICED = "isolated", "denied", "self", "policed"
 PODS, BLOCKS, ANY, GRANTS = "pods", "blocks", "any", "grants"
 PORTS, PORT_RANGES = "ports", "port-ranges"
-POD_RANGES, KNOWN, UNJUDGED = "pod-ranges", "known", "unjudged"
+POD_RANGES, KNOWN, EGRESS_EXEMPT = "pod-ranges", "known", "egress-exempt"
 LINKS = "links"
 POD_LINKS, BOUND, HERE, FORGED = "pod-links", "bound", "here", "forged"
 EXEMPT_LINKS, EXEMPT = "exempt-links", "exempt"
@@ -46,20 +46,20 @@ class Options(NamedTuple):
     ``tiers``: ClusterNetworkPolicies are enforced. ``cut``: connections are cut when they are no longer allowed, so a
     TCP connection must not be picked up in its middle. ``log_group``: NFLOG group of denied packets, or NO_LOG.
     ``unknown``: deny the traffic of addresses in the node's pod ranges that belong to no known pod.
-    ``unjudged``: there are destinations to which no egress rule is applied. ``exempt``: there are addresses that pods
-    may send from although they are not theirs.
+    ``egress_exempt``: there are destinations to which no egress rule is applied. ``exempt``: there are addresses that
+    pods may send from although they are not theirs.
     """
 
     tiers: bool = False
     cut: bool = False
     log_group: int = NO_LOG
     unknown: bool = False
-    unjudged: bool = False
+    egress_exempt: bool = False
     exempt: bool = False
 
 
 #: All options that add sets.
-ALL_SETS = Options(tiers=True, unknown=True, unjudged=True, exempt=True)
+ALL_SETS = Options(tiers=True, unknown=True, egress_exempt=True, exempt=True)
 
 
 def number(family: str) -> str:
@@ -105,8 +105,8 @@ def definitions(options: Options) -> Dict[str, SetValue]:
         found[name(HERE, family)] = SetValue((address,))
         if options.exempt:
             found[name(EXEMPT, family)] = SetValue((address,), flags=SET_INTERVAL)
-        if options.unjudged:
-            found[name(UNJUDGED, family)] = SetValue((address,), flags=SET_INTERVAL)
+        if options.egress_exempt:
+            found[name(EGRESS_EXEMPT, family)] = SetValue((address,), flags=SET_INTERVAL)
         for side in SIDES:
             found[name(ISOLATED, family, side)] = SetValue((address,))
             found[name(DENIED, family, side)] = SetValue((address,), counted=True)

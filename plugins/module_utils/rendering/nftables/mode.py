@@ -43,13 +43,13 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         """See the base class."""
         return service_port_entries(service_port, context)
 
-    def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
+    def ignored_annotation(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
         """See the base class; schedulers that hash the source are stable hashing here."""
         policy = service_port.policy
         if policy.scheduler not in hashing.SCHEDULERS:
-            return super().ignored_policy(service_port, settings)
+            return super().ignored_annotation(service_port, settings)
         rest = service_port._replace(policy=policy._replace(scheduler="", scheduler_flags=()))
-        return [*super().ignored_policy(rest, settings), *hashing.ignored(service_port, settings)]
+        return [*super().ignored_annotation(rest, settings), *hashing.ignored(service_port, settings)]
 
     def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
         """See the base class."""

@@ -101,7 +101,7 @@ def test_the_role_kernel_gets_what_the_convergence_decided(node, families, expec
     configuration = load({"mode": "iptables", "nodePortAddresses": ["primary"]}).configuration
     cluster = ClusterState()
     cluster.nodes.update({} if node is None else {node.name: node})
-    report = SimpleNamespace(mode="iptables", node_name="node-1", families=families, ipvs_glue="")
+    report = SimpleNamespace(mode="iptables", node_name="node-1", families=families, ipvs_filter_backend="")
     found = complete._kernel_settings(Request(cluster, configuration), report)
     assert found["route_localnet"] is expected
     if "IPv4" in families:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts of ipvs mode beside IPVS: the glue of either kind and the devices, and their removal."""
+"""The parts of ipvs mode beside IPVS: the filter backend of either kind and the devices, and their removal."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Together(Resource[Any, Any]):
         return {key: value for resource in self._resources for key, value in resource.observe().items()}
 
 
-class GlueResources(NamedTuple):
-    """The glues of ipvs mode on this node in one family; None for a part of the kernel that is not loaded."""
+class FilterBackendResources(NamedTuple):
+    """The filter backends of ipvs mode on this node in one family; None for a part of the kernel that is not loaded."""
 
     sets: Optional[SetResources]
     table: Optional[Resource[Any, Any]]
@@ -69,15 +69,15 @@ def unloaded_set_resources(family: str) -> SetResources:
     )
 
 
-def glue_resources(handles: KernelHandles, family: str) -> GlueResources:
-    """Return the glues that the kernel has loaded, each observed only once. Load nothing. Raises KernelError."""
+def filter_backend_resources(handles: KernelHandles, family: str) -> FilterBackendResources:
+    """Return the filter backends that the kernel has loaded, each observed once. Load nothing. Raises KernelError."""
     sets, table = None, None
     if handles.has_ipset():
         found = set_resources(handles, family)
         sets = found._replace(elements=ObservedOnce(found.elements))
     if handles.has_nftables():
         table = ObservedOnce(handles.ipvs_table(family))
-    return GlueResources(sets, table)
+    return FilterBackendResources(sets, table)
 
 
 def device_stage(handles: KernelHandles) -> Stage:
@@ -85,11 +85,11 @@ def device_stage(handles: KernelHandles) -> Stage:
     return Stage(DummyDeviceResource(handles.route), {ipvs.DEVICE: "dummy"})
 
 
-def unused_glue_stages(handles: KernelHandles, uses_sets: bool, uses_table: bool) -> List[Stage]:
-    """Return stages that remove the glue that ipvs mode does not use, in both families. Raises KernelError."""
+def unused_filter_backend_stages(handles: KernelHandles, uses_sets: bool, uses_table: bool) -> List[Stage]:
+    """Return stages that remove an unused filter backend of ipvs mode, in both families. Raises KernelError."""
     stages: List[Stage] = []
     for family in FAMILIES:
-        found = glue_resources(handles, family)
+        found = filter_backend_resources(handles, family)
         if found.sets is not None and not uses_sets:
             stages += [Stage(found.sets.sets, {}), Stage(found.sets.elements, {})]
         if found.table is not None and not uses_table:

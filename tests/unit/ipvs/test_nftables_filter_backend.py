@@ -51,7 +51,7 @@ def rules(found: Dict[Any, Any], chain: str) -> List[str]:
     return [line.strip() for line in OVER_NFTABLES.lines(IPV4, RESOURCE, ObjectKey("chain", chain), value)[1:-1]]
 
 
-def test_the_tables_besides_the_glue_are_the_same():
+def test_the_tables_besides_the_filter_backend_are_the_same():
     routes = by_key(route(node_port=3001, external_ips=(EXTERNAL,), load_balancer_ips=(LB,), endpoints=[LOCAL, REMOTE]))
     with_sets, with_table = (each.desired_tables(routes, SETTINGS) for each in (RENDERING, OVER_NFTABLES))
     for name in (model.DEVICES, model.ADDRESSES, model.VIRTUAL_SERVERS, model.REAL_SERVERS):
@@ -162,11 +162,11 @@ def test_what_is_left_identifies_node_ports_and_has_no_rule():
     assert StillConnected(real, _Observed(found), dict, dict, True).table(found) == {}
 
 
-def test_the_glue_nftables_needs_no_module_of_ipset_or_iptables():
-    names = modules_for("ipvs", ["wlc"], glue="nftables")
+def test_the_filter_backend_nftables_needs_no_module_of_ipset_or_iptables():
+    names = modules_for("ipvs", ["wlc"], filter_backend="nftables")
     assert {"ip_vs", "ip_vs_wlc", "nf_tables", "dummy"} <= set(names)
     assert not [name for name in names if name.startswith(("ip_set", "xt_", "ip_tables"))]
-    assert modules_for("ipvs", ["wlc"], glue="iptables") == modules_for("ipvs", ["wlc"])
+    assert modules_for("ipvs", ["wlc"], filter_backend="iptables") == modules_for("ipvs", ["wlc"])
 
 
 def test_services_that_are_served_are_recognised():

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The field ``ipvsGlue``: the subsystem of the packet filter beside IPVS, in ipvs mode."""
+"""The field ``ipvsFilterBackend``: the subsystem of the packet filter beside IPVS, in ipvs mode."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..field import HONOURED, Field
 from ..reader import Section
 
 AUTO = "auto"
-GLUES = (AUTO, "iptables", "nftables")
+FILTER_BACKENDS = (AUTO, "iptables", "nftables")
 
 FIELDS: Tuple[Field, ...] = (
     Field(
-        "ipvsGlue",
-        "ipvs_glue",
+        "ipvsFilterBackend",
+        "ipvs_filter_backend",
         "`auto`",
         "ipvs",
         HONOURED,
@@ -30,7 +30,9 @@ FIELDS: Tuple[Field, ...] = (
 
 def read(root: Section) -> str:
     """Return the field of the document itself; record an invalid value."""
-    glue = root.text("ipvsGlue", AUTO)
-    if glue not in GLUES:
-        root.findings.problem("ipvsGlue", f"{shown(glue)} is not one of {', '.join(GLUES)}")
-    return glue
+    filter_backend = root.text("ipvsFilterBackend", AUTO)
+    if filter_backend not in FILTER_BACKENDS:
+        root.findings.problem(
+            "ipvsFilterBackend", f"{shown(filter_backend)} is not one of {', '.join(FILTER_BACKENDS)}"
+        )
+    return filter_backend

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The glue of ipvs mode in nf_tables: one table of each family, which needs neither iptables nor ipset."""
+"""The filter backend of ipvs mode in nf_tables: one table of each family, which needs neither iptables nor ipset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..nftables.text import describe, table_text
 from ..settings import DataplaneSettings
 from . import nftables_layout as layout
 from .entries import Contribution
-from .glue import Glue
+from .filter_backend import FilterBackend
 from .policies import INSIDE
 
 _PORT_BYTES = 4
@@ -84,7 +84,7 @@ class NftablesContribution(Contribution):
             self._element(layout.FIREWALLED_FOR_NODE, own + frontend)
 
 
-class NftablesGlue(Glue):
+class NftablesFilterBackend(FilterBackend):
     """See the base class. The keys and values of its one table are defined in ``rendering.nftables.objects``."""
 
     name = "nftables"
@@ -108,4 +108,4 @@ class NftablesGlue(Glue):
         return {f"nft {family}": table_text(family, layout.IPVS_TABLE, tables[layout.RESOURCE])}
 
 
-NFTABLES_GLUE = NftablesGlue()
+NFTABLES_FILTER_BACKEND = NftablesFilterBackend()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The glue of ipvs mode in iptables: ipsets, and chains that match them, with kube-proxy's names."""
+"""The filter backend of ipvs mode in iptables: ipsets, and chains that match them, with kube-proxy's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..merged import ABSENT, Entry, Journal, MergedTables
 from ..rendering import Derivation, Tables
 from ..settings import DataplaneSettings
 from .chains import INSIDE_CHAIN, OUTSIDE_CHAIN, chain_table, out_filter_rules, redirect_rules
-from .glue import Glue
+from .filter_backend import FilterBackend
 from .ipset_entries import IpsetContribution
 from .model import FIREWALLED, REDIRECTED, SET_ELEMENTS, SETS, SetElementKey
 from .sets import NAMES, PROTOCOL_OF_NODE_PORTS, definitions
@@ -57,7 +57,7 @@ class FilledSets(Derivation):
         return chain_table(self._settings, filled, firewalled, redirected)
 
 
-class IptablesGlue(Glue):
+class IptablesFilterBackend(FilterBackend):
     """See the base class.
 
     sets: name to SetDefinition; set_elements: SetElementKey to True; chains: ChainKey to rules and JumpKey to 1.
@@ -124,4 +124,4 @@ _LINES: Mapping[str, Callable[[str, Any, Any], List[str]]] = {
     REDIRECTED: _redirected_lines,
 }
 
-IPTABLES_GLUE = IptablesGlue()
+IPTABLES_FILTER_BACKEND = IptablesFilterBackend()

@@ -34,9 +34,9 @@ from tests.lab.system import run
 CASE = load_case(str(Path(__file__).resolve().parents[2] / "tests" / "conformance" / "cases" / "nodeport-cluster"))
 
 
-def request(directory: Path, mode: str, glue: str = "auto", **more: Any) -> Request:
+def request(directory: Path, mode: str, filter_backend: str = "auto", **more: Any) -> Request:
     document: Dict[str, Any] = {"mode": mode, "nodePortAddresses": ["primary"]}
-    configuration = load(document, node_source={"ipvsGlue": glue}).configuration
+    configuration = load(document, node_source={"ipvsFilterBackend": filter_backend}).configuration
     return Request(
         cluster=cluster(),
         configuration=configuration,
@@ -48,22 +48,25 @@ def request(directory: Path, mode: str, glue: str = "auto", **more: Any) -> Requ
     )
 
 
-def program(directory: Path, mode: str, glue: str = "auto") -> Report:
+def program(directory: Path, mode: str, filter_backend: str = "auto") -> Report:
     """Converge; a check and a repetition then find no change."""
-    done = converge(request(directory, mode, glue))
-    for again in (converge(request(directory, mode, glue, check=True)), converge(request(directory, mode, glue))):
+    done = converge(request(directory, mode, filter_backend))
+    for again in (
+        converge(request(directory, mode, filter_backend, check=True)),
+        converge(request(directory, mode, filter_backend)),
+    ):
         assert (again.changed, again.changes) == (False, ())
     return done
 
 
 def of_iptables() -> List[str]:
-    """Return what the glue iptables has on the node."""
+    """Return what the filter backend iptables has on the node."""
     saved = [line for name in ("iptables", "ip6tables") for line in run([f"{name}-nft-save"]).splitlines()]
     return [line for line in saved if "KUBE-" in line] + run(["ipset", "list", "-n"]).splitlines()
 
 
 def of_nftables() -> List[str]:
-    """Return the tables that the glue nftables has on the node."""
+    """Return the tables that the filter backend nftables has on the node."""
     return [line for line in run(["nft", "list", "tables"]).splitlines() if "kubenode-ipvs" in line]
 
 
@@ -71,45 +74,45 @@ def servers() -> List[str]:
     return sorted(run(["ipvsadm", "-Sn"]).splitlines())
 
 
-def test_a_change_of_the_glue_leaves_nothing_of_the_other_one(tmp_path):
+def test_a_change_of_the_filter_backend_leaves_nothing_of_the_other_one(tmp_path):
     empty = rules()
     first = program(tmp_path, "ipvs", "iptables")
-    assert first.ipvs_glue == "iptables" and of_iptables() and not of_nftables()
+    assert first.ipvs_filter_backend == "iptables" and of_iptables() and not of_nftables()
     served = servers()
     second = program(tmp_path, "ipvs", "nftables")
-    assert second.ipvs_glue == "nftables" and not of_iptables()
+    assert second.ipvs_filter_backend == "nftables" and not of_iptables()
     assert of_nftables() == ["table ip kubenode-ipvs", "table ip6 kubenode-ipvs"]
     # What serves the node stays, and virtual servers do not depend on it.
-    assert program(tmp_path, "ipvs").ipvs_glue == "nftables"
+    assert program(tmp_path, "ipvs").ipvs_filter_backend == "nftables"
     third = program(tmp_path, "ipvs", "iptables")
-    assert third.ipvs_glue == "iptables" and of_iptables() and not of_nftables()
-    assert program(tmp_path, "ipvs").ipvs_glue == "iptables" and servers() == served
+    assert third.ipvs_filter_backend == "iptables" and of_iptables() and not of_nftables()
+    assert program(tmp_path, "ipvs").ipvs_filter_backend == "iptables" and servers() == served
     program(tmp_path, "ipvs", "nftables")
     assert remove(tmp_path / "state").changed
     assert rules() == empty and not remove(tmp_path / "state").changed
 
 
 def test_auto_is_what_serves_the_node_else_nftables(tmp_path):
-    assert program(tmp_path, "ipvs").ipvs_glue == "nftables" and not of_iptables()
+    assert program(tmp_path, "ipvs").ipvs_filter_backend == "nftables" and not of_iptables()
     remove(tmp_path / "state")
     recorded.load(Path(CASE.file("state-ipvs.txt")), system.run, "nft")
-    assert converge(request(tmp_path, "ipvs", check=True)).ipvs_glue == "iptables"
+    assert converge(request(tmp_path, "ipvs", check=True)).ipvs_filter_backend == "iptables"
     remove(tmp_path / "state")
 
 
 def test_auto_prefers_iptables_where_only_a_rule_of_iptables_accepts_what_is_forwarded(tmp_path):
     run(["ip6tables-nft", "-P", "FORWARD", "DROP"])
     chosen = converge(request(tmp_path, "ipvs", check=True))
-    assert chosen.ipvs_glue == "iptables"
-    assert "glue nftables is not preferred: IPv6: the policy of chain FORWARD" in chosen.mode_reason
+    assert chosen.ipvs_filter_backend == "iptables"
+    assert "filter backend nftables is not preferred: IPv6: the policy of chain FORWARD" in chosen.mode_reason
     run(["ip6tables-nft", "-P", "FORWARD", "ACCEPT"])
-    assert converge(request(tmp_path, "ipvs", check=True)).ipvs_glue == "nftables"
+    assert converge(request(tmp_path, "ipvs", check=True)).ipvs_filter_backend == "nftables"
 
 
 def test_the_table_is_removed_when_kube_proxy_serves_in_ipvs_mode(tmp_path):
     program(tmp_path, "ipvs", "nftables")
     served = servers()
-    release = request(tmp_path, "ipvs", state="released")
+    release = request(tmp_path, "ipvs", state="handed_over")
     with pytest.raises(KernelError, match="kube-proxy has no chains of ipvs mode"):
         converge(release)
     assert len(of_nftables()) == 2
@@ -148,10 +151,10 @@ def test_external_changes_are_found_and_repaired(tmp_path):
     remove(tmp_path / "state")
 
 
-def test_flows_are_explained_with_what_each_glue_holds(tmp_path):
-    for glue, name in (("iptables", "add KUBE-"), ("nftables", "kubenode-ipvs")):
-        program(tmp_path, "ipvs", glue)
-        found = explain_everything(request(tmp_path, "ipvs", glue)).values()
+def test_flows_are_explained_with_what_each_filter_backend_holds(tmp_path):
+    for filter_backend, name in (("iptables", "add KUBE-"), ("nftables", "kubenode-ipvs")):
+        program(tmp_path, "ipvs", filter_backend)
+        found = explain_everything(request(tmp_path, "ipvs", filter_backend)).values()
         assert [flow["differences"] for flow in found if flow["differences"]] == []
         assert all(any(name in row["line"] for row in flow["kernel"]) for flow in found)
     run(["nft", "flush", "set", "ip", "kubenode-ipvs", "cluster-ip-frontends"])
@@ -162,15 +165,15 @@ def test_flows_are_explained_with_what_each_glue_holds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("glue", "table", "chains"),
+    ("filter_backend", "table", "chains"),
     [
         ("nftables", "ip kubenode-ipvs", ["nat-output", "nat-postrouting"]),
         ("iptables", "ip nat", ["OUTPUT", "POSTROUTING"]),
     ],
 )
-def test_packets_are_followed_to_ipvs_and_behind_it(tmp_path, glue, table, chains):
-    program(tmp_path, "ipvs", glue)
-    explained = explain_everything(request(tmp_path, "ipvs", glue))
+def test_packets_are_followed_to_ipvs_and_behind_it(tmp_path, filter_backend, table, chains):
+    program(tmp_path, "ipvs", filter_backend)
+    explained = explain_everything(request(tmp_path, "ipvs", filter_backend))
     (flow,) = [found for name, found in explained.items() if name.startswith("10.96.0.1:80")]
     endpoints = [f"10.244.1.{last}" for last in (1, 2, 3)]
     addresses = (flow["source"], *endpoints)
@@ -191,7 +194,7 @@ def test_packets_are_followed_to_ipvs_and_behind_it(tmp_path, glue, table, chain
     assert "kubenode-trace" not in run(["nft", "list", "tables"])
     # They are addresses of the node, so node ports would get virtual servers there.
     system.ip_batch([f"address del {address}/32 dev lo" for address in addresses])
-    assert not converge(request(tmp_path, "ipvs", glue, check=True)).changed
+    assert not converge(request(tmp_path, "ipvs", filter_backend, check=True)).changed
     remove(tmp_path / "state")
 
 
@@ -252,7 +255,7 @@ def test_a_rollback_keeps_what_is_connected_now_and_not_what_was_when_the_state_
     remove(tmp_path / "state")
 
 
-def test_a_rollback_restores_either_glue(tmp_path):
+def test_a_rollback_restores_either_filter_backend(tmp_path):
     program(tmp_path, "ipvs", "iptables")
     chains, served = of_iptables(), servers()
     changed = program(tmp_path, "ipvs", "nftables")

@@ -54,5 +54,5 @@ class PolicyWarnings:
             ):
                 continue
             if about.name:
-                self._post(service_reference(*about), WARNING, Reason.POLICY_IGNORED, "Sync", line)
+                self._post(service_reference(*about), WARNING, Reason.ANNOTATION_IGNORED, "Sync", line)
         self._known = now

@@ -31,7 +31,7 @@ from tests.lab import recorded
 from tests.lab.system import run
 
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "lb-local"))
-ONLY = {"networkPolicy": {"enabled": True, "only": True}}
+ONLY = {"networkPolicy": {"enabled": True, "standalone": True}}
 
 
 def of_kube_proxy() -> str:
@@ -160,8 +160,8 @@ def test_a_node_that_kube_proxy_serves_again_keeps_no_policies_that_nobody_updat
     before = of_kube_proxy()
     enforcing = _request(tmp_path, **ONLY["networkPolicy"])
     assert converge(enforcing).changed and isolated()
-    assert not converge(enforcing._replace(state="released")).changed and isolated()
-    released = _request(tmp_path)._replace(state="released")
+    assert not converge(enforcing._replace(state="handed_over")).changed and isolated()
+    released = _request(tmp_path)._replace(state="handed_over")
     assert converge(released._replace(check=True)).changed and isolated()
     assert converge(released).changed and not policies() and of_kube_proxy() == before
     assert not converge(released).changed

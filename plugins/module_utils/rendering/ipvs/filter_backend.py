@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The glue of ipvs mode: the packet filter beside IPVS, which marks, masquerades and filters its connections.
+"""The filter backend of ipvs mode: the packet filter beside IPVS, which marks, masquerades and filters its connections.
 
-IPVS only rewrites destinations. The glue decides which connections are masqueraded, which sources may connect, and
-which ports of service addresses are closed: chains of iptables with ipsets, as kube-proxy creates them, or one table of
-nf_tables. Both have the same effect on packets.
+IPVS only rewrites destinations. The filter backend decides which connections are masqueraded, which sources may
+connect, and which ports of service addresses are closed: chains of iptables with ipsets, as kube-proxy creates them, or
+one table of nf_tables. Both have the same effect on packets.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..settings import DataplaneSettings
 from .entries import Contribution
 
 
-class Glue(ABC):
-    """The pure half of a glue.
+class FilterBackend(ABC):
+    """The pure half of a filter backend.
 
     ``name``: as in a NodeProxyConfiguration. ``tables``: the tables that its resources hold, in order of dependence.
     ``parts``: further tables that ServicePorts contribute to. ``contribution``: collects the entries of one of them.
