@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # The two commands: `make demo` shows a miniature cluster being converged, `make test` tests everything.
-# Both install their requirements; see CONTRIBUTING.md for the other targets.
+# Both install their requirements; see docs/dev/testing.md for the other targets.
 
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -75,7 +75,7 @@ unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
-	@sed -n 's/^| `\(make [a-z0-9-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
+	@sed -n 's/^| `\(make [a-z0-9-]*\)` | \([^|]*\) |.*/\1\t\2/p' docs/dev/testing.md | expand -t 20
 
 setup:
 	@.ci/bootstrap lint

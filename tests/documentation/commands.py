@@ -128,6 +128,7 @@ def pages() -> List[Path]:
     """Return the pages that are written by hand and have blocks, README.md first."""
     patterns = (
         "docs/*.md",
+        "docs/dev/*.md",
         "docs/docsite/rst/*.rst",
         "roles/*/README.md",
         "molecule/*/README.md",
@@ -150,3 +151,8 @@ def pages_with_commands() -> List[Path]:
 def inventory_of_readme() -> str:
     """Return the inventory that README.md prints."""
     return next(block.text for block in blocks(ROOT / "README.md") if block.text.startswith("plugin: ")) + "\n"
+
+
+def installation_of_ansible() -> str:
+    """Return the command by which docs/operations.md installs Ansible on the controller."""
+    return next(block.text for block in blocks(ROOT / "docs/operations.md") if "pip install ansible-core" in block.text)

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the commands of README.md, CONTRIBUTING.md and the other pages in a shell, as they are printed.
 
-The shell has its own home directory and a copy of the clone as its working directory. README's own commands install
-what it needs there. ``inventory/nodes.yml`` is the file that README prints; ``~/.kube/config`` names the tests' API
-server, whose only Node, worker-1, is a lab node: a network namespace reached over ssh.
+The shell has its own home directory and a copy of the clone as its working directory. docs/operations.md and README
+install what it needs there. ``inventory/nodes.yml`` is the file that README prints; ``~/.kube/config`` names the
+tests' API server, whose only Node, worker-1, is a lab node: a network namespace reached over ssh.
 
 Three things are not literal. ``kubectl`` and, on the node, ``kubenode-proxy`` are small programs of this test: the
 first reads lists from the API server, the second starts the node command from the collection that the shell has
@@ -35,6 +35,7 @@ from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.documentation.commands import (
     command_blocks,
+    installation_of_ansible,
     inventory_of_readme,
     pages_with_commands,
     playbook_blocks,
@@ -180,6 +181,8 @@ def shell(lab):
         path = f"{programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         shell = Shell(clone, {"HOME": str(home), "PATH": path, "LC_ALL": "C.UTF-8", "TMPDIR": scratch})
         try:
+            status, printed = shell.type(installation_of_ansible())
+            assert status == 0, printed
             yield shell
         finally:
             shell.close()
@@ -266,8 +269,8 @@ def test_playbooks_name_existing_modules_and_roles(shell):
 
 @pytest.mark.full
 def test_an_agent_in_a_namespace_by_hand(tmp_path):
-    """Type the lines that CONTRIBUTING.md has for the interpreter."""
-    block = next(block for block in command_blocks(ROOT / "CONTRIBUTING.md") if block.text.startswith("mkdir "))
+    """Type the lines that docs/dev/debugging.md has for the interpreter."""
+    block = next(block for block in command_blocks(ROOT / "docs/dev/debugging.md") if block.text.startswith("mkdir "))
     lines = block.text.replace("/tmp/agent-node", str(tmp_path)).splitlines()
     command = "\n".join(line for line in lines if not line.startswith(">>> "))
     typed = "\n".join(line[4:] for line in lines if line.startswith(">>> "))
