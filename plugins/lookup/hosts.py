@@ -16,7 +16,8 @@ description:
     variable is not set.
   - Ansible succeeds with a play that has no host, which a verification must not. This fails if no host matches the
     pattern, for example because the source of the inventory cannot be read. If a playbook of this collection is run
-    directly, and not imported by another one, it also fails if C(--limit) leaves none of them.
+    directly, and not imported by another one, it also fails if C(--limit) leaves none of them, and with
+    C(--start-at-task), which would skip the checks of the first tasks.
   - Also fails for an extra variable (C(-e)) with a value of a wrong type, or that begins with a prefix of this
     collection's variables, such as C(migrate_), and is probably misspelt. Warns of one that resembles none of them.
     M(kubenode.proxy.role_variables) checks those of the inventory.
@@ -92,6 +93,8 @@ class LookupModule(LookupBase):
         variables = variables or {}
         if any(context.CLIARGS.get(name) for name in ("syntax", "listtags", "listtasks")):
             return [str(variables.get("proxy_hosts") or _GROUP)]
+        if context.CLIARGS.get("start_at_task") and _run_directly():
+            raise AnsibleLookupError("--start-at-task: the first tasks check the hosts for the others; run all tasks")
         self._check_names()
         pattern = _pattern({**variables, "proxy_hosts": self._templar.template(variables.get("proxy_hosts"))})
         manager = self._inventory(variables["groups"])

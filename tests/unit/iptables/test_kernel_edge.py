@@ -174,4 +174,6 @@ def test_line_breaks_in_external_comments_do_not_start_rules() -> None:
 )
 def test_a_missing_chain_or_set_names_the_rule_that_needs_it(errors: str, rule: str) -> None:
     text = "*filter\n-A IN -p tcp -j DORP\n-A IN -m set --match-set management src\nCOMMIT\n"
-    assert rule in failure_line(VARIANT, text, Completed(2, "", errors), 5.0)
+    advice = "Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n"
+    said = failure_line(VARIANT, text, Completed(2, "", errors + advice), 5.0)
+    assert rule in said and "more information" not in said

@@ -77,6 +77,7 @@ def run(directory: Path, playbook: str, *arguments: str) -> subprocess.Completed
         (("-i", "no-such-file"), "the inventory has no hosts: check its source"),
         (("-i", "hosts.yml", "-e", "proxy_hosts=nods"), "proxy_hosts: no host of the inventory matches nods"),
         (("-i", "hosts.yml", "--limit", "m1"), "--limit m1: none of these hosts is one of k8s_cluster"),
+        (("-i", "hosts.yml", "--start-at-task", "Say"), "--start-at-task: the first tasks check the hosts"),
         (("-i", "m1,"), "the inventory has no group k8s_cluster; name the hosts"),
         (("-i", "hosts.yml", "-e", "migrate_directon=back"), "did you mean migrate_direction?"),
         (

@@ -30,7 +30,7 @@ _MISSING_LIBRARY = re.compile(r"Couldn't load (match|target) `([^']+)'")
 # A name in the words of iptables.
 _QUOTED = re.compile(r"['`]([^'`\s]+)'")
 _NOISE = re.compile(
-    r"Error occurred at line: \d+|Try `[^']*' for more information\.|Warning: Extension .*|Another app is .*"
+    r"Error occurred at line: \d+|Try `[^\n]*? for more information\.|Warning: Extension .*|Another app is .*"
     r"|ip6?tables(?:-legacy|-nft)?-restore(?: v[\d.]+ \([a-z_]+\))?:|line \d+ failed[:.]?|^\s*line \d+:|#.*",
     re.MULTILINE,
 )
