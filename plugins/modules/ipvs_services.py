@@ -308,6 +308,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.ipvs_schedulers import SCHEDULER_FLAGS
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_saving import change, predict
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import (
@@ -374,7 +375,6 @@ def _planned(parameters: Mapping[str, Any], wanted: ListedTables, path: str, che
 
 
 def _argument_spec() -> Dict[str, Any]:
-    flags = ["sh-fallback", "sh-port", "mh-fallback", "mh-port", "flag-1", "flag-2", "flag-3"]
     real_server = {
         "address": {"type": "str", "required": True},
         "port": {"type": "int"},
@@ -389,7 +389,7 @@ def _argument_spec() -> Dict[str, Any]:
         "firewall_mark": {"type": "int"},
         "family": {"type": "str", "choices": ["ipv4", "ipv6"]},
         "scheduler": {"type": "str"},
-        "flags": {"type": "list", "elements": "str", "choices": flags},
+        "flags": {"type": "list", "elements": "str", "choices": list(SCHEDULER_FLAGS)},
         "persistence": {"type": "int"},
         "persistence_prefix": {"type": "int"},
         "one_packet": {"type": "bool"},

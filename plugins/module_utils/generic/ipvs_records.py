@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ..addresses import FAMILIES, IPV6, canonical_address, family_of
+from ..base.ipvs_schedulers import flag_names
 from ..errors import ConfigurationError
 from ..kernel.ipvs.servers import IpvsSocket
 from ..rendering.ipvs.model import FIREWALL_MARK, ONE_PACKET, VirtualServer, VirtualServerKey
-from .ipvs_services import FORWARDING, SCHEDULER_FLAGS
+from .ipvs_services import FORWARDING
 
 _FORWARDING_NAMES = {kernel: name for name, kernel in FORWARDING.items()}
 
@@ -72,8 +73,6 @@ def records(connection: IpvsSocket, selection: Selection) -> List[Dict[str, Any]
 
 def _record(key: VirtualServerKey, value: VirtualServer) -> Dict[str, Any]:
     marked = key.protocol == FIREWALL_MARK
-    named = {flag: name for name, (scheduler, flag) in SCHEDULER_FLAGS.items() if not scheduler}
-    named.update({flag: name for name, (scheduler, flag) in SCHEDULER_FLAGS.items() if scheduler == value.scheduler})
     return {
         "address": "" if marked else key.address,
         "port": 0 if marked else key.port,
@@ -81,7 +80,7 @@ def _record(key: VirtualServerKey, value: VirtualServer) -> Dict[str, Any]:
         "firewall_mark": key.port if marked else 0,
         "family": "ipv6" if family_of(key.address) == IPV6 else "ipv4",
         "scheduler": value.scheduler,
-        "flags": [name for flag, name in sorted(named.items()) if value.flags & flag],
+        "flags": [name for bit, name in flag_names(value.scheduler).items() if value.flags & bit],
         "persistence": value.timeout,
         "persistence_prefix": value.netmask,
         "one_packet": bool(value.flags & ONE_PACKET),

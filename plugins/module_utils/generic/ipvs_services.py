@@ -13,6 +13,7 @@ from functools import partial
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..addresses import IPV4, IPV6, UNSPECIFIED, address_bits, canonical_address, family_of
+from ..base.ipvs_schedulers import SCHEDULER_FLAGS
 from ..errors import ConfigurationError, KernelError
 from ..kernel.facts import kernel_release
 from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, TimeoutsResource, VirtualServersResource
@@ -23,9 +24,6 @@ from ..rendering.ipvs.model import (
     MASQUERADE,
     ONE_PACKET,
     PERSISTENT,
-    SCHEDULER_FLAG_1,
-    SCHEDULER_FLAG_2,
-    SCHEDULER_FLAG_3,
     RealServer,
     RealServerKey,
     VirtualServer,
@@ -35,15 +33,6 @@ from ..rendering.ipvs.model import (
 from ..resources import Stage
 
 FORWARDING: Mapping[str, str] = {"nat": MASQUERADE, "dr": "route", "tunnel": "tunnel"}
-SCHEDULER_FLAGS: Mapping[str, Tuple[str, int]] = {
-    "sh-fallback": ("sh", SCHEDULER_FLAG_1),
-    "sh-port": ("sh", SCHEDULER_FLAG_2),
-    "mh-fallback": ("mh", SCHEDULER_FLAG_1),
-    "mh-port": ("mh", SCHEDULER_FLAG_2),
-    "flag-1": ("", SCHEDULER_FLAG_1),
-    "flag-2": ("", SCHEDULER_FLAG_2),
-    "flag-3": ("", SCHEDULER_FLAG_3),
-}
 _LONGEST_PERSISTENCE_SECONDS = 31 * 24 * 3600
 # The kernel's limit: a number of ticks that fits into a signed integer, at up to 1,000 ticks per second.
 _LONGEST_TIMEOUT_SECONDS = 0x7FFFFFFF // 1000

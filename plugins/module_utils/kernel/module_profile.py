@@ -11,26 +11,10 @@ from __future__ import annotations
 import re
 from typing import Iterable, List, Mapping, Tuple
 
+from ..base.ipvs_schedulers import SCHEDULERS
 from ..errors import ConfigurationError
 
 _SCHEDULER = re.compile(r"[a-z0-9][a-z0-9_]{0,14}\Z")
-
-SCHEDULERS: Mapping[str, str] = {
-    "rr": "round robin",
-    "wrr": "weighted round robin",
-    "lc": "least connections",
-    "wlc": "weighted least connections",
-    "lblc": "locality-based least connections",
-    "lblcr": "locality-based least connections with replication",
-    "dh": "destination hashing",
-    "sh": "source hashing",
-    "sed": "shortest expected delay",
-    "nq": "never queue",
-    "fo": "weighted failover",
-    "ovf": "weighted overflow",
-    "mh": "Maglev hashing (kernel 4.18 and later)",
-    "twos": "weighted random twos choice (kernel 5.12 and later)",
-}
 
 # The modules that must be loaded before the first rule refers to them; the kernel itself loads match and target
 # extensions when a rule that names them is added.

@@ -16,11 +16,11 @@ import subprocess
 from types import MappingProxyType
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
+from ..base.ipvs_schedulers import SCHEDULERS
 from ..errors import ConfigurationError, KernelError
 from ..resources import Change, Kind, Resource
 from ..whole_files import MANAGED_LINE
 from . import facts
-from .module_profile import SCHEDULERS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _KMOD_TIMEOUT_SECONDS = 120

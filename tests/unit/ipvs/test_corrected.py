@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.ipvs_schedulers import FALLBACK
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import (
@@ -95,7 +96,7 @@ def test_clients_of_a_real_server_without_new_connections_fall_back(scheduler):
     for predicate in (False, True):
         settings = with_hole(hashing_falls_back=predicate)._replace(schedulers=frozenset((scheduler,)))
         flags += {value.flags for value in render(one, settings=settings)[model.VIRTUAL_SERVERS].values()}
-    assert flags == [0, 0 if scheduler == "lc" else model.SCHEDULER_FLAG_1]
+    assert flags == [0, 0 if scheduler == "lc" else FALLBACK]
 
 
 @pytest.mark.parametrize("allowed", [True, False])

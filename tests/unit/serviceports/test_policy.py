@@ -9,13 +9,11 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.service_policy import SCHEDULERS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
     ServicePolicySettings,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import module_profile
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     NodeContext,
     all_service_ports,
@@ -44,10 +42,6 @@ def policy_of(annotations, settings=None):
     context = NodeContext(IPV4, "n", policy=settings or ServicePolicySettings())
     (info,) = all_service_ports(state, context).values()
     return info.policy, [str(item) for item in state.skipped]
-
-
-def test_the_schedulers_are_those_of_the_kernel_and_random():
-    assert (*module_profile.SCHEDULERS, "random") == SCHEDULERS
 
 
 @pytest.mark.parametrize(

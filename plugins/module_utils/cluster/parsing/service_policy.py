@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 from ...addresses import canonical_address, canonical_network
+from ...base import ipvs_schedulers
 from ..fields import Invalid, duration, shown
 from ..model import NO_POLICY, ServicePolicy
 
@@ -38,13 +39,9 @@ MOST_SOURCES = 1000
 #: The schedulers of the kernel's own sources, and the choice of nftables and iptables mode. Others, of vendors, are
 #: only for the whole node: an annotation must not make the kernel load an arbitrary module whose name begins with
 #: ip_vs.
-SCHEDULERS = (
-    *("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"),
-    "random",
-)
+SCHEDULERS = (*ipvs_schedulers.SCHEDULERS, "random")
 _CALLED = {"maglev": "mh"}
-FLAGS = ("sh-fallback", "sh-port", "mh-fallback", "mh-port")
-_NUMBERED_FLAGS = ("flag-1", "flag-2", "flag-3")
+FLAGS = tuple(name for name, flag in ipvs_schedulers.SCHEDULER_FLAGS.items() if flag.scheduler)
 _ALGORITHMS = ("random", "maglev")
 #: The one value of MODE: the agent forwards the connections of the Service itself, whatever the node's mode is.
 _FORWARDED = "userspace"
@@ -75,7 +72,7 @@ def parse_aliases(metadata: Mapping[str, Any]) -> ServicePolicy:
         return NO_POLICY
     invalid: List[Invalid] = []
     scheduler = _scheduler(given, KUBE_ROUTER_SCHEDULER, SCHEDULERS, invalid)
-    flags = _flags(given, KUBE_ROUTER_FLAGS, (*FLAGS, *_NUMBERED_FLAGS), invalid)
+    flags = _flags(given, KUBE_ROUTER_FLAGS, tuple(ipvs_schedulers.SCHEDULER_FLAGS), invalid)
     algorithm = _scheduler(given, CILIUM_ALGORITHM, _ALGORITHMS, invalid)
     problems = tuple(f"{item.field}: {item.reason}" for item in invalid)
     return ServicePolicy(scheduler=scheduler or algorithm, scheduler_flags=flags, problems=problems)

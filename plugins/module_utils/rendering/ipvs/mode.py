@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...addresses import family_of
+from ...base.ipvs_schedulers import scheduler_of
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import risen, shares
 from ..decision import Arrival, Client, Masquerade, Shares, masquerade_external, masquerade_internal
@@ -21,7 +22,7 @@ from .iptables_filter_backend import IPTABLES_FILTER_BACKEND
 from .model import ADDRESSES, DEVICE, DEVICES, REAL_SERVERS, VIRTUAL_SERVERS, RealServerKey, VirtualServerKey
 from .nftables_filter_backend import NFTABLES_FILTER_BACKEND
 from .policies import INSIDE, OUTSIDE, endpoint_lists
-from .scheduling import PROPORTIONAL, hashed_by, requested_schedulers, schedule
+from .scheduling import hashed_by, requested_schedulers, schedule
 from .text import (
     address_line,
     device_line,
@@ -101,7 +102,7 @@ class IpvsRendering(Rendering[IpvsContext]):
     ) -> Shares:
         """See the base class; some schedulers count open connections."""
         server = schedule(service_port, settings.scheduler, settings.schedulers).server
-        if server.scheduler not in PROPORTIONAL:
+        if not scheduler_of(server.scheduler).proportional:
             return ()
         shared = risen(endpoints) if hashed_by(server) else endpoints
         return shares(shared) if service_port.weighted else (1,) * len(endpoints)

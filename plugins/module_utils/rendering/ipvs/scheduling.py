@@ -10,44 +10,16 @@ endpoints differ, which some schedulers ignore. Flags of schedulers share bits; 
 
 from __future__ import annotations
 
-from typing import AbstractSet, FrozenSet, List, Mapping, NamedTuple, Tuple
+from typing import AbstractSet, FrozenSet, List, NamedTuple, Tuple
 
 from ...addresses import IPV6
+from ...base.ipvs_schedulers import FALLBACK, SCHEDULER_FLAGS, WITH_PORT, scheduler_of
 from ...serviceports.info import ServicePortInfo
 from ..rendering import NO_SLOW_START
-from .model import (
-    PERSISTENT,
-    SCHEDULER_FLAG_1,
-    SCHEDULER_FLAG_2,
-    SCHEDULER_FLAG_3,
-    VirtualServer,
-    host_prefix,
-)
+from .model import PERSISTENT, VirtualServer, host_prefix
 
-#: The bits by name; the first part of a name is the scheduler that the flag belongs to, if it is the name of one.
-_FLAGS: Mapping[str, int] = {
-    "sh-fallback": SCHEDULER_FLAG_1,
-    "sh-port": SCHEDULER_FLAG_2,
-    "mh-fallback": SCHEDULER_FLAG_1,
-    "mh-port": SCHEDULER_FLAG_2,
-    "flag-1": SCHEDULER_FLAG_1,
-    "flag-2": SCHEDULER_FLAG_2,
-    "flag-3": SCHEDULER_FLAG_3,
-}
-#: The flags that kube-proxy 1.36 sets for a scheduler of the node.
-_NODE_FLAGS: Mapping[str, int] = {"mh": SCHEDULER_FLAG_2}
-#: The schedulers with which a client's address determines its endpoint; both have the flags ``-fallback`` and
-#: ``-port``.
-HASHING = ("mh", "sh")
-#: Those whose choice depends on weights alone, in the long run.
-PROPORTIONAL = ("rr", "wrr", *HASHING)
-_FALLBACK, _WITH_PORT = SCHEDULER_FLAG_1, SCHEDULER_FLAG_2
 #: The choice at random that nftables and iptables mode make, which IPVS does not have.
 _RANDOM = "random"
-#: The replacement of a scheduler that ignores weights, for weights that differ.
-_WEIGHTED: Mapping[str, str] = {"rr": "wrr", "lc": "wlc"}
-#: Those without a counterpart.
-_WITHOUT_WEIGHTS = ("dh",)
 
 
 class Scheduling(NamedTuple):
@@ -62,10 +34,10 @@ def requested_schedulers(info: ServicePortInfo, default: str) -> FrozenSet[str]:
     wanted = info.policy.scheduler
     if wanted in ("", _RANDOM):
         wanted = default
-    found = {wanted, _WEIGHTED.get(wanted, wanted)} if info.weighted else {wanted}
+    found = {wanted, _for_different_weights(wanted)} if info.weighted else {wanted}
     if wanted != default and info.weighted:
         # In case the kernel lacks the requested scheduler.
-        found.add(_WEIGHTED.get(default, default))
+        found.add(_for_different_weights(default))
     return frozenset(found - {default})
 
 
@@ -89,9 +61,9 @@ def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str], *, f
     if policy.scheduler == own or (policy.scheduler_flags and not policy.scheduler):
         flags = _flags(policy.scheduler_flags, scheduler, ignored)
     else:
-        flags = _NODE_FLAGS.get(scheduler, 0)
-    if scheduler in HASHING:
-        flags |= _FALLBACK if falls_back else 0
+        flags = scheduler_of(scheduler).node_flags
+    if scheduler_of(scheduler).hashes:
+        flags |= FALLBACK if falls_back else 0
         if policy.slow_start:
             ignored.append(NO_SLOW_START)
     netmask = (policy.persistence_v6 if family == IPV6 else policy.persistence_v4) or host_prefix(family)
@@ -105,18 +77,22 @@ def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str], *, f
 
 def hashed_by(server: VirtualServer) -> str:
     """Return which part of a client determines its real server: ``address``, ``address and port``, or nothing."""
-    if server.scheduler not in HASHING:
+    if not scheduler_of(server.scheduler).hashes:
         return ""
-    return "address and port" if server.flags & _WITH_PORT else "address"
+    return "address and port" if server.flags & WITH_PORT else "address"
+
+
+def _for_different_weights(scheduler: str) -> str:
+    return scheduler_of(scheduler).for_weights or scheduler
 
 
 def _for_weights(scheduler: str, usable: AbstractSet[str], ignored: List[str]) -> str:
     """Return the counterpart of a scheduler that heeds the weights of endpoints; add to ``ignored`` if it has none."""
-    weighted = _WEIGHTED.get(scheduler, scheduler)
+    weighted = _for_different_weights(scheduler)
     if weighted not in usable:
         ignored.append(f"the weights of endpoints need the scheduler {weighted}, which this kernel does not have")
         return scheduler
-    if weighted in _WITHOUT_WEIGHTS:
+    if not scheduler_of(weighted).for_weights:
         ignored.append(f"scheduler {weighted} ignores the weights of endpoints")
     return weighted
 
@@ -125,8 +101,9 @@ def _flags(names: Tuple[str, ...], scheduler: str, ignored: List[str]) -> int:
     """Return the bits of the flags that the scheduler has; add the others to ``ignored``."""
     bits = 0
     for name in names:
-        if name.partition("-")[0] in (scheduler, "flag"):
-            bits |= _FLAGS[name]
+        flag = SCHEDULER_FLAGS[name]
+        if flag.scheduler in ("", scheduler):
+            bits |= flag.bit
         else:
             ignored.append(f"scheduler {scheduler} has no flag {name}")
     return bits

@@ -8,14 +8,12 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping
 
 from ...addresses import IPV6, address_and_port, address_bits, family_of
+from ...base.ipvs_schedulers import flag_names
 from .model import (
     DEVICE,
     FIREWALL_MARK,
     ONE_PACKET,
     PERSISTENT,
-    SCHEDULER_FLAG_1,
-    SCHEDULER_FLAG_2,
-    SCHEDULER_FLAG_3,
     RealServer,
     RealServerKey,
     SetDefinition,
@@ -28,11 +26,6 @@ from .sets import BITMAP_PORT
 
 _PROTOCOL_OPTIONS = {"tcp": "-t", "udp": "-u", "sctp": "--sctp-service"}
 _FORWARDING_OPTIONS = {"masquerade": "-m", "route": "-g", "tunnel": "-i"}
-_FLAG_NAMES = {
-    "sh": {SCHEDULER_FLAG_1: "sh-fallback", SCHEDULER_FLAG_2: "sh-port"},
-    "mh": {SCHEDULER_FLAG_1: "mh-fallback", SCHEDULER_FLAG_2: "mh-port"},
-}
-_PLAIN_FLAG_NAMES = {SCHEDULER_FLAG_1: "flag-1", SCHEDULER_FLAG_2: "flag-2", SCHEDULER_FLAG_3: "flag-3"}
 
 
 def _service(key: VirtualServerKey) -> str:
@@ -51,8 +44,7 @@ def virtual_server_line(key: VirtualServerKey, value: VirtualServer) -> str:
             words += ["-M", str(value.netmask) if family == IPV6 else _dotted(value.netmask)]
     if value.flags & ONE_PACKET:
         words.append("-o")
-    names = {**_PLAIN_FLAG_NAMES, **_FLAG_NAMES.get(value.scheduler, {})}
-    flags = [name for flag, name in names.items() if value.flags & flag]
+    flags = [name for bit, name in flag_names(value.scheduler).items() if value.flags & bit]
     if flags:
         words += ["-b", ",".join(flags)]
     return " ".join(words)

@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import FrozenSet, List, Sequence, Tuple
 
 from ...addresses import packed
+from ...base import ipvs_schedulers
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..rendering import NO_SLOW_START
 from ..settings import DataplaneSettings
 from .slots import MOST_ENDPOINTS, assigned, slot_of
 
-SCHEDULERS = ("mh", "sh")
+SCHEDULERS = frozenset(name for name, scheduler in ipvs_schedulers.SCHEDULERS.items() if scheduler.hashes)
 #: The feature of the kernel that it needs, by its name in ``DataplaneSettings.schedulers``.
 JHASH = "jhash"
 #: The most addresses and node ports of a hashed ServicePort; each has its own slots.
@@ -29,8 +30,6 @@ MOST_FRONTENDS = 16
 MOST_LISTS = 2_000
 #: The most lists of one Service, which may change together: with two families within a second.
 MOST_LISTS_OF_SERVICE = 64
-#: Flags as kube-router names them; the second one is that for ports, of both schedulers.
-_NUMBERED = ("flag-1", "flag-2", "flag-3")
 
 
 def requested(info: ServicePortInfo) -> FrozenSet[str]:
@@ -52,11 +51,9 @@ def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> List[str]:
     if reason:
         return [f"scheduler {scheduler} is not used: {reason}"]
     found = [NO_SLOW_START] if info.policy.slow_start else []
-    unknown = {name for name in info.policy.scheduler_flags if name not in _NUMBERED}
-    return found + [
-        f"scheduler {scheduler} has no flag {name}"
-        for name in sorted(unknown - {f"{scheduler}-port", f"{scheduler}-fallback"})
-    ]
+    flags = ipvs_schedulers.SCHEDULER_FLAGS
+    unknown = [name for name in info.policy.scheduler_flags if flags[name].scheduler not in ("", scheduler)]
+    return found + [f"scheduler {scheduler} has no flag {name}" for name in sorted(unknown)]
 
 
 def lists_of(info: ServicePortInfo) -> int:
@@ -88,7 +85,9 @@ def _refusal_of_service(info: ServicePortInfo) -> str:
 
 def by_port(info: ServicePortInfo) -> bool:
     """Return whether the client's port is hashed, too."""
-    return not {f"{info.policy.scheduler}-port", "flag-2"}.isdisjoint(info.policy.scheduler_flags)
+    flags = [ipvs_schedulers.SCHEDULER_FLAGS[name] for name in info.policy.scheduler_flags]
+    owners = ("", info.policy.scheduler)
+    return any(flag.bit == ipvs_schedulers.WITH_PORT and flag.scheduler in owners for flag in flags)
 
 
 def slots_of(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
