@@ -99,7 +99,7 @@ def several(count: int, *numbers: int, namespaces: int = 1, **more: Any) -> list
 
 #: What changes one object of the agent, so that it compares all of them.
 TOUCH = {
-    "nftables": ["nft", "add chain ip kube-proxy foreign; add chain ip6 kube-proxy foreign"],
+    "nftables": ["nft", "add chain ip kube-proxy of-another-program; add chain ip6 kube-proxy of-another-program"],
     "iptables": ["iptables", "-t", "nat", "-A", "KUBE-MARK-MASQ", "-j", "RETURN"],
 }
 MAGLEV = {SCHEDULER: "mh"}
