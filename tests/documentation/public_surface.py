@@ -4,7 +4,7 @@
 """``python -m tests.documentation.public_surface``: write the list of all public names.
 
 Playbooks, inventories, alerts and scripts of users contain these names, so none may disappear by accident: a test
-compares them with the committed list. Whoever changes it on purpose writes it again, and the difference is reviewed.
+compares them with the committed list. A change on purpose writes it again, so that a review shows the difference.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class AgentBusy(ProxyError):
     """The agent has not answered in time. It may still do what was requested."""
 
 
-#: The codes of errors that a client tells apart from others, which have none.
+#: The codes of errors that a client distinguishes; other errors have none.
 _CODES: Dict[str, Type[ProxyError]] = {"busy": AgentBusy, "unknown-destination": UnknownDestination}
 
 
