@@ -69,6 +69,7 @@ BENCHMARKS: Dict[str, Benchmark] = {
     "ipvs": Benchmark(UML, "ipvs_netlink"),
     "kube-proxy": Benchmark((), "kube_proxy", needs="KUBENODE_KUBE_PROXY"),
     "legacy-change": Benchmark(NAMESPACE, "legacy_change"),
+    "libraries": Benchmark((), "libraries"),
     "many-agents": Benchmark(NAMESPACE, "many_agents"),
     "modes": Benchmark(QEMU, "modes_traffic"),
     "network-policy": Benchmark((), "network_policy"),
