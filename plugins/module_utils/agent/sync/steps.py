@@ -8,6 +8,7 @@ A port is replaced as a whole: meanwhile the Service has its new endpoints at so
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ...cluster.model import NamespacedName
@@ -34,7 +35,7 @@ class Step(NamedTuple):
 
 #: The steps of the Services of which only some ports are replaced.
 Steps = Mapping[NamespacedName, Step]
-NO_STEPS: Steps = {}
+NO_STEPS: Steps = MappingProxyType({})
 #: All ports of a Service at once.
 WHOLE = Step(0, 1, 1, begins=True, ends=True)
 
