@@ -323,7 +323,7 @@ def test_check_mode_reports_no_difference_from_kube_proxy_and_changes_nothing(cl
     for name in NODES:
         words = r"3 Services \(1 without endpoints\) with 10 endpoints of \d+ ports by iptables: 0 entries added"
         assert re.search(f"{name} would serve {words}", text), text
-        assert "as requested" not in text
+        assert f"{name}: would be served in iptables mode, kube-proxy kept off" in text and "as requested" not in text
     assert cluster.api.patched == [] and cluster.with_kube_proxy() == list(NODES)
     assert_untouched(cluster, before, *NODES)
 

@@ -36,7 +36,7 @@ def test_nothing_of_the_collection_is_left(node, cluster):
         "kernel_install_packages": False,
         "kernel_unchangeable": "warn",
     }
-    roles = [f"kubenode.proxy.{name}" for name in ("kernel", "agent", "schedule")]
+    roles = [f"kubenode.proxy.{name}" for name in ("kernel", "schedule", "agent")]
     play([node], [{"ansible.builtin.include_role": {"name": role}} for role in roles], variables)
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     assert node.unit(TIMER, "ActiveState")["ActiveState"] == "active"
