@@ -292,13 +292,19 @@ class Encoder:
 
     def delete_elements(self, name: str, keys: Iterable[bytes]) -> Iterator[Message]:
         """Delete elements by their keys, CATCH_ALL among them."""
-        found = list(keys)
-        with_key = [key for key in found if key != CATCH_ALL]
-        if len(with_key) < len(found):
+        return self._by_keys(DELETE_ELEMENT, name, list(keys))
+
+    def get_elements(self, name: str, keys: Iterable[bytes]) -> Iterator[Message]:
+        """Request elements by their keys, CATCH_ALL among them."""
+        return self._by_keys(GET_ELEMENT, name, list(keys))
+
+    def _by_keys(self, kind: int, name: str, keys: List[bytes]) -> Iterator[Message]:
+        with_key = [key for key in keys if key != CATCH_ALL]
+        if len(with_key) < len(keys):
             element = nested(NFTA_LIST_ELEM, _u32(NFTA_SET_ELEM_FLAGS, ELEMENT_CATCH_ALL))
-            yield from self._element_messages(DELETE_ELEMENT, 0, name, memoryview(element), len(element))
+            yield from self._element_messages(kind, 0, name, memoryview(element), len(element))
         if with_key:
-            yield from self._of_kind(DELETE_ELEMENT, 0, name, with_key, True)
+            yield from self._of_kind(kind, 0, name, with_key, True)
 
     def _of_kind(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
         """Yield messages for elements with the same value: single keys, or ranges where the set has ranges."""

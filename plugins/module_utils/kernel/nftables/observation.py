@@ -45,6 +45,7 @@ from .attributes import (
     NFTA_TABLE_FLAGS,
     NFTA_TABLE_NAME,
 )
+from .confirmation import FEWEST_ELEMENTS, Confirmation
 from .decoding import (
     added_up,
     parse_elements,
@@ -158,8 +159,11 @@ class Reader:
         elements = [raw for nest in self._dumped_elements(name) for _number, raw in each_attribute(nest, 0, len(nest))]
         return ranges(elements, bool(value.flags & SET_CONCAT))
 
-    def everything(self) -> Dict[Key, Value]:
-        """Return the whole table as a resource table; empty if it does not exist."""
+    def everything(self, confirmation: Optional[Confirmation] = None) -> Dict[Key, Value]:
+        """Return the whole table as a resource table; empty if it does not exist.
+
+        ``confirmation``: large sets that it confirms are not read.
+        """
         table: Dict[Key, Value] = {}
         found = self.table()
         if found is None:
@@ -171,8 +175,12 @@ class Reader:
         for name, chain in self.chains().items():
             table[ObjectKey("chain", name)] = chain
         for name, (value, count) in sets.items():
-            if not value.dynamic:
-                table.update(self._contents(name, value, count))
+            if value.dynamic:
+                continue
+            known = None
+            if confirmation is not None and count is not None and count >= FEWEST_ELEMENTS and not value.is_interval:
+                known = confirmation.entries(name, count)
+            table.update(known if known is not None else self._contents(name, value, count))
         return table
 
     def objects(self, wanted: Iterable[ObjectKey]) -> Dict[Key, Value]:

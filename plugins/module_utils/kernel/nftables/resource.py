@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Dict, Iterable, List, Optional, Type, TypeVar
+from typing import Dict, Iterable, List, Mapping, Optional, Type, TypeVar
 
 from ...errors import KernelError
 from ...rendering.nftables.layout import SERVICES_TABLE
@@ -23,6 +23,7 @@ from ..netlink.outcomes import MessageError, is_busy, is_forbidden, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
 from . import messages
+from .confirmation import Confirmation
 from .generation import generation_in
 from .listing import ownership_text
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
@@ -100,6 +101,10 @@ class NftablesResource(Resource[Key, Value]):
     def observe(self) -> Dict[Key, Value]:
         """Return the whole table, whichever programs created its objects. Raises KernelError."""
         return self._reader().everything()
+
+    def observe_expected(self, expected: Mapping[Key, Value]) -> Dict[Key, Value]:
+        """See the base class. Raises KernelError."""
+        return self._reader().everything(Confirmation(self.socket, self._encoder, expected))
 
     def exists(self) -> bool:
         """Return whether there is a table of this name. Raises KernelError."""
