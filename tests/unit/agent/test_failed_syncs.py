@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier, watching
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import other_modes, proxier, watching
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
@@ -124,7 +124,7 @@ def test_what_serves_is_only_removed_after_a_sync_that_succeeds(served, monkeypa
         return node_removed
 
     node_removed = type("Found", (), {"removed": 0, "draining": 0})
-    monkeypatch.setattr(node, "remove_leftovers", remove)
+    monkeypatch.setattr(other_modes, "remove_leftovers", remove)
     bench = SyncBench(monkeypatch)
     bench.put(service("s1", 1))
     works_again = failing(monkeypatch, "full")

@@ -15,7 +15,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import MOST_OF_NAMESPACE
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, node_follower, proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, node_follower, other_modes, proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from tests.lab import manifests
@@ -162,12 +162,12 @@ def test_of_many_refused_objects_some_are_reported(bench):
 
 def test_a_change_of_the_mode_is_reported_once(bench, monkeypatch):
     found = SimpleNamespace(removed=7, draining=0)
-    monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _handles: found)
+    monkeypatch.setattr(other_modes, "remove_leftovers", lambda _proxiers, _handles: found)
     bench.sync.rebuild(bench.request(load({"mode": "ipvs"}, "").configuration))
     bench.sync.sync()
-    bench.sync.clean_up()
+    bench.sync.other_modes.clean_up()
     # Later, as after a start in another mode than before.
-    bench.sync.clean_up()
+    bench.sync.other_modes.clean_up()
     assert [event[2] for event in bench.events] == ["ModeChanged"] * 2
     notes = [event[4] for event in bench.events]
     assert re.fullmatch(r"the mode was changed from \w+ to ipvs: requested", notes[0])
@@ -318,16 +318,16 @@ def test_leftovers_that_cannot_be_removed_are_no_failure(bench, monkeypatch):
     def fail(_proxiers, _progress):
         raise node.ProxyError("busy")
 
-    monkeypatch.setattr(node, "remove_leftovers", fail)
-    bench.sync.clean_up()
+    monkeypatch.setattr(other_modes, "remove_leftovers", fail)
+    bench.sync.other_modes.clean_up()
     assert "leftovers of another mode cannot be removed" in bench.text.getvalue()
 
 
 def test_removal_of_another_modes_draining_real_servers_is_retried(bench, monkeypatch):
     leftovers = iter([node_leftovers(0, 2), node_leftovers(2, 0)])
-    monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _handles: next(leftovers))
-    bench.sync.clean_up()
-    bench.now += node.DRAIN_SECONDS
+    monkeypatch.setattr(other_modes, "remove_leftovers", lambda _proxiers, _handles: next(leftovers))
+    bench.sync.other_modes.clean_up()
+    bench.now += other_modes.DRAIN_SECONDS
     bench.timers.run()
     assert "real servers of ipvs mode are kept" in bench.text.getvalue()
     assert "removed leftovers of another mode" in bench.text.getvalue()

@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.parts import Parts
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.status import status_document
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import other_modes
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Leftovers
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import API_VERSION, KIND
 from tests.unit.agent.sync_bench import SyncBench, service
@@ -70,22 +70,22 @@ def test_a_program_that_writes_again_and_again_is_named_and_reverted_less_often(
 
 def test_rules_of_another_mode_that_come_back_are_named_and_kept(bench, monkeypatch):
     removed, held = [], [False]
-    monkeypatch.setattr(node, "remove_leftovers", lambda *_: removed.append(bench.now) or Leftovers(0, 0))
-    monkeypatch.setattr(node, "holds_other_mode", lambda chains, table: not chains and table and held[0])
-    bench.sync.clean_up()
+    monkeypatch.setattr(other_modes, "remove_leftovers", lambda *_: removed.append(bench.now) or Leftovers(0, 0))
+    monkeypatch.setattr(other_modes, "holds_other_mode", lambda chains, table: not chains and table and held[0])
+    bench.sync.other_modes.clean_up()
     shown = []
     for held[0] in (False, True, True, False):
         pass_seconds(bench, 30)
         shown.append("serves Services in another mode" in bench.other_proxy.text)
-        bench.sync.clean_up()
+        bench.sync.other_modes.clean_up()
     assert shown == [False, True, True, False] and reasons(bench) == ["OtherServiceProxy", "OtherServiceProxyGone"]
     assert removed == [1000, 1030, 1120]
 
 
 def test_rules_of_another_mode_that_cannot_be_removed_are_none_that_came_back(bench, monkeypatch):
-    monkeypatch.setattr(node, "remove_leftovers", lambda *_: Leftovers(0, 0))
-    monkeypatch.setattr(node, "holds_other_mode", lambda chains, table: True)
-    bench.sync.clean_up()
+    monkeypatch.setattr(other_modes, "remove_leftovers", lambda *_: Leftovers(0, 0))
+    monkeypatch.setattr(other_modes, "holds_other_mode", lambda chains, table: True)
+    bench.sync.other_modes.clean_up()
     for _look in range(3):
         pass_seconds(bench, 30)
     assert bench.other_proxy.text == ""
@@ -93,9 +93,9 @@ def test_rules_of_another_mode_that_cannot_be_removed_are_none_that_came_back(be
 
 def test_leftovers_are_kept_while_another_program_answers_at_a_port(bench, monkeypatch):
     removed = []
-    monkeypatch.setattr(node, "remove_leftovers", lambda *_: removed.append(1) or Leftovers(0, 0))
+    monkeypatch.setattr(other_modes, "remove_leftovers", lambda *_: removed.append(1) or Leftovers(0, 0))
     bench.other_proxy.port_in_use("healthz", 10256)
-    bench.sync.clean_up()
+    bench.sync.other_modes.clean_up()
     pass_seconds(bench, 61)
     assert removed == []
     bench.other_proxy.port_open("healthz")

@@ -12,8 +12,11 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import INBOX_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import portions, proxier
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.node import PORTION_PAUSE_SECONDS
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.portions import Portions, Size
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.portions import (
+    PORTION_PAUSE_SECONDS,
+    Portions,
+    Size,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH

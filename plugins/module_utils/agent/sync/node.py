@@ -13,14 +13,12 @@ from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.request import Request
-from ...errors import KernelError, ProxyError
+from ...errors import ProxyError
 from ...event_reasons import Reason
-from ...kernel.presence import holds_other_mode
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
-from ..api.events import NORMAL, WARNING, Post
+from ..api.events import WARNING, Post
 from ..collector import trim_memory
-from ..drift.parameters import PARAMETERS_SECONDS
 from ..drift.watch import DriftWatch
 from ..failures import error_text
 from ..other_proxy import OtherProxy
@@ -30,24 +28,20 @@ from ..surface.log import INFO, LimitedLog, Log
 from ..surface.metrics import Metrics
 from ..surface.ports import PortKeeper
 from ..surface.surface import RETRY_SECONDS, Surface
-from ..timers import Pace, Timers
+from ..timers import Timers
 from .annotation_warnings import PolicyWarnings
 from .losses import EndpointLossWatch
 from .node_follower import NodeFollower
+from .other_modes import OtherModes
+from .portions import WaitingServices
 from .refusal_events import RefusalEvents
 from .schedule import Schedule
-from .setup import Proxiers, remove_leftovers, set_up, with_current_addresses
+from .setup import Proxiers, set_up, with_current_addresses
 from .slow_start import SlowStart
 from .syncer import Syncer, SyncOutcome
+from .upkeep import Upkeep
 from .watching import Watching
 
-DRAIN_SECONDS = 60.0
-#: Between portions of Services with many entries.
-PORTION_PAUSE_SECONDS = 0.1
-#: While changes have arrived that are not processed yet, portions take a tenth of the loop's time.
-BEHIND_PAUSE_FACTOR = 9.0
-GAUGES_SECONDS = 30.0
-OTHER_MODE_SECONDS = 30.0
 ADDRESS_PAUSE_SECONDS = 0.5
 #: kube-proxy 1.36 syncs at least this often in iptables and nftables mode.
 LONGEST_INTERVAL_SECONDS = 3600.0
@@ -104,36 +98,36 @@ class NodeSync:
         self._ports = ports
         self._handles = handles
         self._clock = timers.clock
-        self._is_behind = is_behind
-        self._portions_behind = Pace(timers.clock, BEHIND_PAUSE_FACTOR)
         self._log = log
         self._limited = limited
         self._post = post
         self._other_proxy = other_proxy
         self._annotation_warnings = PolicyWarnings(limited, post)
         self._refusals = RefusalEvents(limited, post)
-        # Whether the Event about the change to the mode in effect was posted.
-        self._mode_posted = False
-        self._leftovers_due = False
         # Whether the node must be set up again, because a sync ended by an unexpected exception or IPVS was unloaded,
         # and what it was set up for.
         self._broken = False
         self._request: Optional[Request] = None
         self._slow_start = SlowStart(timers.clock)
-        self._draining = timers.add("remove drained real servers", self._drain)
-        self._leftovers = timers.add("remove leftovers of other modes", self.clean_up)
-        self._other_mode = timers.add("look for rules of another mode", self._look_for_other_mode)
         # Families whose repair is put off, with the reason for it.
         self._unrepaired: Dict[str, str] = {}
         self._put_off = timers.add("repair what was put off", self._repair_put_off)
         self._watching = Watching(handles, timers, self._watch_again, log=log, limited=limited)
+        self._upkeep = Upkeep(timers, self.syncer, lambda: self.proxiers, self._changed)
+        self.other_modes = OtherModes(
+            handles,
+            timers,
+            proxiers=lambda: self.proxiers,
+            removed=self._changed,
+            log=log,
+            post=post,
+            other_proxy=other_proxy,
+        )
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)
-        self._gauges = timers.add("refresh gauges", self._refresh_gauges)
         self._check = timers.add("check everything", self._check_everything)
-        self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
         self._held = timers.add("apply a change that was held back", self._request_sync)
         self._examine = timers.add("examine connections", self._request_sync)
-        self._waiting = timers.add("program Services with many entries", self._sync_waiting)
+        self._waiting = WaitingServices(timers, is_behind, self._sync_waiting)
         self._rise = timers.add("raise the share of new endpoints", self._request_sync)
 
     @property
@@ -175,10 +169,8 @@ class NodeSync:
         self._metrics.expect_repairs([SysctlsResource(())])
         self.stop_watching()
         self._view.set_rates(proxiers.rates)
-        # What the previous mode has programmed is not of another program.
-        self._other_mode.cancel()
         before, self.proxiers = self.proxiers, proxiers
-        self._report_mode(before, proxiers)
+        self.other_modes.set_up(before, proxiers)
         self._log.info(
             "programming this node",
             node=proxiers.node_view.name,
@@ -187,14 +179,6 @@ class NodeSync:
             families=",".join(served),
         )
         return proxiers
-
-    def _report_mode(self, before: Optional[Proxiers], now: Proxiers) -> None:
-        """Post an Event if a new configuration has changed the mode of the running agent."""
-        if before is None or before.configuration.mode == now.configuration.mode:
-            return
-        note = f"the mode was changed from {before.configuration.mode} to {now.configuration.mode}: {now.mode_reason}"
-        self._post(None, NORMAL, Reason.MODE_CHANGED, "Sync", note)
-        self._mode_posted = True
 
     def follow(self, view: ClusterView) -> None:
         """Sync with another view from now on. The caller sets the node up again and syncs as for the first time."""
@@ -222,41 +206,41 @@ class NodeSync:
             return
         self.schedule.started()
         started = self._clock()
-        try:
+
+        def work() -> SyncOutcome:
+            current = proxiers
             if self._broken and self._request is not None:
-                proxiers = self.set_up(self._request._replace(cluster=self._view.state))
+                current = self.set_up(self._request._replace(cluster=self._view.state))
             self._slow_start.update(self._view, self.configuration.node_proxy.service_policy)
-            first = first or not self.syncer.started
-            outcome = self.syncer.start(proxiers) if first else self.syncer.sync(proxiers)
-        except MemoryError:
-            raise
-        except Exception as error:
-            self._sync_broken(error)
-            return
-        self.schedule.ended(self._clock(), outcome.succeeded)
-        self._synced(proxiers, outcome, started)
+            begins = first or not self.syncer.started
+            return self.syncer.start(current) if begins else self.syncer.sync(current)
+
+        outcome = self._attempt(work)
+        if outcome is not None:
+            self.schedule.ended(self._clock(), outcome.succeeded)
+            self._synced(self.proxiers or proxiers, outcome, started)
 
     def _sync_waiting(self) -> None:
         """Sync a portion of the Services that wait. It is no run of the schedule, so that others need not wait."""
         proxiers = self.proxiers
         if proxiers is None or self._broken or not self.syncer.is_waiting:
             return
-        if self._is_behind() and self._portions_behind.rest():
-            # What has arrived may be about any Service, and the loop processes it between two portions.
-            self._waiting.start(PORTION_PAUSE_SECONDS)
-            return
         started = self._clock()
+        outcome = self._attempt(lambda: self.syncer.sync_waiting(proxiers))
+        if outcome is not None:
+            if not outcome.succeeded:
+                self.schedule.ended(self._clock(), False)
+            self._synced(proxiers, outcome, started)
+
+    def _attempt(self, work: Callable[[], SyncOutcome]) -> Optional[SyncOutcome]:
+        """Return the outcome of a sync, None if it ended by an unexpected exception."""
         try:
-            outcome = self.syncer.sync_waiting(proxiers)
+            return work()
         except MemoryError:
             raise
         except Exception as error:
             self._sync_broken(error)
-            return
-        self._portions_behind.worked(self._clock() - started)
-        if not outcome.succeeded:
-            self.schedule.ended(self._clock(), False)
-        self._synced(proxiers, outcome, started)
+            return None
 
     def _synced(self, proxiers: Proxiers, outcome: SyncOutcome, started: float) -> None:
         """Do what follows a sync."""
@@ -291,13 +275,10 @@ class NodeSync:
         if self.syncer.is_waiting:
             for family in proxiers.families:
                 self._health.queued(family.family)
-            self._waiting.restart(PORTION_PAUSE_SECONDS)
-        if any(family.draining for family in proxiers.families):
-            self._draining.start(DRAIN_SECONDS)
-        self._gauges.start(GAUGES_SECONDS)
-        self._parameters.start(PARAMETERS_SECONDS)
-        if self._leftovers_due and outcome.succeeded:
-            self.clean_up()
+            self._waiting.follow()
+        self._upkeep.synced(proxiers)
+        if self.other_modes.due and outcome.succeeded:
+            self.other_modes.clean_up()
         if self._other_proxy.pause:
             # At the end of the pause it turns out whether the other proxy is still there.
             self._suspect({family.family: "another service proxy" for family in proxiers.families})
@@ -331,58 +312,13 @@ class NodeSync:
 
     def clean_up_once_serving(self) -> None:
         """Remove other modes' leftovers, after the next sync if the last one has failed: until then, they serve."""
-        self._leftovers_due = True
+        self.other_modes.due = True
         if not self.syncer.last_error:
-            self.clean_up()
+            self.other_modes.clean_up()
 
-    def clean_up(self) -> None:
-        """Remove other modes' leftovers now that this mode is serving. Failures are logged and not fatal."""
-        if self.proxiers is None:
-            return
-        if self._other_proxy.text:
-            # They may be in use.
-            self._leftovers.start(DRAIN_SECONDS)
-            return
-        self._leftovers_due = False
-        try:
-            found = remove_leftovers(self.proxiers, self._handles)
-            if found.removed:
-                self._log.info("removed leftovers of another mode", entries=found.removed)
-                if not self._mode_posted:
-                    # The mode was changed while the agent did not run.
-                    mode = self.proxiers.configuration.mode
-                    note = f"the mode was changed to {mode}: {found.removed} entries of another mode were removed"
-                    self._post(None, NORMAL, Reason.MODE_CHANGED, "Sync", note)
-                self._mode_posted = False
-            if found.draining:
-                text = "real servers of ipvs mode are kept until their connections end"
-                self._log.info(text, real_servers=found.draining)
-                self._leftovers.start(DRAIN_SECONDS)
-        except MemoryError:
-            raise
-        except Exception as error:
-            self._log.warning("leftovers of another mode cannot be removed", error=error_text(error))
+    def _changed(self) -> None:
+        """Tell the drift watch that the agent may have removed something outside of a sync."""
         self._watching.synced(True, False)
-        if self._holds_other_mode() is False:
-            # Otherwise rules were kept, for example because rules of other programs refer to them.
-            self._other_mode.start(OTHER_MODE_SECONDS)
-        trim_memory()
-
-    def _holds_other_mode(self) -> Optional[bool]:
-        """Return whether the kernel has rules of another mode; None if that cannot be determined, or no mode serves."""
-        used = self.proxiers.mode.subsystems if self.proxiers is not None and self.proxiers.mode.serves else None
-        try:
-            return holds_other_mode(chains=used.chains, table=used.nftables) if used is not None else None
-        except KernelError as error:
-            self._log.debug("cannot determine whether the kernel holds rules of another mode", error=error)
-            return None
-
-    def _look_for_other_mode(self) -> None:
-        """Notice a service proxy that programs another mode after all leftovers of it were removed."""
-        holds = self._holds_other_mode()
-        if holds is not None:
-            self._other_proxy.other_mode(holds)
-        self._other_mode.start(OTHER_MODE_SECONDS)
 
     def look(self) -> None:
         """Poll the drift watch for changes by other programs."""
@@ -476,24 +412,6 @@ class NodeSync:
         self._suspect({family.family: "regular check" for family in families})
         self._view.retry()
         self.schedule.request()
-
-    def _repair_parameters(self) -> None:
-        if self.proxiers is not None:
-            self.syncer.repairs.repair_parameters(self.proxiers.sysctls)
-            self._parameters.start(PARAMETERS_SECONDS)
-
-    def _drain(self) -> None:
-        if self.proxiers is not None:
-            gone, left = self.syncer.drain(self.proxiers.families)
-            if gone:
-                self._watching.synced(True, False)
-            if left:
-                self._draining.start(DRAIN_SECONDS)
-
-    def _refresh_gauges(self) -> None:
-        if self.proxiers is not None:
-            for family in self.proxiers.families:
-                self.syncer.measures.count_rules(self.proxiers, family)
 
     def _refresh_addresses(self) -> None:
         """Apply changes of the node's addresses and of ServiceCIDRs; program only what depends on them."""

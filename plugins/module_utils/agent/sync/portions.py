@@ -16,6 +16,7 @@ from collections import Counter
 from typing import Callable, Dict, FrozenSet, NamedTuple, Set
 
 from ...cluster.model import NamespacedName
+from ..timers import Pace, Timers
 from .steps import Step
 
 #: The most entries in one portion, unless a single port has more: in nftables mode, those of lists are replaced in an
@@ -23,6 +24,9 @@ from .steps import Step
 MOST_ENTRIES = 10_000
 #: The time that a portion may take; after one that took longer, the next ones are smaller.
 MOST_SECONDS = 0.5
+PORTION_PAUSE_SECONDS = 0.1
+#: While changes have arrived that are not processed yet, portions take a tenth of the loop's time.
+BEHIND_PAUSE_FACTOR = 9.0
 
 
 class Size(NamedTuple):
@@ -142,3 +146,30 @@ class Portions:
             self._programmed[service] = entries
         else:
             self._programmed.pop(service, None)
+
+
+class WaitingServices:
+    """When the Services that wait are programmed: a portion after a pause, while there are any.
+
+    ``is_behind`` returns whether changes of the cluster have arrived that are not processed yet. They may be about any
+    Service, and the loop processes them between two portions, which then take a tenth of its time.
+    """
+
+    def __init__(self, timers: Timers, is_behind: Callable[[], bool], program: Callable[[], None]) -> None:
+        self._clock = timers.clock
+        self._is_behind = is_behind
+        self._program = program
+        self._pace = Pace(timers.clock, BEHIND_PAUSE_FACTOR)
+        self._timer = timers.add("program Services with many entries", self._run)
+
+    def follow(self) -> None:
+        """Program the next portion after a pause."""
+        self._timer.restart(PORTION_PAUSE_SECONDS)
+
+    def _run(self) -> None:
+        if self._is_behind() and self._pace.rest():
+            self._timer.start(PORTION_PAUSE_SECONDS)
+            return
+        started = self._clock()
+        self._program()
+        self._pace.worked(self._clock() - started)
