@@ -30,6 +30,7 @@ from ..surface.ports import PortKeeper
 from ..surface.surface import RETRY_SECONDS, Surface
 from ..timers import Timers
 from .annotation_warnings import PolicyWarnings
+from .followups import Followups
 from .losses import EndpointLossWatch
 from .node_follower import NodeFollower
 from .other_modes import OtherModes
@@ -39,14 +40,11 @@ from .schedule import Schedule
 from .setup import Proxiers, set_up, with_current_addresses
 from .slow_start import SlowStart
 from .syncer import Syncer, SyncOutcome
-from .upkeep import Upkeep
 from .watching import Watching
 
 ADDRESS_PAUSE_SECONDS = 0.5
 #: kube-proxy 1.36 syncs at least this often in iptables and nftables mode.
 LONGEST_INTERVAL_SECONDS = 3600.0
-#: A full check costs O(cluster): it may take 1 % of a CPU, however short the periods are.
-CHECK_PAUSE_FACTOR = 100.0
 
 
 class NodeSync:
@@ -113,7 +111,15 @@ class NodeSync:
         self._unrepaired: Dict[str, str] = {}
         self._put_off = timers.add("repair what was put off", self._repair_put_off)
         self._watching = Watching(handles, timers, self._watch_again, log=log, limited=limited)
-        self._upkeep = Upkeep(timers, self.syncer, lambda: self.proxiers, self._changed)
+        self._followups = Followups(
+            timers,
+            self.syncer,
+            self._slow_start,
+            proxiers=lambda: self.proxiers,
+            request=self._request_sync,
+            check=self._check_everything,
+            changed=self._changed,
+        )
         self.other_modes = OtherModes(
             handles,
             timers,
@@ -124,11 +130,7 @@ class NodeSync:
             other_proxy=other_proxy,
         )
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)
-        self._check = timers.add("check everything", self._check_everything)
-        self._held = timers.add("apply a change that was held back", self._request_sync)
-        self._examine = timers.add("examine connections", self._request_sync)
         self._waiting = WaitingServices(timers, is_behind, self._sync_waiting)
-        self._rise = timers.add("raise the share of new endpoints", self._request_sync)
 
     @property
     def drift(self) -> Optional[DriftWatch]:
@@ -244,7 +246,6 @@ class NodeSync:
 
     def _synced(self, proxiers: Proxiers, outcome: SyncOutcome, started: float) -> None:
         """Do what follows a sync."""
-        now = self._clock()
         self._note_lost()
         self.last_sync_end = time.time()
         if outcome.observed:
@@ -254,29 +255,16 @@ class NodeSync:
             # Not before the first sync of a node: it may cause more notifications than any buffer holds.
             self._watching.open(proxiers)
         self._watching.synced(outcome.changes > 0, outcome.observed)
-        if outcome.observed:
-            self._check.restart(max(proxiers.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started)))
-        else:
-            # Also after the first sync of an empty node, which observes nothing at its end.
-            self._check.start(proxiers.configuration.check_period)
         self._ports.report(outcome.failed_services)
         self._annotation_warnings.update(self._view.state, proxiers.families)
         self.report_refusals()
-        pause = self._slow_start.delay()
-        if pause:
-            self._rise.restart(pause)
         if outcome.loss:
             self._post(None, WARNING, Reason.ENDPOINTS_LOST, "Sync", outcome.loss)
-        if outcome.held_until:
-            self._held.restart(max(0.0, outcome.held_until - now))
-        for family in proxiers.families:
-            if family.examines_later:
-                self._examine.start(family.examines_later)
         if self.syncer.is_waiting:
             for family in proxiers.families:
                 self._health.queued(family.family)
             self._waiting.follow()
-        self._upkeep.synced(proxiers)
+        self._followups.synced(proxiers, outcome, started)
         if self.other_modes.due and outcome.succeeded:
             self.other_modes.clean_up()
         if self._other_proxy.pause:
