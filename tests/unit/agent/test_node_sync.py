@@ -9,15 +9,13 @@ import contextlib
 import re
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import MOST_OF_NAMESPACE
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, node_follower, other_modes, proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from tests.lab import manifests
 from tests.unit.agent.sync_bench import RESOURCE, SyncBench, service
 
@@ -160,20 +158,6 @@ def test_of_many_refused_objects_some_are_reported(bench):
     assert len(bench.events) == MOST_OF_NAMESPACE
 
 
-def test_a_change_of_the_mode_is_reported_once(bench, monkeypatch):
-    found = SimpleNamespace(removed=7, draining=0)
-    monkeypatch.setattr(other_modes, "remove_leftovers", lambda _proxiers, _handles: found)
-    bench.sync.rebuild(bench.request(load({"mode": "ipvs"}, "").configuration))
-    bench.sync.sync()
-    bench.sync.other_modes.clean_up()
-    # Later, as after a start in another mode than before.
-    bench.sync.other_modes.clean_up()
-    assert [event[2] for event in bench.events] == ["ModeChanged"] * 2
-    notes = [event[4] for event in bench.events]
-    assert re.fullmatch(r"the mode was changed from \w+ to ipvs: requested", notes[0])
-    assert notes[1] == "the mode was changed to ipvs: 7 entries of another mode were removed"
-
-
 def test_after_a_failure_the_next_sync_observes_everything(bench):
     bench.put(service("api", 2))
     bench.mode.resource.failure = "the kernel refuses"
@@ -314,72 +298,6 @@ def test_changes_in_between_do_not_postpone_the_check(monkeypatch):
     assert bench.mode.resource.observed == observed + 1
 
 
-def test_leftovers_that_cannot_be_removed_are_no_failure(bench, monkeypatch):
-    def fail(_proxiers, _progress):
-        raise node.ProxyError("busy")
-
-    monkeypatch.setattr(other_modes, "remove_leftovers", fail)
-    bench.sync.other_modes.clean_up()
-    assert "leftovers of another mode cannot be removed" in bench.text.getvalue()
-
-
-def test_removal_of_another_modes_draining_real_servers_is_retried(bench, monkeypatch):
-    leftovers = iter([node_leftovers(0, 2), node_leftovers(2, 0)])
-    monkeypatch.setattr(other_modes, "remove_leftovers", lambda _proxiers, _handles: next(leftovers))
-    bench.sync.other_modes.clean_up()
-    bench.now += other_modes.DRAIN_SECONDS
-    bench.timers.run()
-    assert "real servers of ipvs mode are kept" in bench.text.getvalue()
-    assert "removed leftovers of another mode" in bench.text.getvalue()
-    assert next(leftovers, None) is None
-
-
-def node_leftovers(removed, draining):
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Leftovers
-
-    return Leftovers(removed, draining)
-
-
-def kubernetes_node(**spec):
-    metadata, status = {"name": "n1", **spec.pop("metadata", {})}, spec.pop("status", {})
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": status}
-
-
-def test_a_node_that_becomes_known_is_set_up_again(bench):
-    calls = []
-    bench.put(kubernetes_node())
-    bench.sync.node_changed("n1", lambda: calls.append("rebuild"))
-    assert calls == ["rebuild"]
-
-
-def test_another_zone_applies_every_service_again(bench):
-    bench.put(kubernetes_node())
-    bench.sync.follower.set_up_for(bench.view.state.nodes["n1"])
-    bench.put(kubernetes_node(metadata={"labels": {"topology.kubernetes.io/zone": "west"}}))
-    bench.view.pop_dirty()
-    bench.sync.node_changed("n1", lambda: pytest.fail("no need to set up again"))
-    assert bench.view.dirty == set(bench.view.state.services)
-    assert bench.sync.proxiers.families[0].context.node.zone == "west"
-    assert bench.sync.is_due or bench.sync.delay() < node_follower.ZONE_PAUSE_SECONDS
-
-
-def test_a_zone_that_changes_again_and_again_is_applied_now_and_then(bench):
-    bench.put(kubernetes_node())
-    bench.sync.follower.set_up_for(bench.view.state.nodes["n1"])
-    applied = 0
-    for number in range(120):
-        bench.put(kubernetes_node(metadata={"labels": {"topology.kubernetes.io/zone": f"z{number}"}}))
-        bench.view.pop_dirty()
-        bench.sync.node_changed("n1", lambda: pytest.fail("no need to set up again"))
-        bench.timers.run()
-        applied += bool(bench.view.dirty)
-        bench.now += 0.5
-    assert applied == 2
-    bench.now += node_follower.ZONE_PAUSE_SECONDS
-    bench.timers.run()
-    assert bench.sync.proxiers.families[0].context.node.zone == "z119"
-
-
 def dns(number):
     """Return the EndpointSlice of a UDP Service with a new endpoint."""
     ports = [manifests.port(53, protocol="UDP")]
@@ -409,67 +327,6 @@ def test_changed_udp_endpoints_read_connections_a_tenth_of_the_time(monkeypatch)
     bench.timers.run()
     bench.sync.sync()
     assert examined[-1] >= bench.now - 1, "the last change is examined without another one"
-
-
-CIDRS = {"podCIDRs": ["10.244.1.0/24"]}
-ADDRESS = {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}}
-OTHER = {"status": {"addresses": [{"type": "ExternalIP", "address": "192.0.2.8"}]}}
-NODE_CIDR = {"detectLocalMode": "NodeCIDR"}
-
-
-@pytest.mark.parametrize(
-    ("configuration", "before", "after", "effect"),
-    [
-        # With an external cloud provider a Node has no address at first.
-        ({}, {}, ADDRESS, "addresses"),
-        ({}, ADDRESS, OTHER, "addresses"),
-        ({}, ADDRESS, {}, "no longer has addresses"),
-        ({}, {}, CIDRS, ""),
-        ({}, CIDRS, {}, ""),
-        (NODE_CIDR, {}, CIDRS, "podCIDRs"),
-        (NODE_CIDR, CIDRS, {"podCIDRs": ["10.244.2.0/24"]}, "podCIDRs"),
-        (NODE_CIDR, CIDRS, {}, "no longer has podCIDRs"),
-        (NODE_CIDR, {**ADDRESS, **CIDRS}, OTHER, "no longer has podCIDRs"),
-    ],
-)
-def test_changes_of_the_node_are_applied_and_losses_reported_once(monkeypatch, configuration, before, after, effect):
-    bench = SyncBench(monkeypatch, configuration)
-    bench.put(kubernetes_node(**before))
-    bench.sync.follower.set_up_for(bench.view.state.nodes["n1"])
-    calls = []
-
-    def rebuild():
-        calls.append("rebuild")
-        bench.sync.follower.set_up_for(bench.view.state.nodes["n1"])
-
-    for labels in ({}, {"a": "b"}, {"a": "c"}):
-        bench.put(kubernetes_node(metadata={"labels": labels}, **after))
-        bench.sync.node_changed("n1", rebuild)
-    lost = "no longer" in effect
-    assert calls == (["rebuild"] if effect and not lost else [])
-    text = bench.text.getvalue()
-    assert text.count("the Node no longer has") == lost and text.count("the Node changed") == len(calls)
-    assert effect in text
-
-
-def test_a_change_of_the_node_that_cannot_be_applied_is_retried(bench):
-    bench.put(kubernetes_node())
-    bench.sync.follower.set_up_for(bench.view.state.nodes["n1"])
-    failures = [node.ProxyError("busy"), node.ProxyError("busy")]
-    calls = []
-
-    def rebuild():
-        calls.append("rebuild")
-        if failures:
-            raise failures.pop()
-
-    bench.put(kubernetes_node(**ADDRESS))
-    bench.sync.node_changed("n1", rebuild)
-    for _repetition in range(4):
-        bench.now += node.RETRY_SECONDS
-        bench.timers.run()
-    assert len(calls) == 3
-    assert 'msg="the change of the Node cannot be applied, retrying" error=busy' in bench.text.getvalue()
 
 
 def test_annotations_without_effect_are_reported_once_each(bench):
