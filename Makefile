@@ -71,7 +71,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 # each process.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 
-.PHONY: help e2e debian guests minimal setup setup-lab soak changelog demo docs docsite environment integration record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
+.PHONY: help pins e2e debian guests minimal setup setup-lab soak changelog demo docs docsite environment integration record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
@@ -99,7 +99,7 @@ docsite: setup
 environment: .packed
 	.ci/environment
 
-pins: setup ## renew the pinned libraries of the role agent from the package index
+pins: setup
 	$(PYTHON) -m tests.pins
 
 record: setup-lab

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Dict, List
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
 
@@ -122,3 +123,14 @@ def test_source_files_that_are_named_exist(name):
     homes = (ROOT, ROOT / "plugins" / "module_utils")
     assert len(named) > 5
     assert [path for path in named if not any(list(home.glob(path)) for home in homes)] == []
+
+
+def test_the_site_has_every_page():
+    """The pages of modules are reached from their index; others belong to one of the four groups."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    home, *groups = site["nav"]
+    listed = [page for group in groups for pages in group.values() for page in pages]
+    assert home == "README.md" and len(listed) == len(set(listed))
+    assert {page for page in listed if not (ROOT / page).is_file()} == set()
+    written = {str(path.relative_to(ROOT)) for pattern in ("docs/*.md", "docs/dev/*.md") for path in ROOT.glob(pattern)}
+    assert written - set(listed) == set()
