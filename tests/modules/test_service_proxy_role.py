@@ -30,6 +30,7 @@ NOT_OF_VERIFY = ONLY_OF_INSPECT | {
     "service_proxy_directory",
     "service_proxy_history_directory",
     "service_proxy_keep_states",
+    "service_proxy_leave_unserved",
     "service_proxy_lock_timeout",
     "service_proxy_confirm_timeout",
     "service_proxy_probes",
