@@ -10,7 +10,7 @@ from typing import List, Sequence, Tuple
 from ..addresses import UNSPECIFIED, family_of
 from ..errors import ConfigurationError
 from .model import CLUSTER_CIDR, NODE_CIDR, PRIMARY, KubeProxyConfiguration
-from .validate import split_host_port
+from .values import split_host_port
 
 
 def check_consistency(

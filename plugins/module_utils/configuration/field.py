@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
+
+from .values import FieldType
 
 HONOURED = "yes"
 PARTLY = "partly"
@@ -19,6 +21,7 @@ class Field(NamedTuple):
     ``name``: with dots, as in the file. ``attribute``: with dots, in the model; empty for a field that the model does
     not have. ``effect``: HONOURED, PARTLY (``text`` explains), AGENT (only the agent uses it), NOTHING (``text`` says
     why). ``harmless``: values that cause no warning although they differ from the default of a field without effect.
+    ``kind``: the type, from which reading, validation and writing follow; None if the code states these.
     """
 
     name: str
@@ -28,3 +31,4 @@ class Field(NamedTuple):
     effect: str
     text: str
     harmless: Tuple[Any, ...] = ()
+    kind: Optional[FieldType] = None

@@ -21,7 +21,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import (
     KubeProxyConfiguration,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode, split_host_port
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.values import split_host_port
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from tests.unit.configuration.kubeadm_configuration import KUBEADM
 

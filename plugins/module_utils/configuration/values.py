@@ -1,0 +1,202 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The types of the fields of a KubeProxyConfiguration: how each is read, validated, written and documented."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Mapping, NamedTuple, Tuple
+
+from ..addresses import canonical_address, canonical_network, port_number
+from ..cluster.fields import shown
+from .duration import format_duration
+from .reader import Section
+
+_LARGEST = 2**31 - 1
+# The name becomes part of kernel messages: IP_VS_SCHEDNAME_MAXLEN is 16, including the final zero byte.
+_SCHEDULER = re.compile(r"[a-z0-9_-]{1,15}")
+_NODE_PORT_WORDS: Mapping[str, Tuple[str, ...]] = {
+    "all": ("0.0.0.0/0", "::/0"),
+    "localhost": ("127.0.0.0/8", "::1/128"),
+}
+# Units that format_duration writes as 0 after a larger one.
+_ZERO_UNITS = re.compile("(?<=[hm])0[ms]")
+
+
+def _valid(_value: Any) -> str:
+    return ""
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _quoted(default: Any) -> str:
+    return f"`{default}`" if default else "none"
+
+
+class FieldType(NamedTuple):
+    """The type of a field.
+
+    ``read`` returns the value of a field of a section, by name and default, and records a wrong type there. ``problem``
+    returns why a value is invalid, or an empty string. ``to_json`` returns a value in the form of the file.
+    ``documented`` returns a default for the table of the documentation.
+    """
+
+    read: Callable[[Section, str, Any], Any]
+    problem: Callable[[Any], str] = _valid
+    to_json: Callable[[Any], Any] = _unchanged
+    documented: Callable[[Any], str] = _quoted
+
+
+def _text(section: Section, name: str, default: Any) -> Any:
+    return section.text(name, default)
+
+
+def _host_name(section: Section, name: str, default: Any) -> Any:
+    return section.text(name, default).strip().lower()
+
+
+def _address(section: Section, name: str, default: Any) -> Any:
+    text = section.text(name, default)
+    return canonical_address(text) or text
+
+
+def _not_address(value: Any) -> str:
+    return "" if canonical_address(value) else f"{shown(value)} is not an IP address"
+
+
+def _host_port(section: Section, name: str, _default: Any) -> Any:
+    # The default depends on other fields, so an absent field is read as an empty string.
+    return section.text(name)
+
+
+def _not_host_port(value: Any) -> str:
+    try:
+        split_host_port(value)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _not_scheduler(value: Any) -> str:
+    return "" if not value or _SCHEDULER.fullmatch(value) else f"{shown(value)} is not a valid name of a scheduler"
+
+
+def _flag(section: Section, name: str, default: Any) -> Any:
+    return section.flag(name, default)
+
+
+def _number(section: Section, name: str, default: Any) -> Any:
+    return section.number(name, default)
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if value == int(value) else value
+
+
+def _flush_frequency(section: Section, name: str, default: Any) -> Any:
+    # The logging API accepts an integer number of nanoseconds as well as a duration.
+    given = dict(section.rest((name,))).get(name)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given / 10**9
+    return section.duration(name, default)
+
+
+def _networks(section: Section, name: str, _default: Any) -> Any:
+    return _canonical(section.strings(name))
+
+
+def _node_port_addresses(section: Section, name: str, _default: Any) -> Any:
+    given = section.strings(name)
+    return _canonical(tuple(cidr for value in given for cidr in _NODE_PORT_WORDS.get(value, (value,))))
+
+
+def _joined_networks(section: Section, name: str, _default: Any) -> Any:
+    return _canonical(tuple(part.strip() for part in section.text(name).split(",") if part.strip()))
+
+
+def _canonical(values: Tuple[str, ...]) -> Tuple[str, ...]:
+    """Return CIDRs in canonical form; keep other text as it is, for ``validate`` to report."""
+    return tuple(canonical_network(value) or value for value in values)
+
+
+def _short_duration(default: Any) -> str:
+    return f"`{_ZERO_UNITS.sub('', format_duration(default))}`"
+
+
+def choice(*words: str) -> FieldType:
+    """Return the type of a field with one of several words."""
+    expected = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
+    return FieldType(_text, lambda value: "" if value in words else f"{shown(value)} is not {expected}")
+
+
+def integer(
+    low: int = 0, high: int = _LARGEST, *, zero_is_unset: bool = False, in_every_mode: bool = True
+) -> FieldType:
+    """Return the type of an integer from ``low`` to ``high``.
+
+    ``zero_is_unset``: 0 gives the default. ``in_every_mode``: the range is checked when the field is read; otherwise
+    only in the mode that has the field's section, as by kube-proxy 1.36.
+    """
+    accepted = (low, high) if in_every_mode else (-_LARGEST, _LARGEST)
+
+    def read(section: Section, name: str, default: Any) -> Any:
+        value = section.integer(name, default, *accepted)
+        return default if zero_is_unset and not value else value
+
+    def problem(value: Any) -> str:
+        return "" if low <= value <= high else f"{value} is not between {low} and {high}"
+
+    return FieldType(read, problem, documented=str)
+
+
+def duration(*, zero_is_unset: bool = False, positive: bool = False) -> FieldType:
+    """Return the type of a duration. ``zero_is_unset``: 0 gives the default; ``positive``: it must exceed 0."""
+
+    def read(section: Section, name: str, default: Any) -> Any:
+        return section.duration(name, default, default if zero_is_unset else None)
+
+    def problem(value: Any) -> str:
+        if positive:
+            return "" if value > 0 else "must be greater than 0"
+        return "must not be negative" if value < 0 else ""
+
+    return FieldType(read, problem, format_duration, _short_duration)
+
+
+TEXT = FieldType(_text)
+HOST_NAME = FieldType(_host_name)
+ADDRESS = FieldType(_address, _not_address)
+HOST_PORT = FieldType(_host_port, _not_host_port)
+SCHEDULER = FieldType(_text, _not_scheduler)
+FLAG = FieldType(_flag, documented=lambda default: f"`{str(default).lower()}`")
+NUMBER = FieldType(_number, to_json=_whole, documented=lambda default: f"{default:g}")
+PERIOD = duration(zero_is_unset=True, positive=True)
+TIMEOUT = duration()
+FLUSH_FREQUENCY = FieldType(_flush_frequency, to_json=format_duration, documented=_short_duration)
+NETWORKS = FieldType(_networks, to_json=list)
+#: CIDRs, with the words ``all`` and ``localhost`` (Kubernetes 1.37) expanded; ``primary`` is kept.
+NODE_PORT_ADDRESSES = FieldType(_node_port_addresses, to_json=list)
+#: CIDRs in one string, separated by commas.
+JOINED_NETWORKS = FieldType(_joined_networks, to_json=",".join)
+
+
+def split_host_port(value: str) -> Tuple[str, int]:
+    """Parse ``1.2.3.4:80`` or ``[::]:80`` and return the canonical address and the port. Raises ValueError."""
+    if value.startswith("["):
+        host, bracket, port = value[1:].partition("]:")
+        if not bracket or ":" not in host:
+            raise ValueError(f"{shown(value)} is not ADDRESS:PORT")
+    else:
+        host, colon, port = value.rpartition(":")
+        if not colon or ":" in host:
+            raise ValueError(f"{shown(value)} is not ADDRESS:PORT")
+    address = canonical_address(host)
+    if address is None:
+        raise ValueError(f"{shown(host)} is not an IP address")
+    number = port_number(port)
+    if number is None:
+        raise ValueError(f"{shown(port)} is not a port between 1 and 65535")
+    return address, number
