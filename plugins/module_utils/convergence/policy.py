@@ -15,12 +15,14 @@ from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cutting_connections
 from ..kernel.conntrack.socket import Steps
-from ..kernel.facts import interface_addresses
+from ..kernel.facts import interface_addresses, kernel_release
+from ..kernel.modules import asking_loads
+from ..kernel.nftables.features import has_bridge_family
 from ..kernel.pod_links import PodLinks
 from ..networkpolicy.coverage import unselected_pods, unused_policies
 from ..networkpolicy.matching.owners import Address, AddressOwners, counts
 from ..networkpolicy.node_policy import NodePolicy
-from ..networkpolicy.rows import BOUND, EXEMPT_LINK, HERE, LINK, POD_LINK, Row
+from ..networkpolicy.rows import BOUND, BRIDGED, EXEMPT_LINK, HERE, LINK, POD_LINK, PORT, PORT_BOUND, PORT_CLOSED, Row
 from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..preflight.processes import processes
@@ -83,19 +85,32 @@ def find_links(policy: NodePolicy, settings: NetworkPolicySettings, links: Optio
     ``links``: what finds the interfaces. Raises KernelError.
     """
     pods = {unpacked(address): (address, local.pod) for local in policy.local.values() for address in local.at}
-    found = (links or PodLinks()).find(sorted(pods))
+    links = links or PodLinks()
+    found = links.find(sorted(pods))
     restricted = {side: policy.restricted(side) for side in SIDES}
     rows: List[Row] = []
+    port_rows: List[Row] = []
     for text, link in found.items():
         address, pod = pods[text]
+        exempt = settings.exempt_sources and pod.namespace in (settings.exempt_source_namespaces or (pod.namespace,))
         if settings.check_sources:
             rows += [(POD_LINK, link.interface), (BOUND, link.interface, address), (HERE, address)]
         # Nothing but the node can reach the link-local address of a pod that has an interface of its own.
         sides = [side for side in SIDES if address in restricted[side] and (side == "out" or link.is_bridge)]
         rows += [(LINK, side, link.interface) for side in sides]
-        if settings.exempt_sources and pod.namespace in (settings.exempt_source_namespaces or (pod.namespace,)):
+        if exempt:
             rows.append((EXEMPT_LINK, link.interface))
+        if link.port is not None:
+            port_rows.append((PORT_BOUND, link.port[1], address))
+            port_rows += [] if exempt else [(PORT_CLOSED, link.port[1], family_of_packed(address))]
+    if settings.check_sources and any(link.is_bridge for link in found.values()) and _judges_frames():
+        rows += [(BRIDGED,), *port_rows, *((PORT, interface) for _number, interface in links.ports)]
     policy.set_links(rows)
+
+
+def _judges_frames() -> bool:
+    """Return whether nf_tables sees the frames of bridges; also if it is not loaded yet, which a check must not do."""
+    return bool(asking_loads("nf_tables", kernel_release())) or has_bridge_family()
 
 
 def pod_ranges(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> Tuple[Network, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Set
 
-from ..rendering.networkpolicy.sets import ISOLATED
+from ..rendering.networkpolicy.sets import ISOLATED, TABLE
 from ..rendering.userspace.model import DEVICE
 from ..resources import Kind, PlannedChange, Stage
 from .family import FamilyContext
@@ -89,7 +89,7 @@ def ended_isolation(planned: Sequence[PlannedChange]) -> List[str]:
     """Return a line if the plan removes the whole table of network policies, with the number of pods that it opens."""
     for item in planned:
         removed = item.change.removed
-        if item.resource.kind != Kind.POLICY_OBJECTS or not any(key.kind == "table" for key in removed):
+        if item.resource.kind != Kind.POLICY_OBJECTS or TABLE.key not in removed:
             continue
         pods: Dict[str, Set[bytes]] = {}
         for key in removed:

@@ -7,60 +7,109 @@ Link-local traffic of pods, and what they forge, differs from that of uplinks by
 is the node's end of a veth pair with a route to just one address, or a bridge with nothing but such ends as ports; and
 never if any gateway is reached through it, by any routing table. Pods that are on an uplink itself (macvlan, ipvlan, a
 bridge with an uplink as port) have none.
+
+Which port of a bridge an address belongs to, the network namespace at the other end says: there the network plugin has
+configured it, and a pod without CAP_NET_ADMIN cannot. What neighbours or frames claim is not believed.
 """
 
 from __future__ import annotations
 
 import socket
-from typing import Dict, Iterable, NamedTuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from ..addresses import address_bits, family_of
+from ..addresses import address_bits, family_of, packed
+from .facts import read_text
 from .netlink.protocol import NETLINK_ROUTE
 from .netlink.socket import NetlinkSocket
+from .rtnetlink.peers import addresses_behind
 from .rtnetlink.ports import LinkKind, link_kinds
-from .rtnetlink.routes import direct_route, interfaces_with_gateways
+from .rtnetlink.routes import DirectRoute, direct_route, interfaces_with_gateways
 
 _BRIDGE, _VETH = "bridge", "veth"
 
 
+#: The index and the name of the port of a bridge.
+Port = Tuple[int, str]
+
+
 class PodLink(NamedTuple):
-    """An interface that leads to a pod. ``is_bridge``: other pods may be on it, too."""
+    """An interface that leads to a pod.
+
+    ``is_bridge``: other pods may be on it, too. ``port``: that of the bridge behind which the pod is; None if unknown.
+    """
 
     interface: str
     number: int
     is_bridge: bool
+    port: Optional[Port] = None
 
 
 class PodLinks:
-    """Finds interfaces by the addresses of pods, and remembers those that it has found for as long as they exist."""
+    """Finds interfaces by the addresses of pods, and remembers those that it has found for as long as they exist.
+
+    ``ports``: of the bridges among them, except of those that filter VLANs.
+    """
 
     def __init__(self) -> None:
+        self.ports: Set[Port] = set()
         self._known: Dict[str, PodLink] = {}
+        #: A pod that later adds the address of another one does not get it.
+        self._first: Dict[str, Port] = {}
 
     def forget(self) -> None:
         """Determine all interfaces again the next time: the ports of a bridge and its routes may have changed."""
         self._known = {}
+        self.ports = set()
 
     def find(self, addresses: Iterable[str]) -> Dict[str, PodLink]:
         """Return the interfaces of addresses; without those to which no such interface leads. Raises KernelError."""
         known = {address: self._known.get(address) for address in addresses}
         existing = set(socket.if_nameindex())
-        found = {address: link for address, link in known.items() if link and (link.number, link.interface) in existing}
+        found = {
+            address: link
+            for address, link in known.items()
+            if link and (link.number, link.interface) in existing and (link.port is None or link.port in existing)
+        }
+        self.ports &= existing
         missing = [address for address in known if address not in found]
         if missing:
-            found.update(_found(missing))
+            found.update(self._found(missing))
         self._known = found
+        self._first = {address: link.port for address, link in found.items() if link.port is not None}
         return dict(found)
 
+    def _found(self, addresses: List[str]) -> Dict[str, PodLink]:
+        with NetlinkSocket(NETLINK_ROUTE) as sock:
+            routes = {address: direct_route(sock, address) for address in addresses}
+            if not any(routes.values()):
+                return {}
+            kinds = link_kinds(sock)
+            gateways = interfaces_with_gateways(sock)
+            found = _links(routes, kinds, gateways)
+            return self._with_ports(sock, found, kinds)
 
-def _found(addresses: Iterable[str]) -> Dict[str, PodLink]:
-    with NetlinkSocket(NETLINK_ROUTE) as sock:
-        routes = {address: direct_route(sock, address) for address in addresses}
-        if not any(routes.values()):
-            return {}
-        kinds = link_kinds(sock)
-        gateways = interfaces_with_gateways(sock)
-    found = {}
+    def _with_ports(
+        self, sock: NetlinkSocket, found: Dict[str, PodLink], kinds: Dict[int, LinkKind]
+    ) -> Dict[str, PodLink]:
+        """Return the links with the ports of bridges; without one where several pods have the address."""
+        bridges = {link.number: link.interface for link in found.values() if link.is_bridge}
+        ports = {number: item for number, item in kinds.items() if item.master in bridges and item.name.isascii()}
+        filtering = {number for number, bridge in bridges.items() if _filters_vlans(bridge)}
+        self.ports |= {(number, item.name) for number, item in ports.items() if item.master not in filtering}
+        behind = addresses_behind(sock, ports) if ports else {}
+        for address, link in found.items():
+            claims = behind.get(packed(address) or b"", set())
+            first = self._first.get(address)
+            number = first[0] if first is not None and first[0] in claims else min(claims, default=0)
+            if len(claims) == 1 or (first is not None and number == first[0]):
+                found[address] = link._replace(port=(number, ports[number].name))
+        return found
+
+
+def _links(
+    routes: Dict[str, Optional[DirectRoute]], kinds: Dict[int, LinkKind], gateways: Set[int]
+) -> Dict[str, PodLink]:
+    found: Dict[str, PodLink] = {}
     for address, route in routes.items():
         own = kinds.get(route.number) if route is not None else None
         # The kernel accepts any bytes in a name; none of these is the name of an interface of pods.
@@ -79,3 +128,8 @@ def _found(addresses: Iterable[str]) -> Dict[str, PodLink]:
 
 def _holds_only_pods(kinds: Dict[int, LinkKind], bridge: int) -> bool:
     return all(item.kind == _VETH for item in kinds.values() if item.master == bridge)
+
+
+def _filters_vlans(bridge: str) -> bool:
+    """Return whether a bridge treats VLANs as its operator has configured."""
+    return (read_text(f"/sys/class/net/{bridge}/bridge/vlan_filtering") or "").strip() == "1"

@@ -16,6 +16,10 @@ row                                                 value
 ``(POD_LINK, interface)``                           True: it leads to pods of this node, whose sources are checked
 ``(BOUND, interface, address)``                     True: this address is reached through it
 ``(HERE, address)``                                 True: an address that is reached through an interface of pods
+``(BRIDGED,)``                                       True: pods of this node are on bridges whose ports are checked
+``(PORT, interface)``                               True: a port of such a bridge
+``(PORT_BOUND, interface, address)``                True: a pod behind this port has this address
+``(PORT_CLOSED, interface, family)``                True: pods behind this port may send from no other address
 ``(EXEMPT_LINK, interface)``                        True: pods on it may send from exempt addresses
 ``(EXEMPT, first, last)``                           True: a range of these
 ``(CLASS, address)``                                class number of a pod of the cluster
@@ -42,6 +46,7 @@ ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", 
 POD_RANGE, KNOWN, EGRESS_EXEMPT = "pod range", "known", "egress-exempt"
 LINK = "link"
 POD_LINK, BOUND, HERE = "pod link", "bound", "here"
+BRIDGED, PORT, PORT_BOUND, PORT_CLOSED = "bridged", "port", "port bound", "port closed"
 EXEMPT_LINK, EXEMPT = "exempt link", "exempt"
 ANY, GRANT, PORTS = "any", "grant", "ports"
 TIER_GRANT, TIER_PORTS, TIER_OTHERS = "tier grant", "tier ports", "tier others"

@@ -14,6 +14,7 @@ from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.revocations import revoked
+from ...rendering.networkpolicy.bridged import BRIDGE
 from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.sets import TABLE_NAME, Options
 from ...resources import Change, PlannedChange, Stage, apply_plan, difference, plan
@@ -21,7 +22,7 @@ from ..api.events import WARNING, Post
 from ..surface.log import LimitedLog, Log
 from .connection_cuts import ConnectionCuts
 
-_FAMILY = "inet"
+_FAMILIES = {"inet", BRIDGE}
 
 
 class PolicyTable:
@@ -52,7 +53,7 @@ class PolicyTable:
 
     def notice_changes(self) -> None:
         """Notice changes of the table by other programs."""
-        if self._monitor is not None and _FAMILY in self._monitor.changes():
+        if self._monitor is not None and _FAMILIES & self._monitor.changes():
             self.suspect = True
 
     def apply(self, policy: NodePolicy, options: Options) -> bool:

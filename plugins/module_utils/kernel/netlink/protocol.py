@@ -28,6 +28,7 @@ SOL_NETLINK = 270
 NETLINK_ADD_MEMBERSHIP = 1
 NETLINK_CAP_ACK = 10
 NETLINK_EXT_ACK = 11
+NETLINK_GET_STRICT_CHK = 12
 
 #: ``struct nlmsghdr``: length, type, flags, sequence number, port.
 HEADER = struct.Struct("=IHHII")

@@ -37,6 +37,7 @@ from .protocol import (
     HEADER,
     NETLINK_CAP_ACK,
     NETLINK_EXT_ACK,
+    NETLINK_GET_STRICT_CHK,
     NLM_F_DUMP,
     NLM_F_DUMP_INTR,
     NLM_F_REQUEST,
@@ -114,6 +115,10 @@ class NetlinkSocket:
         self._origin = self.port
         self._buffer = bytearray(_DATAGRAM_BYTES)
         self._view = memoryview(self._buffer)
+
+    def check_strictly(self) -> None:
+        """Have the kernel refuse what it does not know in requests, and heed attributes of dumps (Linux 4.20)."""
+        self._set_option(NETLINK_GET_STRICT_CHK)
 
     def _set_option(self, option: int) -> None:
         try:

@@ -50,6 +50,14 @@ def nat_refused(family: str) -> str:
     return ""
 
 
+def has_bridge_family() -> bool:
+    """Return whether nf_tables has chains for the frames of bridges. Raises KernelError if netlink itself fails."""
+    encoder = Encoder("bridge", PROBE_TABLE)
+    batch = [BATCH_BEGIN, encoder.table(), encoder.chain("frames", BaseHook("filter", "prerouting", -300))]
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        return not sock.transact(batch, single_send=True, acknowledge=False).errors
+
+
 def can_hash(family: str) -> bool:
     """Return whether nf_tables has the hash by which clients are assigned to slots; True if this is not permitted.
 

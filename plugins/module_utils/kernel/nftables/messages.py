@@ -89,7 +89,7 @@ _BATCH_HEADER = struct.pack(">BBH", 0, 0, 10)
 BATCH_BEGIN: Message = (_BATCH_BEGIN, 0, _BATCH_HEADER)
 BATCH_END: Message = (_BATCH_END, 0, _BATCH_HEADER)
 
-FAMILY_NUMBERS = {"inet": 1, "IPv4": 2, "IPv6": 10}
+FAMILY_NUMBERS = {"inet": 1, "IPv4": 2, "bridge": 7, "IPv6": 10}
 
 VERDICT_CODES = {"drop": 0, "accept": 1, "continue": -1, "break": -2, "jump": -3, "goto": -4, "return": -5}
 VERDICT_NAMES = {code: name for name, code in VERDICT_CODES.items()}
@@ -112,7 +112,7 @@ ListPart = Tuple[bytes, bytes, bytes]
 
 
 def family_header(family: str) -> bytes:
-    """Return ``struct nfgenmsg`` for a family: IPv4, IPv6, or ``inet`` for tables of both."""
+    """Return ``struct nfgenmsg`` for a family: IPv4, IPv6, ``inet`` for tables of both, or ``bridge``."""
     return struct.pack(">BBH", FAMILY_NUMBERS[family], 0, 0)
 
 

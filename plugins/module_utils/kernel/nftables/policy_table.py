@@ -1,23 +1,46 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of network policies, of both families, as one atomic resource."""
+"""The table of network policies, of both families, as one resource, with the table of the ports of bridges."""
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Dict, List
 
+from ...rendering.networkpolicy import bridged
 from ...rendering.networkpolicy.sets import TABLE
-from ...rendering.nftables.objects import Key
-from ...resources import Kind
+from ...rendering.nftables.objects import Key, Value
+from ...resources import Change, Kind
+from ..netlink.socket import NetlinkSocket
 from .resource import NftablesResource
 
 #: Isolation and grants must appear together, so a change is always one transaction.
 _ALL_ELEMENTS = 1 << 62
 
 
+class _PortsTable(NftablesResource):
+    """Table ``bridge kubenode-network-policy``. It uses the socket of the other table, and so the same port."""
+
+    kind = Kind.POLICY_OBJECTS
+    table = bridged.TABLE
+    table_family = bridged.BRIDGE
+
+    def __init__(self, policies: NftablesResource) -> None:
+        super().__init__("", _ALL_ELEMENTS)
+        self._policies = policies
+
+    @property
+    def socket(self) -> NetlinkSocket:
+        """Return the socket of the other table."""
+        return self._policies.socket
+
+
 class PolicyTableResource(NftablesResource):
-    """Table ``inet kubenode-network-policy`` in the network namespace of the calling thread."""
+    """Table ``inet kubenode-network-policy`` in the network namespace of the calling thread.
+
+    The objects of the table of the ports of bridges are among its own, see :mod:`.bridged`. Each of the two tables
+    changes in one transaction.
+    """
 
     kind = Kind.POLICY_OBJECTS
     table = TABLE
@@ -25,6 +48,25 @@ class PolicyTableResource(NftablesResource):
 
     def __init__(self) -> None:
         super().__init__("", _ALL_ELEMENTS)
+        self._ports = _PortsTable(self)
+
+    def observe(self) -> Dict[Key, Value]:
+        """Return both tables. Raises KernelError."""
+        ports = {bridged.prefixed(key): value for key, value in self._ports.observe().items()}
+        return {**super().observe(), **ports}
+
+    def is_empty(self) -> bool:
+        """Return whether neither table exists. Raises KernelError."""
+        return super().is_empty() and self._ports.is_empty()
+
+    def apply(self, change: Change[Key, Value]) -> None:
+        """Make the change, of each table in one transaction. Raises KernelError."""
+        self._ports.commits = self.commits
+        of_policies, of_ports = bridged.of_policies(change), bridged.of_ports(change)
+        if of_policies:
+            super().apply(of_policies)
+        if of_ports:
+            self._ports.apply(of_ports)
 
     def describe(self, key: Key, value: Any) -> List[str]:
         """Return one entry in the syntax of the nft program."""

@@ -13,18 +13,24 @@ from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.socket import NetlinkSocket
 
 RTM_NEWLINK, RTM_GETLINK = 16, 18
-IFLA_IFNAME, _IFLA_MASTER, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 10, 18, 1
+IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, IFLA_LINKINFO, _IFLA_LINK_NETNSID, IFLA_INFO_KIND = 3, 5, 10, 18, 37, 1
 #: struct ifinfomsg of linux/rtnetlink.h: family, type, index, flags, changed flags.
 LINK = struct.Struct("=BxHiII")
-_NUMBER = struct.Struct("=I")
+_NUMBER = struct.Struct("=i")
 
 
 class LinkKind(NamedTuple):
-    """A device: its name, its kind (``veth``, ``bridge``; empty for hardware), and the index of its master, or 0."""
+    """A device: its name, its kind (``veth``, ``bridge``; empty for hardware), and the index of its master, or 0.
+
+    ``peer``: the index of the other end of a pair, or 0. ``namespace``: the number by which this network namespace
+    knows that of the other end; negative if it is this one.
+    """
 
     name: str
     kind: str
     master: int
+    peer: int = 0
+    namespace: int = -1
 
 
 def kind_of(attributes: Mapping[int, memoryview]) -> str:
@@ -45,9 +51,14 @@ def link_kinds(sock: NetlinkSocket) -> Dict[int, LinkKind]:
 
 def _described(payload: memoryview) -> LinkKind:
     attributes = parse_attributes(payload, LINK.size, len(payload))
-    master = attributes.get(_IFLA_MASTER)
+
+    def number(attribute: int, default: int) -> int:
+        return int(_NUMBER.unpack(attributes[attribute])[0]) if attribute in attributes else default
+
     return LinkKind(
         attribute_text(attributes[IFLA_IFNAME]),
         kind_of(attributes),
-        0 if master is None else int(_NUMBER.unpack(master)[0]),
+        number(_IFLA_MASTER, 0),
+        number(_IFLA_LINK, 0),
+        number(_IFLA_LINK_NETNSID, -1),
     )

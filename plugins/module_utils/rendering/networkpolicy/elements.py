@@ -13,7 +13,7 @@ from ...networkpolicy.rows import ABSENT, Row
 from ...resources import Change
 from ..nftables.expressions import INTERFACE_NAME_BYTES
 from ..nftables.objects import ElementKey, Key, ObjectKey, TableValue, Value
-from . import layout, sets
+from . import bridged, layout, sets
 from .layout import class_bytes
 from .sets import Options
 
@@ -97,6 +97,8 @@ class Elements:
             yield ElementKey("element", name, _interface(row[1]) + row[2]), True
         elif kind == rows.HERE:
             yield ElementKey("element", sets.name(sets.HERE, family_of_packed(row[1])), row[1]), True
+        elif kind in (rows.BRIDGED, rows.PORT, rows.PORT_BOUND, rows.PORT_CLOSED):
+            yield from self._of_ports(kind, row)
         elif kind == rows.EXEMPT_LINK:
             yield ElementKey("element", sets.EXEMPT_LINKS, _interface(row[1])), True
         elif kind == rows.EXEMPT:
@@ -111,6 +113,19 @@ class Elements:
         if first == last:
             return ElementKey("element", sets.PORTS, _port_key(class_bytes(number), protocol, first))
         return ElementKey("element", sets.PORT_RANGES, _port_range(number, protocol, first, last))
+
+    @staticmethod
+    def _of_ports(kind: str, row: Row) -> Iterator[Entry]:
+        if kind == rows.BRIDGED:
+            yield from bridged.entries().items()
+        elif kind == rows.PORT:
+            yield bridged.element(sets.POD_LINKS, _interface(row[1])), True
+        elif kind == rows.PORT_CLOSED:
+            yield bridged.element(sets.name(bridged.CLOSED, row[2]), _interface(row[1])), True
+        else:
+            family = family_of_packed(row[2])
+            yield bridged.element(sets.name(sets.BOUND, family), _interface(row[1]) + row[2]), True
+            yield bridged.element(sets.name(sets.HERE, family), row[2]), True
 
     @staticmethod
     def _of_tier(kind: str, row: Row) -> Key:

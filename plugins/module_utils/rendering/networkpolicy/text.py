@@ -9,10 +9,11 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from ..nftables.objects import CLASSID, ChainValue, ElementKey, Key, SetValue, Value, key_length
 from ..nftables.text import chain_lines, concatenation_text, set_lines, table_line
+from . import bridged
 from .sets import ALL_SETS, TABLE_COMMENT, TABLE_NAME, definitions
 
 _FAMILY = "inet"
-_SETS = definitions(ALL_SETS)
+_SETS = {**definitions(ALL_SETS), **bridged.definitions()}
 
 
 def _range_text(value: SetValue, raw: bytes) -> str:
@@ -54,13 +55,16 @@ def element_text(set_name: str, raw: bytes, value: Value) -> str:
 
 def describe(key: Key, value: Any) -> List[str]:
     """Return one entry of the table in the syntax of the nft program."""
+    family = _FAMILY
+    if bridged.is_bridged(key):
+        key, family = bridged.plain(key), bridged.BRIDGE
     if isinstance(key, ElementKey):
-        return [f"element {_FAMILY} {TABLE_NAME} {key.name} {{ {element_text(key.name, key.key, value)} }}"]
+        return [f"element {family} {TABLE_NAME} {key.name} {{ {element_text(key.name, key.key, value)} }}"]
     if isinstance(value, SetValue):
         return [*set_lines(key.name, value), "}"]
     if isinstance(value, ChainValue):
         return [f"chain {key.name} {{", *chain_lines(value), "}"]
-    return [table_line(f"{_FAMILY} {TABLE_NAME}", value)]
+    return [table_line(f"{family} {TABLE_NAME}", value)]
 
 
 def restore_text(table: Mapping[Key, Value]) -> str:

@@ -17,6 +17,8 @@ from . import expressions as x
 from .objects import PROTOCOL_NAMES, Expression, Rule
 
 _PAYLOAD_FIELDS = {
+    (x.LINK_HEADER, 12, 2): "ether type",
+    (x.NETWORK_HEADER, 14, 4): "arp saddr ip",
     (x.NETWORK_HEADER, 12, 4): "ip saddr",
     (x.NETWORK_HEADER, 16, 4): "ip daddr",
     (x.NETWORK_HEADER, 8, 16): "ip6 saddr",
@@ -25,6 +27,7 @@ _PAYLOAD_FIELDS = {
     (x.TRANSPORT_HEADER, 0, 2): "th sport",
     (x.TRANSPORT_HEADER, 2, 2): "th dport",
     (x.TRANSPORT_HEADER, 0, 1): "icmpv6 type",
+    (x.TRANSPORT_HEADER, 8, 16): "icmpv6 taddr",
     (x.TRANSPORT_HEADER, 13, 1): "tcp flags",
 }
 _META_FIELDS = {
@@ -283,6 +286,8 @@ def _comparison(held: _Held, operator: str, data: bytes) -> str:
         return f"{text} {','.join(word for bit, word in names.items() if bits & bit)}"
     if text == "meta nfproto" and data[0] in _NFPROTO_NAMES:
         return f"{text} {operator}{_NFPROTO_NAMES[data[0]]}"
+    if text == "ether type":
+        return f"{text} {operator}0x{data.hex()}"
     if text == "meta priority":
         return f"{text} {operator}{_number(data) >> 16:x}:{_number(data) & 0xFFFF:x}"
     if text == "iif":
@@ -304,7 +309,7 @@ def _comparison(held: _Held, operator: str, data: bytes) -> str:
         return f"{text} {operator}local"
     if text.startswith("numgen "):
         return f"{text} {operator}{_number(data)}"
-    if text.startswith(("ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr")):
+    if text.startswith(("ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr", "arp saddr ip")):
         return f"{text} {operator}{_address_text(held, data)}"
     raise _Unknown
 

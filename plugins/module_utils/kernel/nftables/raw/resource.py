@@ -15,6 +15,7 @@ from typing import Any, Iterator, List, Tuple
 
 from ....errors import KernelError
 from ....rendering.ipvs.nftables_layout import IPVS_TABLE
+from ....rendering.networkpolicy import bridged
 from ....rendering.networkpolicy.sets import TABLE as POLICY_TABLE
 from ....rendering.networkpolicy.text import element_text
 from ....rendering.nftables.layout import SERVICES_TABLE
@@ -134,8 +135,16 @@ class RawIpvsTableResource(RawTableResource):
     table = IPVS_TABLE
 
 
+class _RawPortsTable(RawTableResource):
+    """The table of the ports of bridges."""
+
+    kind = Kind.POLICY_OBJECTS
+    table = bridged.TABLE
+    table_family = bridged.BRIDGE
+
+
 class RawPolicyTableResource(RawTableResource):
-    """The table of network policies, of both families."""
+    """The table of network policies, of both families, with that of the ports of bridges, see :mod:`.bridged`."""
 
     kind = Kind.POLICY_OBJECTS
     table = POLICY_TABLE
@@ -143,6 +152,30 @@ class RawPolicyTableResource(RawTableResource):
 
     def __init__(self) -> None:
         super().__init__("")
+        self._ports = _RawPortsTable("")
+
+    def observe(self) -> RawTable:
+        """Return both tables. Raises KernelError."""
+        return {**super().observe(), **{bridged.prefixed(key): each for key, each in self._ports.observe().items()}}
+
+    def refusal(self, table: RawTable) -> str:
+        """Return why the kernel would refuse to restore one of the tables. Raises KernelError."""
+        whole: Change[RawKey, RawValue] = Change(dict(table))
+        return super().refusal(bridged.of_policies(whole).added) or self._ports.refusal(bridged.of_ports(whole).added)
+
+    def apply(self, change: Change[RawKey, RawValue]) -> None:
+        """Replace each table that changes. Raises KernelError."""
+        of_policies, of_ports = bridged.of_policies(change), bridged.of_ports(change)
+        if of_policies:
+            super().apply(of_policies)
+        if of_ports:
+            self._ports.apply(of_ports)
+
+    def describe(self, key: RawKey, value: RawValue) -> List[str]:
+        """Describe one object approximately as the nft program shows it."""
+        if bridged.is_bridged(key):
+            return self._ports.describe(bridged.plain(key), value)
+        return super().describe(key, value)
 
     def element_texts(self, name: str, value: RawSet) -> Iterator[str]:
         """Yield the elements of the set of that name in the syntax of the nft program."""

@@ -1,0 +1,162 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The table of the ports of bridges with pods, which the hooks for IP do not distinguish.
+
+It exists while such a bridge does, beside the table of policies and as part of it: the keys of its objects begin with
+PREFIX, so that one resource holds both. It accepts only frames without a VLAN tag, and addresses from their own port.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, TypeVar
+
+from ...addresses import FAMILIES, IPV4, IPV6, Network
+from ...resources import Change
+from ..nftables import expressions as x
+from ..nftables.expressions import INTERFACE_NAME_BYTES, Expressions
+from ..nftables.objects import (
+    ADDRESS_TYPES,
+    INTERFACE,
+    BaseHook,
+    ChainValue,
+    ElementKey,
+    Expression,
+    Key,
+    ObjectKey,
+    Rule,
+    SetValue,
+    TableIdentity,
+    TableValue,
+    Value,
+)
+from .sets import BOUND, HERE, POD_LINKS, TABLE_COMMENT, TABLE_NAME, name
+
+BRIDGE = "bridge"
+#: The nft program accepts no name that contains it.
+PREFIX = f"{BRIDGE}/"
+TABLE = TableIdentity(TABLE_NAME, TABLE_COMMENT)
+CLOSED = "closed"
+
+#: Before bridge-netfilter, which rewrites destinations.
+_PRIORITY = -300
+_ETHER_TYPE = 12
+_ARP, _TAGS = 0x0806, (0x8100, 0x88A8)
+_TYPES = {IPV4: 0x0800, IPV6: 0x86DD}
+_ICMPV6, _ADVERTISEMENT = 58, 136
+_LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
+_AFTER_INTERFACE = INTERFACE_NAME_BYTES // 4
+
+K = TypeVar("K", bound=Any)
+V = TypeVar("V")
+
+
+def prefixed(key: K) -> K:
+    """Return the key that an object of the table of ports has among those of the table of policies."""
+    renamed: K = key._replace(name=PREFIX + key.name)
+    return renamed
+
+
+def is_bridged(key: Any) -> bool:
+    """Return whether a key is of the table of ports."""
+    return bool(key.name.startswith(PREFIX))
+
+
+def plain(key: K) -> K:
+    """Return the key that an object of the table of ports has in its own table."""
+    renamed: K = key._replace(name=key.name[len(PREFIX) :])
+    return renamed
+
+
+def of_ports(change: Change[K, V]) -> Change[K, V]:
+    """Return the part of a change that concerns the table of ports, with the keys of that table."""
+    return _part(change, lambda table: {plain(key): value for key, value in table.items() if is_bridged(key)})
+
+
+def of_policies(change: Change[K, V]) -> Change[K, V]:
+    """Return the part of a change that concerns the table of policies."""
+    return _part(change, lambda table: {key: value for key, value in table.items() if not is_bridged(key)})
+
+
+def _part(change: Change[K, V], chosen: Callable[[Mapping[K, Any]], Dict[K, Any]]) -> Change[K, V]:
+    return Change(chosen(change.added), chosen(change.replaced), chosen(change.removed))
+
+
+def _ether_type(number: int) -> Expressions:
+    return [x.payload(x.LINK_HEADER, _ETHER_TYPE, 2), x.compare(number.to_bytes(2, "big"))]
+
+
+def _claim(
+    found: Expressions, load: Callable[[int], Expression], family: str, harmless: List[Expressions]
+) -> List[Rule]:
+    """Return the rules for frames that claim an address. ``found``: matches them; ``load``: loads it at a word.
+
+    ``harmless``: match addresses that are accepted from every port.
+    """
+    interface = x.meta(x.META_IIFNAME)
+    return [
+        x.rule(found, interface, load(_AFTER_INTERFACE), x.lookup(name(BOUND, family)), x.verdict("accept")),
+        x.rule(found, load(0), x.lookup(name(HERE, family)), x.verdict("drop")),
+        *(x.rule(found, each, x.verdict("accept")) for each in harmless),
+        x.rule(found, interface, x.lookup(name(CLOSED, family)), x.verdict("drop")),
+    ]
+
+
+def _rules() -> List[Rule]:
+    interface = x.meta(x.META_IIFNAME)
+    arp, advertised = x.payload(x.NETWORK_HEADER, 14, 4), x.payload(x.TRANSPORT_HEADER, 8, 16)
+    advertisement = [
+        *_ether_type(_TYPES[IPV6]),
+        *x.is_protocol(_ICMPV6),
+        x.payload(x.TRANSPORT_HEADER, 0, 1),
+        x.compare(bytes((_ADVERTISEMENT,))),
+    ]
+    of_another = [
+        interface,
+        x.payload(x.TRANSPORT_HEADER, 8, 16, _AFTER_INTERFACE),
+        x.lookup(name(BOUND, IPV6), inverted=True),
+        advertised,
+        x.lookup(name(HERE, IPV6)),
+    ]
+    rules = [x.rule(_ether_type(tag), interface, x.lookup(POD_LINKS), x.verdict("drop")) for tag in _TAGS]
+    rules.append(x.rule(advertisement, of_another, x.verdict("drop")))
+    rules += _claim(
+        _ether_type(_ARP),
+        lambda word: x.payload(x.NETWORK_HEADER, 14, 4, word),
+        IPV4,
+        [[arp, x.compare(bytes(4))]],
+    )
+    link_local = x.in_network(_LINK_LOCAL, load_source=True)
+    for family in FAMILIES:
+        unspecified = [x.source_address(family), x.compare(bytes(4 * x.address_words(family)))]
+        rules += _claim(
+            _ether_type(_TYPES[family]),
+            lambda word, family=family: x.source_address(family, word),  # type: ignore[misc]
+            family,
+            [unspecified, link_local] if family == IPV6 else [unspecified],
+        )
+    return rules
+
+
+def definitions() -> Dict[str, SetValue]:
+    """Return the sets by name."""
+    found = {POD_LINKS: SetValue((INTERFACE,))}
+    for family in FAMILIES:
+        address = ADDRESS_TYPES[family]
+        found[name(BOUND, family)] = SetValue((INTERFACE, address))
+        found[name(HERE, family)] = SetValue((address,))
+        found[name(CLOSED, family)] = SetValue((INTERFACE,))
+    return found
+
+
+def entries() -> Dict[Key, Value]:
+    """Return the table without elements."""
+    found: Dict[Key, Value] = {TABLE.key: TableValue()}
+    found.update({ObjectKey("set", set_name): value for set_name, value in definitions().items()})
+    found[ObjectKey("chain", "frames")] = ChainValue(tuple(_rules()), BaseHook("filter", "prerouting", _PRIORITY))
+    return {prefixed(key): value for key, value in found.items()}
+
+
+def element(set_name: str, key: bytes) -> ElementKey:
+    """Return the key of an element of the table of ports."""
+    return prefixed(ElementKey("element", set_name, key))
