@@ -33,6 +33,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.ad
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.routes import Way, way_to
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
+from tests.kernel.agent_node import wait_for
 from tests.unit.nftables.samples import sample_routes, sample_settings
 
 FAMILIES = ("IPv4", "IPv6")
@@ -172,6 +173,8 @@ def test_we_follow_routes_that_pyroute2_adds(route, rtnetlink, family):
     missing = host.format(7)
     assert (way_to(rtnetlink, missing), oracle_way(route, missing, family)) == (nowhere, errno.ENETUNREACH)
     for address in (own, second):
+        # A work queue of the kernel adds the local route of an IPv6 address, some time after the address.
+        wait_for(lambda address=address: oracle_way(route, address, family)[0])
         local, interface, _gateway, _source = oracle_way(route, address, family)
         assert way_to(rtnetlink, address) == Way(local, interface) == Way(True, "lo")
 
