@@ -23,6 +23,9 @@ from .reader import Findings
 
 Problem = Callable[[str, str], None]
 
+#: The section with the periods of a mode; other modes have those of iptables.
+_SECTIONS = {IPTABLES: IPTABLES, IPVS: IPVS, NFTABLES: NFTABLES}
+
 # The names of interfaces become part of rules and kernel messages. IFNAMSIZ is 16, including the final zero byte; the
 # wildcard after an interface prefix takes one more character.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")
@@ -42,7 +45,7 @@ def _validate(configuration: KubeProxyConfiguration, modes: Sequence[str], probl
         if reason and _is_validated(field.name, configuration.mode):
             problem(field.name, reason)
     _periods(configuration, problem)
-    if configuration.mode == IPVS:
+    if _is_validated("ipvs.excludeCIDRs", configuration.mode):
         _cidrs("ipvs.excludeCIDRs", configuration.ipvs.exclude_cidrs, problem)
     _local_detection(configuration, problem)
     _node_port_addresses(configuration.node_port_addresses, problem)
@@ -50,13 +53,13 @@ def _validate(configuration: KubeProxyConfiguration, modes: Sequence[str], probl
 
 def _own_section(mode: str) -> str:
     """Return the section with the periods of a mode."""
-    return mode if mode in (IPVS, NFTABLES) else IPTABLES
+    return _SECTIONS.get(mode, IPTABLES)
 
 
 def _is_validated(name: str, mode: str) -> bool:
     """Return whether a field is validated: of the sections of modes only the mode's own one, as by kube-proxy 1.36."""
     section = name.partition(".")[0]
-    return section not in (IPTABLES, IPVS, NFTABLES) or section == _own_section(mode)
+    return section not in _SECTIONS or section == _own_section(mode)
 
 
 def in_mode(configuration: KubeProxyConfiguration, mode: str) -> KubeProxyConfiguration:
