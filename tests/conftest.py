@@ -7,14 +7,15 @@ Ansible finds a collection only below ``ansible_collections/NAMESPACE/NAME``. Th
 shape, ignored by git, and the link's parent directory is added to the import path.
 
 Several runs with the same TEST_BOARD, a directory, together run each test file once: a run claims a file by creating
-a directory there. Two guests need nothing but a common file system. A run of the tests for user-mode Linux imports only
-files that mention it, since importing all of them takes several seconds in a guest.
+a directory there. Two guests need nothing but a common file system. A run of the tests for a kind of guest imports only
+files that mention its mark, since importing all of them takes several seconds in a guest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional
@@ -39,6 +40,8 @@ LONGEST = (
     "test_migration.py",
     "test_agent_role.py",
 )
+# The marks of tests that run in a guest only.
+GUEST_MARKS = ("uml", "ipvs")
 LINK = ROOT / "collections" / "ansible_collections" / "kubenode" / "proxy"
 
 
@@ -50,25 +53,27 @@ def make_link() -> None:
             LINK.symlink_to(os.path.relpath(ROOT, LINK.parent))
 
 
-def mentions_uml(path: Path) -> bool:
-    """Return whether a file contains the word ``uml``, the mark of tests for user-mode Linux."""
-    return "uml" in path.read_text(encoding="utf-8").lower()
+def mentions(mark: str, path: Path) -> bool:
+    """Return whether a file contains the mark of tests for a kind of guest, ``UML`` for instance."""
+    text = path.read_text(encoding="utf-8")
+    return f"mark.{mark}" in text or re.search(rf"\b{mark.upper()}\b", text) is not None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
-    """Skip files that do not mention user-mode Linux where only its tests are selected."""
-    selected = str(config.option.markexpr).startswith("uml")
+    """Skip files that do not mention the mark of a kind of guest where only its tests are selected."""
+    selected = str(config.option.markexpr).split(" ")[0]
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if selected and is_test and not mentions_uml(collection_path) else None
+    return True if selected in GUEST_MARKS and is_test and not mentions(selected, collection_path) else None
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Move the slowest files to the front; the order within a file is kept.
 
-    Raises AssertionError for a test that a run of the tests for user-mode Linux would skip.
+    Raises AssertionError for a test that a run of the tests for its kind of guest would skip.
     """
-    for path in {item.path for item in items if item.get_closest_marker("uml")}:
-        assert mentions_uml(path), f"{path}: has tests marked uml, so it must mention this mark"
+    for mark in GUEST_MARKS:
+        for path in {item.path for item in items if item.get_closest_marker(mark)}:
+            assert mentions(mark, path), f"{path}: has tests marked {mark}, so it must mention this mark"
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

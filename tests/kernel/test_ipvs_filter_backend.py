@@ -31,6 +31,7 @@ from tests.kernel.explained import explain_everything
 from tests.lab import recorded, system
 from tests.lab.system import run
 
+pytestmark = pytest.mark.ipvs
 CASE = load_case(str(Path(__file__).resolve().parents[2] / "tests" / "conformance" / "cases" / "nodeport-cluster"))
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -32,7 +34,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     watch.add_argument("scenario")
     unexpected = commands.add_parser("unexpected", help="note how much that was")
     unexpected.add_argument("scenario")
+    test = commands.add_parser("test", help="run all of Molecule's steps for scenarios, one after the other")
+    test.add_argument("scenarios", nargs="+")
     options = parser.parse_args(arguments)
+    if options.command == "test":
+        return test_scenarios(options.scenarios)
     scenario = Scenario(options.scenario)
     try:
         if options.command == "down":
@@ -55,6 +61,24 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
+
+
+def test_scenarios(names: Sequence[str]) -> int:
+    """Run ``molecule test`` for each scenario, also after a failure, and remove its nodes; return 1 if one failed."""
+    failed = []
+    for name in names:
+        print(f"== molecule {name}", flush=True)
+        start = time.monotonic()
+        try:
+            argv = ["molecule", "test", "--no-command-borders", "--scenario-name", name]
+            if subprocess.run(argv, check=False).returncode:
+                failed.append(name)
+        finally:
+            Scenario(name).down()
+        print(f"== molecule {name} took {time.monotonic() - start:.0f} s", flush=True)
+    if failed:
+        sys.stderr.write(f"error: failed: {' '.join(failed)}\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

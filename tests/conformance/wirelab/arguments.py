@@ -59,6 +59,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         help="folder with cases (repeatable; default: cases and cases-extra of the lab)",
     )
     parser.add_argument("--cases", action="append", metavar="GLOB", help="names of cases (repeatable; default: all)")
+    parser.add_argument("--suite", metavar="NAME", help="only the cases that list this suite")
     parser.add_argument(
         "--families",
         choices=("recorded", "ipv6", "dual", "all"),

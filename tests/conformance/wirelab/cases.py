@@ -57,7 +57,7 @@ class Step:
 
 @dataclass
 class Case:
-    """A case. *path* is where its data comes from; *name* is what reports call it."""
+    """A case. *path* is where its data comes from; *name* is what reports call it; *suites* are those it belongs to."""
 
     name: str
     path: str
@@ -70,6 +70,7 @@ class Case:
     steps: list[Step]
     extra_listeners: list[Listener] = field(default_factory=list)
     node_config: dict[str, Any] = field(default_factory=dict)
+    suites: Sequence[str] = ()
 
     def file(self, name: str) -> str:
         """Return the path of a file of the case."""
@@ -204,6 +205,7 @@ def load_case(path: str) -> Case:
         steps=steps,
         extra_listeners=listeners,
         node_config=document.get("nodeConfig", {}),
+        suites=document.get("suites", ()),
     )
 
 

@@ -62,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _selected(arguments: argparse.Namespace, mode: str | None = None) -> list[Case]:
     directories = arguments.cases_dir or [str(HOME / name) for name in CASES]
     found = find_cases(directories, arguments.cases or ["*"])
+    if arguments.suite:
+        found = [case for case in found if arguments.suite in case.suites]
+    if not found:
+        raise ValueError("no case has this name and suite")
     cases = found if arguments.families in ("recorded", "all") else []
     for families in ("ipv6", "dual"):
         if arguments.families in (families, "all"):

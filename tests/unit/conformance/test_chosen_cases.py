@@ -1,45 +1,40 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cases that the Makefile selects for ``make test`` exist, in the families and modes they are selected for."""
+"""Each case runs in all runs of the suites that it lists, and each suite has cases in each of its runs."""
 
 from __future__ import annotations
 
-import re
-from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import List
+from typing import Set
 
 import pytest
 
-from tests.conformance.wirelab.arguments import CASES, HOME
-from tests.conformance.wirelab.cases import find_cases
+from tests.conformance.__main__ import RUNS, Run
+from tests.conformance.wirelab.arguments import CASES, HOME, compared_mode, make_parser
+from tests.conformance.wirelab.cases import Case, find_cases
 from tests.conformance.wirelab.twins import twins
 
-MAKEFILE = Path(__file__).resolve().parents[3] / "Makefile"
+FOUND = find_cases([str(HOME / name) for name in CASES], ["*"])
+CHOSEN = [run for runs in RUNS.values() for run in runs if not run.only_full]
 
 
-def chosen(variable: str) -> List[str]:
-    found = re.search(rf"(?m)^{variable} := ((?:.*\\\n)*.*)$", MAKEFILE.read_text(encoding="utf-8"))
-    assert found is not None
-    return found[1].replace("\\\n", " ").replace("'", "").split()
+def runnable(run: Run) -> Set[str]:
+    """Return the names of the cases that exist in the mode and the families of a run."""
+    arguments = make_parser().parse_args(["run", *run.options.split()])
+
+    def in_mode(case: Case) -> bool:
+        return compared_mode(arguments) in case.modes
+
+    if arguments.families == "recorded":
+        return {case.name for case in FOUND if in_mode(case)}
+    return {case.name.rpartition(".")[0] for case in twins(FOUND, arguments.families) if in_mode(case)}
 
 
-@pytest.mark.parametrize(
-    ("variable", "modes", "families"),
-    [
-        ("AREAS", ("iptables", "nftables"), ""),
-        ("TWINS", ("iptables",), "dual"),
-        ("TWINS", ("nftables",), "ipv6"),
-        ("LEGACY", ("iptables",), ""),
-        ("IPVS", ("ipvs",), ""),
-        ("IPVS_TWINS", ("ipvs",), "ipv6"),
-    ],
-)
-def test_every_chosen_case_is_run(variable, modes, families):
-    cases = find_cases([str(HOME / name) for name in CASES], ["*"])
-    names = {case.name: case.modes for case in (twins(cases, families) if families else cases)}
-    assert chosen(variable)
-    for pattern in chosen(variable):
-        found = [of for name, of in names.items() if fnmatchcase(name, pattern + (f".{families}" if families else ""))]
-        assert found and all(mode in of for of in found for mode in modes), pattern
+@pytest.mark.parametrize("run", CHOSEN, ids=lambda run: f"{run.suite} {run.options}")
+def test_every_chosen_case_is_run(run):
+    members = {case.name for case in FOUND if run.suite in case.suites}
+    assert members and members <= runnable(run)
+
+
+def test_every_listed_suite_is_run():
+    assert {suite for case in FOUND for suite in case.suites} == {run.suite for run in CHOSEN}

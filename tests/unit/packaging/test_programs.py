@@ -32,10 +32,11 @@ ALWAYS = """
 # First words passed to functions of the same names that are not programs of this machine: nodes, commands of the agent,
 # playbooks, parameters of a function; and programs of the virtual environment or of some machines.
 OTHERS = """
-    address agent airgap ansible-builder ansible-test antsibull-docs chains cleanup confirm converge debian13 diff drain
-    explain firewalld first kubenode-proxy kubenode.proxy.explain lab-iptables lab-ipvs link
-    net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack oneshot outside pyenv python python3-yaml reload rollback
-    schedule second static status systemctl top verify
+    address agent airgap ansible-builder ansible-lint ansible-test antsibull-changelog antsibull-docs chains
+    check-jsonschema cleanup confirm converge debian13 diff drain explain firewalld first kubenode-proxy
+    kubenode.proxy.explain lab-iptables lab-ipvs link molecule mypy net.ipv4.conf.all.route_localnet
+    net.ipv4.vs.conntrack oneshot outside pyenv python python3-yaml reload reuse rollback ruff schedule second static
+    status systemctl top verify yamllint
 """
 #: Programs that tests execute on nodes with systemd, and the packages that have them.
 ON_NODES = {

@@ -71,8 +71,8 @@ def called_by(words: List[str]) -> List[str]:
 def prerequisites() -> Dict[str, List[str]]:
     """Return the targets of the Makefile, each with the words behind its colon."""
     text = MAKEFILE.read_text(encoding="utf-8")
-    rules = re.findall(r"^([a-z.][a-z-]*):([^=\n#]*)(?:#.*)?$", text, re.MULTILINE)
-    return {target: words.split() for target, words in rules if target != ".PHONY"}
+    rules = re.findall(r"^([a-z.][a-z -]*):([^=\n#]*)(?:#.*)?$", text, re.MULTILINE)
+    return {target: words.split() for targets, words in rules for target in targets.split()}
 
 
 def targets() -> List[str]:
