@@ -23,11 +23,12 @@ from tests.kernel.userspace_node import (
     service_of,
     userspace_node,
 )
-from tests.lab import system
+from tests.lab import manifests, system
 
 DEVICE = "kube-userspace0"
 FIRST, SECOND, SIX = "10.244.1.11", "10.244.1.12", "fd00:10:244:1::11"
 DEAD = "10.244.1.99"
+REMOTE_SERVER = "203.0.113.30"
 OUTSIDE, OTHER = "203.0.113.10", "203.0.113.20"
 NODE_IP = "192.0.2.1"
 
@@ -147,6 +148,19 @@ def test_every_frontend_of_a_service(node, backends):
     assert f"listen tcp 198.51.100.2:80 from {OUTSIDE}/32 forward {FIRST}:8080,{SECOND}:8080" in explained.stdout
     assert "the agent forwards the connection" in explained.stdout
     assert node.differences()["changed"] is False
+
+
+def test_an_address_of_an_api_server_stays_where_it_is(node, backends):
+    """On an interface of the node it would hide the server at every port, also from the agent."""
+    node.store.put(manifests.api_servers([OTHER, REMOTE_SERVER], 6443))
+    node.store.put(service_of(1, externalIPs=[OUTSIDE, OTHER, REMOTE_SERVER, "203.0.113.40"]))
+    node.store.put(endpoints_of(1, [FIRST]))
+    node.start()
+    wait_for(lambda: answering(cluster_ip(1), 80) == {FIRST}, 20.0)
+    assert {address for address, _deprecated in addresses_on(DEVICE)} == {cluster_ip(1), "203.0.113.40"}
+    assert answering(OTHER, 80) == answering("203.0.113.40", 80) == {FIRST}
+    node.store.delete("EndpointSlice", "default", "kubernetes")
+    wait_for(lambda: REMOTE_SERVER in dict(addresses_on(DEVICE)))
 
 
 def test_external_changes_are_repaired_and_cleanup_leaves_nothing(node, backends):

@@ -222,6 +222,8 @@ class Claims:
         #: How many claims each Service loses, if any.
         self._lost: Dict[NamespacedName, int] = {}
         self._servers = _NONE
+        #: The addresses alone: a Service at another port of one does not lose it.
+        self.server_addresses: FrozenSet[str] = frozenset()
         self._leading: Dict[NamespacedName, FrozenSet[Claim]] = {}
         self._conflicts = NO_CONFLICTS
         #: The claims with several claimants that have changed since the conflicts were determined.
@@ -258,13 +260,16 @@ class Claims:
         return self._leading.get(service, _NONE)
 
     def set_servers(self, servers: FrozenSet[Claim]) -> Set[NamespacedName]:
-        """Replace the addresses of the API servers; return the Services that claim one of the earlier or later ones."""
+        """Replace the addresses of the API servers; return the Services at one of the earlier or later ones."""
         before, self._servers = self._servers, servers
+        addresses = frozenset(claim.address for claim in servers)
+        changed, self.server_addresses = self.server_addresses ^ addresses, addresses
+        others = [claim for claim in self._claimants if claim.address in changed] if changed else []
         for claim in before - servers:
             self._change(claim, _API_SERVERS, None)
         for claim in servers - before:
             self._change(claim, None, _API_SERVERS)
-        return {name for claim in before | servers for name in self._names(claim)}
+        return {name for claim in (*before, *servers, *others) for name in self._names(claim)}
 
     def _names(self, claim: Claim) -> Set[NamespacedName]:
         """Return the Services that make a claim."""

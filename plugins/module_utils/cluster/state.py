@@ -22,6 +22,7 @@ from .static import StaticObjects
 
 _NOTHING: FrozenSet[NamespacedName] = frozenset()
 _NO_SLICES: Slices = {}
+_NO_ADDRESSES: FrozenSet[str] = frozenset()
 _NO_FAMILIES: FrozenSet[str] = frozenset()
 _EVERY_FAMILY: FrozenSet[str] = frozenset(FAMILIES)
 _FAMILIES: Mapping[str, FrozenSet[str]] = {family: frozenset((family,)) for family in FAMILIES}
@@ -158,6 +159,17 @@ class ClusterState:
     def lost_claims(self, service: NamespacedName) -> LostClaims:
         """Return the claims of a Service that were assigned to another Service; empty for nearly all Services."""
         return self._claims.lost_by(service)
+
+    def reserved_addresses(self, service: Service) -> FrozenSet[str]:
+        """Return the addresses of API servers that no interface of the node may get for a Service.
+
+        A node with the address of an API server on an interface of its own does not reach that server at any port.
+        None is reserved from a static Service, nor from one that leads to the API servers there.
+        """
+        if service.static:
+            return _NO_ADDRESSES
+        leading = self._claims.leading(service.key)
+        return self._claims.server_addresses.difference([claim.address for claim in leading])
 
     @property
     def conflicts(self) -> Conflicts:

@@ -107,6 +107,8 @@ class ServicePortInfo(NamedTuple):
     weighted: bool = False
     #: When the Service was created, as in ``cluster.model.Service``.
     created: str = ""
+    #: External addresses that no interface of the node may get for this Service: they are those of API servers.
+    unbound: Tuple[str, ...] = ()
 
     @property
     def protocol(self) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ..cluster.claims import Claim, LostClaims
 from ..cluster.model import EndpointSlice, NamespacedName, Service, ServicePort
@@ -80,7 +80,7 @@ def service_ports_of(
     weights = weights_of(slices, service.namespace, state.node_weights, context.policy)
     by_port = expand(slices, context.family, node_name, weights, _served_ports(service, slices))
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
-    rising = state.rising(service_key)
+    rising, reserved = state.rising(service_key), state.reserved_addresses(service)
     has_weights = weights is not EQUAL or bool(rising)
     service_ports: List[ServicePortInfo] = []
     for port in service.ports:
@@ -102,6 +102,7 @@ def service_ports_of(
             endpoints=endpoints,
             chosen=chosen,
             weighted=has_weights and differ(chosen.reachable),
+            reserved=reserved,
         )
         service_ports.append(info)
     if len(service_ports) > 1:
@@ -119,7 +120,9 @@ def _info(
     endpoints: Tuple[Endpoint, ...],
     chosen: Selection,
     weighted: bool,
+    reserved: FrozenSet[str],
 ) -> ServicePortInfo:
+    external = (*attributes.external_ips, *attributes.load_balancer_ips)
     return ServicePortInfo(
         key=ServicePortName(service.namespace, service.name, port.name, port.protocol),
         family=family,
@@ -146,6 +149,7 @@ def _info(
         policy=attributes.policy,
         weighted=weighted,
         created=service.created,
+        unbound=tuple([address for address in external if address in reserved]),
     )
 
 

@@ -122,13 +122,31 @@ def test_cluster_ips_and_static_services_keep_the_address() -> None:
     assert conflict.winner == NamespacedName("static", "apiserver")
 
 
+def test_no_interface_gets_the_address_for_another_port() -> None:
+    state = ClusterState.from_objects([service(ports=(80,), externalIPs=[SERVER, VIP])])
+
+    def unbound(name: NamespacedName = NAME) -> Sequence[str]:
+        (port,) = service_ports_of(state, name, CONTEXT)
+        return port.unbound
+
+    assert unbound() == ()
+    assert state.upsert(SERVERS) == {NAME, NamespacedName("default", "kubernetes")} and unbound() == (SERVER,)
+    # A load balancer of the API servers has its address on the node.
+    state.set_api_servers(claims_at([(VIP, 6443)]))
+    state.upsert(service("lb", 2, type="LoadBalancer", ingress=[VIP]))
+    assert unbound() == (SERVER, VIP)
+    state.upsert(endpoints([SERVER, OTHER], "lb"))
+    assert unbound(NamespacedName("tenant", "lb")) == () and unbound() == (SERVER, VIP)
+
+
 ADDRESSES = st.lists(st.sampled_from([SERVER, OTHER, VIP, SERVER6]), max_size=2)
 OBJECTS = st.one_of(
     st.builds(
-        lambda number, external, ingress: service(
-            f"s{number}", number, type="LoadBalancer", externalIPs=external, ingress=ingress
+        lambda number, port, external, ingress: service(
+            f"s{number}", number, (port,), type="LoadBalancer", externalIPs=external, ingress=ingress
         ),
         st.integers(1, 3),
+        st.sampled_from([6443, 80]),
         ADDRESSES,
         ADDRESSES,
     ),

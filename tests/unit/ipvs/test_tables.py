@@ -93,6 +93,13 @@ def test_node_port_serves_every_node_address_but_loopback_and_the_dummy(protocol
         assert elements(tables, f"KUBE-NODE-PORT-{protocol}") == {"3001"}
 
 
+def test_an_address_of_an_api_server_is_served_but_not_bound():
+    external = route(external_ips=("192.0.2.1", "192.0.2.2"), endpoints=[REMOTE])
+    tables = render(external._replace(unbound=("192.0.2.2",)))
+    assert set(tables[model.ADDRESSES]) == {"172.30.0.41", "192.0.2.1"}
+    assert {"192.0.2.1:80/TCP", "192.0.2.2:80/TCP"} <= servers(tables)
+
+
 def test_node_port_udp_rules():
     tables = render(route(protocol="UDP", node_port=3001))
     assert summary(tables, "KUBE-NODE-PORT") == ["KUBE-NODE-PORT-UDP KUBE-MARK-MASQ"]

@@ -183,7 +183,8 @@ class Contribution(ABC):
         return any(network is not None and network.contains(self.facts.node_ip) for network in networks)
 
     def _bind(self, address: str) -> None:
-        if address not in self.facts.owned and not is_link_local(address) and is_bindable(address):
+        is_taken = address in self.facts.owned or address in self.info.unbound
+        if not is_taken and not is_link_local(address) and is_bindable(address):
             self.add(ADDRESSES, address, True)
             self.add_own_address(address)
 

@@ -91,6 +91,8 @@ def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) ->
     def serve(address: str, value: Listener) -> None:
         if is_link_local(address) or not is_bindable(address):
             return
+        if address in info.unbound and address not in addresses.owned:
+            return
         # A cluster IP is never the node's own, so it does not depend on which addresses other interfaces have.
         if address == info.cluster_ip or address not in addresses.owned:
             entries.append((ADDRESSES, address, True))
