@@ -29,6 +29,10 @@ NEW_ROOT = "/run/root"
 GUEST_MODULES = "/usr/lib/uml/modules"
 CONNECTIONS = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 MOST_CONNECTIONS = 65536
+#: The ordinary user of a node with sshd, who has sudo, and the numeric ID of this user and of the group.
+USER, USER_ID = "ops", 64001
+#: The keys with which users may log in to a node.
+AUTHORIZED_KEYS = "/etc/ssh/authorized_keys"
 
 
 class Specification(NamedTuple):
@@ -201,6 +205,9 @@ def _live(specification: Specification) -> None:
         os.makedirs(name, exist_ok=True)
     system.run(["hostname", specification.hostname])
     Path("/etc/hostname").write_text(specification.hostname + "\n", encoding="ascii")
+    # Otherwise sudo would ask a DNS server that the node does not reach.
+    with open("/etc/hosts", "a", encoding="ascii") as hosts:
+        hosts.write(f"127.0.1.1 {specification.hostname}\n")
     system.ip_batch(["link set lo up"])
     for key, value in specification.sysctls.items():
         Path("/proc/sys", key).write_text(value, encoding="ascii")
@@ -213,7 +220,7 @@ def _live(specification: Specification) -> None:
     if specification.echo:
         services.append([sys.executable, "-m", "tests.lab.echo", specification.echo])
     if specification.sshd:
-        _open_root()
+        _open_accounts(Path(specification.scratch))
         services.append(["/usr/sbin/sshd", "-D", "-e", "-f", specification.sshd])
     _run_services(specification, services)
 
@@ -254,14 +261,28 @@ def _gateway(pod: Dict[str, str]) -> str:
     return pod["address"].rsplit(".", 1)[0] + ".1"
 
 
-def _open_root() -> None:
-    """Let root log in by key, to a shell that reads no start-up file.
+def _open_accounts(scratch: Path) -> None:
+    """Let root and :data:`USER`, an ordinary user with sudo, log in with the keys that sshd is configured for.
 
-    sshd refuses an account whose password field begins with an exclamation mark. bash would read the ``.bashrc`` of
-    this machine's root for each command, which may change the search path, print something or take seconds.
+    sshd reads the keys as the account, and refuses one whose password field begins with an exclamation mark. bash
+    would read the ``.bashrc`` of this machine's root for each command, which may change the search path, print
+    something or take seconds.
     """
     _edit_root("/etc/shadow", 1, "*")
     _edit_root("/etc/passwd", 6, "/bin/sh")
+    for path, line in {
+        "/etc/passwd": f"{USER}:x:{USER_ID}:{USER_ID}::/home/{USER}:/bin/sh",
+        "/etc/group": f"{USER}:x:{USER_ID}:",
+        "/etc/shadow": f"{USER}:*:::::::",
+    }.items():
+        with open(path, "a", encoding="ascii") as accounts:
+            accounts.write(line + "\n")
+    os.mkdir(f"/home/{USER}")
+    os.chown(f"/home/{USER}", USER_ID, USER_ID)
+    Path("/etc/sudoers").write_text(f"{USER} ALL=(ALL) NOPASSWD: ALL\n", encoding="ascii")
+    Path(AUTHORIZED_KEYS).write_bytes((scratch / "authorized_keys").read_bytes())
+    for path, mode in (("/etc/sudoers", 0o440), (AUTHORIZED_KEYS, 0o644)):
+        os.chmod(path, mode)
 
 
 def _edit_root(path: str, field: int, value: str) -> None:

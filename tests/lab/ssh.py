@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Dict
 
-from .node import Specification
+from .node import AUTHORIZED_KEYS, Specification
 from .system import run, socket_inside
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def prepare_server(directory: Path, scratch: Path, address: str) -> Path:
     lines = [
         f"ListenAddress {address}",
         f"HostKey {scratch}/hostkey",
-        f"AuthorizedKeysFile {scratch}/authorized_keys",
+        f"AuthorizedKeysFile {AUTHORIZED_KEYS}",
         "PermitRootLogin prohibit-password",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",

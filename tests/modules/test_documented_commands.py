@@ -5,7 +5,8 @@
 
 The shell has its own home directory and a copy of the clone as its working directory. docs/operations.md and README
 install what it needs there. ``inventory/nodes.yml`` is the file that README prints; ``~/.kube/config`` names the
-tests' API server, whose only Node, worker-1, is a lab node: a network namespace reached over ssh.
+tests' API server, whose only Node, worker-1, is a lab node: a network namespace reached over ssh, as an ordinary user
+who has sudo.
 
 Three things are not literal. ``kubectl`` and, on the node, ``kubenode-proxy`` are small programs of this test: the
 first reads lists from the API server, the second starts the node command from the collection that the shell has
@@ -41,6 +42,7 @@ from tests.documentation.commands import (
     playbook_blocks,
 )
 from tests.lab.cluster import SNAPSHOT, Lab
+from tests.lab.node import USER
 from tests.modules.harness import ROOT
 
 _SYNTAX = 'ansible-playbook() { command ansible-playbook "$@" --syntax-check; }'
@@ -212,6 +214,9 @@ def _write_inventory(directory: Path, lab: Lab) -> None:
         (directory / name).mkdir(parents=True)
     (directory / "nodes.yml").write_text(inventory_of_readme(), encoding="utf-8")
     reached = {**laboratory["vars"], **laboratory["hosts"]["lab-iptables"], "service_proxy_node_name": "worker-1"}
+    # As README says; sudo is the playbooks' default.
+    reached["ansible_user"] = USER
+    del reached["ansible_become"]
     (directory / "host_vars/worker-1.json").write_text(json.dumps(reached), encoding="utf-8")
     # kernel_unchangeable: a network namespace shares the size of the conntrack table with its host.
     detection = {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48", "detectLocalMode": "ClusterCIDR"}
