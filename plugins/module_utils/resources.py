@@ -18,6 +18,7 @@ from typing import (
     Generic,
     Hashable,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -133,6 +134,21 @@ def difference(
     return change
 
 
+class Part(Generic[Key, Value]):
+    """A part of an observed table, which may be compared by itself.
+
+    ``keys``: those that would be in ``observed`` if they were in the table.
+    """
+
+    def __init__(self, observed: Dict[Key, Value], keys: Iterable[Key]) -> None:
+        self.observed = observed
+        self._keys = keys
+
+    def difference(self, desired: Mapping[Key, Value]) -> Change[Key, Value]:
+        """Return the change that turns this part of the table into that of ``desired``."""
+        return difference(self.observed, desired, dict.fromkeys([*self._keys, *self.observed]))
+
+
 class Resource(Generic[Key, Value]):
     """A table of objects in the kernel or on the node's disk; subclasses live in the kernel layer.
 
@@ -164,12 +180,13 @@ class Resource(Generic[Key, Value]):
         """
         raise NotImplementedError(self.label)
 
-    def observe_expected(self, expected: Mapping[Key, Value]) -> Dict[Key, Value]:
-        """Return what :meth:`observe` does. Raises KernelError.
+    def parts(self, expected: Mapping[Key, Value]) -> Iterator[Part[Key, Value]]:
+        """Yield the current table in parts, all of which together are what :meth:`observe` returns. Raises KernelError.
 
-        A resource that can confirm expected entries in less time than it reads them overrides this.
+        A resource that can be read in parts, or that reads ``expected`` entries in less time, overrides this. Entries
+        may change between two parts if ``expected`` changes with them.
         """
-        return self.observe()
+        yield Part(self.observe(), expected)
 
     def is_empty(self) -> bool:
         """Return whether :meth:`observe` would return nothing. Raises KernelError.
@@ -295,7 +312,7 @@ def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
             table = stage.desired(observed)
         else:
             table = stage.desired
-            observed = stage.resource.observe_expected(table)
+            observed = {key: value for part in stage.resource.parts(table) for key, value in part.observed.items()}
         change = difference(observed, table)
         chosen = postponed if stage.postponed(change) else planned
         chosen.append(PlannedChange(stage.resource, change, len(observed), observed))

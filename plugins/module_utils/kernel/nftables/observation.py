@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.objects import (
     SET_ANONYMOUS,
     SET_CONCAT,
     TABLE_PERSIST,
+    BaseHook,
     ChainValue,
     ElementKey,
     Expression,
@@ -45,7 +46,6 @@ from .attributes import (
     NFTA_TABLE_FLAGS,
     NFTA_TABLE_NAME,
 )
-from .confirmation import FEWEST_ELEMENTS, Confirmation
 from .decoding import (
     added_up,
     parse_elements,
@@ -77,13 +77,25 @@ class _Expressions(Dict[bytes, Expression]):
         return parsed
 
 
+class CountedSet(NamedTuple):
+    """A set or map, and the number of its elements; None if the kernel does not report it (before 6.16)."""
+
+    value: SetValue
+    elements: Optional[int]
+
+
+def _counted(found: Dict[int, memoryview]) -> CountedSet:
+    return CountedSet(parse_set(found), u32(found, NFTA_SET_COUNT) if NFTA_SET_COUNT in found else None)
+
+
 class Reader:
-    """Reads the table of one family over a socket."""
+    """Reads the table of one family over a socket. ``key``: that of the table itself."""
 
     def __init__(self, sock: NetlinkSocket, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
         self._sock = sock
         self._encoded_name = table.name.encode() + b"\x00"
-        self._key = table.key
+        self.key = table.key
+        self._expressions = _Expressions()
         self._header = messages.family_header(family)
         self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
 
@@ -96,38 +108,44 @@ class Reader:
                 return TableValue(flags if flags != TABLE_PERSIST else 0)
         return None
 
-    def _objects(self, kind: int) -> Iterator[Dict[int, memoryview]]:
-        for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table):
+    def _objects(self, kind: int, more: bytes = b"") -> Iterator[Dict[int, memoryview]]:
+        for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table + more):
             found = parse_attributes(buffer, start + GENMSG_BYTES, end)
             # NFTA_CHAIN_TABLE, NFTA_RULE_TABLE and NFTA_SET_TABLE are the same number.
             if found[NFTA_TABLE_NAME] == self._encoded_name:
                 yield found
 
-    def sets(self) -> Dict[str, SetValue]:
+    def counted_sets(self) -> Dict[str, CountedSet]:
         """Return all named sets and maps."""
-        return {name: value for name, (value, _count) in self._counted_sets().items()}
+        found = [each for each in self._objects(messages.GET_SET) if not u32(each, NFTA_SET_FLAGS) & SET_ANONYMOUS]
+        return {attribute_text(each[NFTA_SET_NAME]): _counted(each) for each in found}
 
-    def _counted_sets(self) -> Dict[str, Tuple[SetValue, Optional[int]]]:
-        """Return all named sets and maps, with the number of their elements if the kernel reports it (6.16+)."""
-        sets: Dict[str, Tuple[SetValue, Optional[int]]] = {}
-        for found in self._objects(messages.GET_SET):
-            if not u32(found, NFTA_SET_FLAGS) & SET_ANONYMOUS:
-                count = u32(found, NFTA_SET_COUNT) if NFTA_SET_COUNT in found else None
-                sets[attribute_text(found[NFTA_SET_NAME])] = (parse_set(found), count)
-        return sets
+    def counted_set(self, name: str) -> Optional[CountedSet]:
+        """Return a set or map as it is now; None if it is missing."""
+        try:
+            replies = self._sock.request(messages.GET_SET, self._in_table + text_attribute(NFTA_SET_NAME, name))
+        except NetlinkRefusal as refusal:
+            if is_missing(refusal.error):
+                return None
+            raise
+        payload = memoryview(replies[0].payload)
+        return _counted(parse_attributes(payload, GENMSG_BYTES, len(payload)))
 
-    def chains(self) -> Dict[str, ChainValue]:
-        """Return all chains with their rules."""
+    def hooks(self) -> Dict[str, Optional[BaseHook]]:
+        """Return the names of all chains, each with its hook, None if it has none."""
         chains = self._objects(messages.GET_CHAIN)
-        hooks = {attribute_text(each[NFTA_CHAIN_NAME]): parse_hook(each) for each in chains}
-        rules: Dict[str, List[Rule]] = {name: [] for name in hooks}
-        expressions = _Expressions()
-        for found in self._objects(messages.GET_RULE):
+        return {attribute_text(each[NFTA_CHAIN_NAME]): parse_hook(each) for each in chains}
+
+    def chains(self, wanted: Mapping[str, Optional[BaseHook]]) -> Dict[Key, Value]:
+        """Return chains with their rules. ``wanted``: the hooks of these chains, by name."""
+        return {ObjectKey("chain", name): ChainValue(tuple(self._rules(name)), hook) for name, hook in wanted.items()}
+
+    def _rules(self, chain: str) -> Iterator[Rule]:
+        """Yield the rules of one chain: a dump of all rules takes time with the square of their number."""
+        for found in self._objects(messages.GET_RULE, text_attribute(NFTA_RULE_CHAIN, chain)):
             raw = found.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
-            parts = tuple([expressions[bytes(part)] for _kind, part in each_attribute(raw, 0, len(raw))])
-            rule = Rule(parts, rule_comment(found, NFTA_RULE_USERDATA))
-            rules.setdefault(attribute_text(found[NFTA_RULE_CHAIN]), []).append(rule)
-        return {name: ChainValue(tuple(found), hooks.get(name)) for name, found in rules.items()}
+            parts = tuple([self._expressions[bytes(part)] for _kind, part in each_attribute(raw, 0, len(raw))])
+            yield Rule(parts, rule_comment(found, NFTA_RULE_USERDATA))
 
     def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
         """Return all elements of a set: key to True, verdict or data. ``count``: their number, if known."""
@@ -159,47 +177,14 @@ class Reader:
         elements = [raw for nest in self._dumped_elements(name) for _number, raw in each_attribute(nest, 0, len(nest))]
         return ranges(elements, bool(value.flags & SET_CONCAT))
 
-    def everything(self, confirmation: Optional[Confirmation] = None) -> Dict[Key, Value]:
-        """Return the whole table as a resource table; empty if it does not exist.
+    def contents(self, name: str) -> Iterator[Tuple[Key, Value]]:
+        """Yield the elements of a set as entries of the resource table, one at a time: a set may have a million.
 
-        ``confirmation``: large sets that it confirms are not read.
+        There are none in a dynamic set, whose elements only the packet path adds, and in one that is missing.
         """
-        table: Dict[Key, Value] = {}
-        found = self.table()
-        if found is None:
-            return table
-        table[self._key] = found
-        sets = self._counted_sets()
-        for name, (value, _count) in sets.items():
-            table[ObjectKey("set", name)] = value
-        for name, chain in self.chains().items():
-            table[ObjectKey("chain", name)] = chain
-        for name, (value, count) in sets.items():
-            if value.dynamic:
-                continue
-            known = None
-            if confirmation is not None and count is not None and count >= FEWEST_ELEMENTS and not value.is_interval:
-                known = confirmation.entries(name, count)
-            table.update(known if known is not None else self._contents(name, value, count))
-        return table
-
-    def objects(self, wanted: Iterable[ObjectKey]) -> Dict[Key, Value]:
-        """Return some sets with their elements, and chains with their rules, as a resource table."""
-        keys = set(wanted)
-        table: Dict[Key, Value] = {}
-        if any(key.kind == "chain" for key in keys):
-            chains = {ObjectKey("chain", name): value for name, value in self.chains().items()}
-            table.update({key: value for key, value in chains.items() if key in keys})
-        if any(key.kind == "set" for key in keys):
-            for name, (value, count) in self._counted_sets().items():
-                if ObjectKey("set", name) in keys:
-                    table[ObjectKey("set", name)] = value
-                    if not value.dynamic:
-                        table.update(self._contents(name, value, count))
-        return table
-
-    def _contents(self, name: str, value: SetValue, count: Optional[int]) -> Iterator[Tuple[Key, Value]]:
-        """Yield the elements of a set as entries of the resource table, one at a time: a set may have a million."""
+        value, count = self.counted_set(name) or (SetValue((), dynamic=True), None)
+        if value.dynamic:
+            return
         elements = self._ranges(name, value) if value.is_interval else self.elements(name, count)
         if value.is_interval or not value.is_list:
             for key, data in elements.items():

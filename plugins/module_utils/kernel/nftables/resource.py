@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Dict, Iterable, List, Mapping, Optional, Type, TypeVar
+from typing import Dict, Iterator, List, Mapping, Optional, Type, TypeVar
 
 from ...errors import KernelError
 from ...rendering.nftables.layout import SERVICES_TABLE
@@ -14,21 +14,20 @@ from ...rendering.nftables.objects import (
     ChainValue,
     ElementKey,
     Key,
-    ObjectKey,
     TableIdentity,
     Value,
 )
-from ...resources import Change, Kind, Resource, difference
+from ...resources import Change, Kind, Part, Resource, difference
 from ..netlink.outcomes import MessageError, is_busy, is_forbidden, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
 from . import messages
-from .confirmation import Confirmation
 from .generation import generation_in
 from .listing import ownership_text
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
 from .observation import Reader
-from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction
+from .parts import Lookup, TableParts
+from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction, length_of
 
 Self = TypeVar("Self", bound="NftablesResource")
 
@@ -100,11 +99,14 @@ class NftablesResource(Resource[Key, Value]):
 
     def observe(self) -> Dict[Key, Value]:
         """Return the whole table, whichever programs created its objects. Raises KernelError."""
-        return self._reader().everything()
+        return {key: value for part in self.parts({}) for key, value in part.observed.items()}
 
-    def observe_expected(self, expected: Mapping[Key, Value]) -> Dict[Key, Value]:
+    def parts(self, expected: Mapping[Key, Value]) -> Iterator[Part[Key, Value]]:
         """See the base class. Raises KernelError."""
-        return self._reader().everything(Confirmation(self.socket, self._encoder, expected))
+        return iter(self._parts(expected))
+
+    def _parts(self, expected: Mapping[Key, Value]) -> TableParts:
+        return TableParts(self._reader(), Lookup(self.socket, self._encoder), expected)
 
     def exists(self) -> bool:
         """Return whether there is a table of this name. Raises KernelError."""
@@ -141,7 +143,7 @@ class NftablesResource(Resource[Key, Value]):
             target: Dict[Key, Value] = {key: new for key, (_old, new) in asked.replaced.items()}
             target.update(asked.added)
             touched = [*target, *asked.removed]
-            observed = self._observe_touched(touched)
+            observed = self._observe_touched(asked)
             if self.table.key not in observed and self.table.key not in {*asked.added, *asked.removed}:
                 where = f"table {self.table.name} ({self._table_family})"
                 raise KernelError(f"{where}: another program deleted it meanwhile")
@@ -149,16 +151,14 @@ class NftablesResource(Resource[Key, Value]):
             if self.table.key in change.removed and self.table.key not in observed:
                 return
 
-    def _observe_touched(self, keys: Iterable[Key]) -> Dict[Key, Value]:
-        """Return the objects that hold these keys, and whether the table exists."""
-        reader = self._reader()
-        table = reader.table()
+    def _observe_touched(self, change: Change[Key, Value]) -> Dict[Key, Value]:
+        """Return the entries of the change that there are, and the table if it exists."""
+        table = self._reader().table()
         if table is None:
             return {}
-        objects = {
-            ObjectKey("chain" if key.kind == "chain" else "set", key.name) for key in keys if key != self.table.key
-        }
-        observed = reader.objects(objects)
+        # A list may have as many elements as before or as wanted.
+        longest = {key: max(pair, key=length_of) for key, pair in change.replaced.items()}
+        observed = self._parts({**change.removed, **longest, **change.added}).touched()
         observed[self.table.key] = table
         return observed
 
@@ -168,8 +168,9 @@ class NftablesResource(Resource[Key, Value]):
         if not renewed:
             return change
         reader = self._reader()
-        observed = reader.objects(ObjectKey("set", name) for name in renewed)
-        observed.update({ObjectKey("chain", name): value for name, value in reader.chains().items()})
+        observed = reader.chains(reader.hooks())
+        for name in renewed:
+            observed.update(reader.contents(name))
         wider: Change[Key, Value] = Change(dict(change.added), dict(change.replaced), dict(change.removed))
         for key, value in observed.items():
             if isinstance(key, ElementKey) and key.name in renewed:

@@ -215,7 +215,8 @@ def _indices(count: int) -> bytes:
     return b"".join([index_bytes(index) for index in range(count)])
 
 
-def _length(value: Optional[Value]) -> int:
+def length_of(value: Optional[Value]) -> int:
+    """Return the number of elements in a list; 0 if there is none."""
     if isinstance(value, SparseList):
         return len(value.items)
     return len(value) if isinstance(value, tuple) else 0
@@ -237,7 +238,7 @@ def weight_of(change: Change[Key, Value]) -> int:
     """Return the number of elements that a change touches; sets, chains and rules are weighted in elements."""
     weight = 0
     for key, old, new in _elements_of(change):
-        weight += _length(old) + _length(new) if key.kind == "list" else 1
+        weight += length_of(old) + length_of(new) if key.kind == "list" else 1
     sets = sum(isinstance(new, SetValue) for new in change.added.values())
     rules = sum(1 + len(new.rules) for new in change.added.values() if isinstance(new, ChainValue))
     costs = _costs(sets)
