@@ -31,6 +31,8 @@ V4 = {name: f"10.244.1.{name[3:]}" for name in (DENIED, VICTIM, FREE, CLIENT_POD
 V6 = {name: f"fd00:10:244:1::{name[3:]}" for name in (DENIED, VICTIM, FREE, CLIENT_POD)}
 NODE4, NODE6 = "172.18.0.2", "fd00:172:18::2"
 REMOTE4, REMOTE6 = "10.244.2.11", "fd00:10:244:2::11"
+#: By which every pod on a bridge, or its node, can be reached.
+EVERYBODY = {"224.0.0.1": "group", "255.255.255.255": "broadcast", "10.244.1.255": "subnet", "ff02::1": "group"}
 BALANCED4, BALANCED6 = "10.96.0.50", "fd00:10:96::50"
 
 
@@ -105,7 +107,13 @@ class ForgingLab:
             target = (socket.inet_ntop(family, packet[24:40]), 0, 0, 0)
         else:
             target = (socket.inet_ntop(family, packet[16:20]), 0)
-        with contextlib.closing(self.network.namespaces[sender].socket(family, socket.SOCK_RAW, 255)) as made:
+        namespace = self.network.namespaces[sender]
+        if target[0] in EVERYBODY:
+            # A raw socket would replace the source 0.0.0.0.
+            with contextlib.closing(namespace.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)) as made:
+                made.sendto(_framed(bytes(raw)), ("eth0", 0x86DD if six else 0x0800, 0, 0, b"\xff" * 6))
+            return
+        with contextlib.closing(namespace.socket(family, socket.SOCK_RAW, 255)) as made:
             made.sendto(_checked(bytes(raw)), target)
 
 
@@ -135,6 +143,16 @@ def _checked(packet):
             total = (total & 0xFFFF) + (total >> 16)
         body[place : place + 2] = struct.pack("!H", ~total & 0xFFFF)
     return bytes(head) + bytes(body)
+
+
+def _framed(packet):
+    """Fill in all that the kernel fills in for a raw socket."""
+    if packet[0] >> 4 == 6:
+        return _checked(packet)
+    head = packet[:2] + struct.pack("!H", len(packet)) + packet[4:10] + bytes(2) + packet[12:20]
+    total = sum(struct.unpack("!10H", head))
+    total = (total & 0xFFFF) + (total >> 16)
+    return _checked(head[:10] + struct.pack("!H", ~total & 0xFFFF) + head[12:] + packet[20:])
 
 
 def udp(source, destination, port=PORT, source_port=5555):
@@ -349,6 +367,33 @@ def test_an_operator_lets_pods_send_from_exempt_sources(lab):
     assert forging.received({**open_to, **closed_to, **forged(False)}) == open_to.keys()
     forging.converge(*POLICIES, checkSources=False)
     assert forging.received(between(FREE, VICTIM, OF_PODS, TO_VICTIM)), "with no check they pass"
+
+
+def to_everybody(sender, receiver, sources=()):
+    """Return flows to the groups and broadcast addresses of a link, by name. ``sources``: the sender's if empty."""
+    return {
+        f"{sender} as {source} to {target}, at {receiver}": (sender, receiver, udp(source, target))
+        for source in sources or (V4[sender], V6[sender])
+        for target in EVERYBODY
+        if (":" in source) == (":" in target)
+    }
+
+
+def test_no_policy_is_passed_by_broadcast_or_multicast(lab):
+    """Nor by sending from no address, which hosts accept if it is sent to a broadcast address."""
+    forging = lab(bridge=True)
+    forging.converge()
+    reaching, heard_by_node = to_everybody(FREE, VICTIM), to_everybody(FREE, "node1")
+    nameless = {**to_everybody(FREE, VICTIM, ["0.0.0.0"]), **to_everybody(FREE, "node1", ["0.0.0.0"])}
+    nameless = {name: flow for name, flow in nameless.items() if "255.255.255.255" in name}
+    everything = {**reaching, **heard_by_node, **nameless}
+    assert forging.received(everything) == everything.keys()
+    forging.converge(deny("shop", "db", "Ingress"))
+    found = forging.received({**everything, **honest()})
+    assert found >= heard_by_node.keys() and not found & reaching.keys()
+    assert not [name for name in found & nameless.keys() if VICTIM in name]
+    forging.converge(deny("bank", "web", "Egress"))
+    assert forging.received(everything) == set()
 
 
 def tagged(packet, tag, *addresses):

@@ -3,15 +3,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The chains through which packets arrive: they decide whether a source address may be believed.
 
-Policies judge addresses. So whatever has an address that is not of its sender is dropped before, and link-local
-addresses, which no object names, are judged by the interface alone.
+Policies judge addresses. So whatever has an address that is not of its sender is dropped before. Addresses that no
+object names, such as link-local ones and those of groups, are judged by the interface alone.
 """
 
 from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from ...addresses import FAMILIES, IPV6, Network
+from ...addresses import FAMILIES, IPV4, IPV6, Network
 from ..nftables import expressions as x
 from ..nftables.expressions import INTERFACE_NAME_BYTES, Expressions
 from ..nftables.objects import BaseHook, ChainValue, Rule
@@ -35,16 +35,19 @@ from .sets import (
 #: After the destination was rewritten, because routes may depend on it: policy routing looks at both ends.
 SOURCES_PRIORITY = -95
 ARRIVING_PRIORITY = -90
+FORWARD_PRIORITY = 0
 
 _FROM_PODS = "from-pods"
-_ICMPV6 = 58
+_IGMP, _ICMPV6 = 2, 58
 #: Receivers ignore such a message with a lower hop limit, which a router has forwarded (RFC 4861, sections 6.1, 7.1).
 _NOT_FORWARDED = 255
 _NEIGHBOUR_DISCOVERY = (133, 137)
 #: Multicast listener discovery, versions 1 and 2, by which switches learn where to send neighbour discovery.
 _LISTENER_DISCOVERY = ((130, 132), (143, 143))
 _LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
-_MULTICAST = Network(0xFF << 120, 8, IPV6)
+#: A host without an address sends from it, to broadcast addresses only.
+_UNSPECIFIED = Network(0, 8, IPV4)
+_GROUPS = (Network(0xE0 << 24, 4, IPV4), Network(0xFF << 120, 8, IPV6))
 
 
 def always_accepted() -> List[Rule]:
@@ -131,34 +134,55 @@ def _sources() -> List[Rule]:
 
 
 def _link_chain(side: str) -> ChainValue:
-    """Return the chain that denies link-local traffic of pods, except what IPv6 cannot do without.
+    """Return the chain that denies traffic of pods with addresses of no object, except what links need.
 
     What the node sends to a multicast group returns through the interface, and is not from a pod.
     """
-    looped = [*x.of_family(IPV6), *x.in_network(_MULTICAST, load_source=False), *x.is_local(x.FIB_SADDR)]
+    looped = [*_to_group(IPV6), *x.is_local(x.FIB_SADDR)]
     return ChainValue(
         (
             *always_accepted(),
             *map(_accepted_icmpv6, _LISTENER_DISCOVERY),
+            x.rule(x.of_family(IPV4), x.is_protocol(_IGMP), x.verdict("accept")),
             x.rule(looped, x.verdict("accept")),
-            x.rule(x.verdict(f"goto {drop_name(IPV6, side)}")),
+            *(x.rule(x.of_family(family), x.verdict(f"goto {drop_name(family, side)}")) for family in FAMILIES),
         )
     )
 
 
-def _linked(side: str, options: Options) -> Rule:
-    """Return the rule that finds link-local traffic from pods (``out``), or between ports of a bridge (``in``).
+def _to_group(family: str) -> Expressions:
+    (groups,) = [network for network in _GROUPS if network.family == family]
+    return [*x.of_family(family), *x.in_network(groups, load_source=False)]
 
-    Such addresses are in no other set: nobody but the pod knows them. Routers do not forward them, so there is only
-    what the node receives from an interface of pods, for itself or for another port of the bridge.
+
+def _leaving_pods(options: Options) -> List[Rule]:
+    """Return the rules that find what pods send from an address that no object names.
+
+    Nobody but the pod knows a link-local address, and anybody may send to broadcast addresses from 0.0.0.0.
     """
-    interface = interface_in(links(side))
-    found = [*x.of_family(IPV6), *x.in_network(_LINK_LOCAL, load_source=side == "out"), *interface]
-    if side == "in":
-        found += x.is_local(x.FIB_DADDR, equal=False)
-    elif options.egress_exempt:
-        found += [x.destination_address(IPV6), x.lookup(name(EGRESS_EXEMPT, IPV6), inverted=True)]
-    return x.rule(found, x.verdict(f"goto {links(side)}"))
+    rules = []
+    for network in (_UNSPECIFIED, _LINK_LOCAL):
+        family = network.family
+        found = [*x.of_family(family), *x.in_network(network, load_source=True), *interface_in(links("out"))]
+        if options.egress_exempt:
+            found += [x.destination_address(family), x.lookup(name(EGRESS_EXEMPT, family), inverted=True)]
+        rules.append(x.rule(found, x.verdict(f"goto {links('out')}")))
+    return rules
+
+
+def _between_pods() -> List[Rule]:
+    """Return the rules that find what reaches pods on a bridge by an address that no object names.
+
+    Every pod listens at link-local and broadcast addresses, and at those of multicast groups. What the node sends
+    itself is not forwarded.
+    """
+    to_bridge = [x.meta(x.META_OIFNAME), x.lookup(links("in"))]
+    nameless = (
+        [*x.of_family(IPV6), *x.in_network(_LINK_LOCAL, load_source=False)],
+        *map(_to_group, FAMILIES),
+        [*x.of_family(IPV4), *x.is_to_broadcast()],
+    )
+    return [x.rule(to_bridge, found, x.verdict(f"goto {links('in')}")) for found in nameless]
 
 
 def _node_addresses(options: Options, others: Sequence[Expressions]) -> List[Rule]:
@@ -187,10 +211,11 @@ def _node_addresses(options: Options, others: Sequence[Expressions]) -> List[Rul
 
 def chains(options: Options, guarded: Sequence[Expressions]) -> Dict[str, ChainValue]:
     """Return the chains by name. ``guarded``: further destinations that no forged address of this node may reach."""
-    arriving = [*_node_addresses(options, guarded), *(_linked(side, options) for side in ("out", "in"))]
+    arriving = [*_node_addresses(options, guarded), *_leaving_pods(options)]
     return {
         **{links(side): _link_chain(side) for side in SIDES},
         _FROM_PODS: _from_pods(options),
         "sources": ChainValue(tuple(_sources()), BaseHook("filter", "prerouting", SOURCES_PRIORITY)),
         "arriving": ChainValue(tuple(arriving), BaseHook("filter", "prerouting", ARRIVING_PRIORITY)),
+        "forward": ChainValue(tuple(_between_pods()), BaseHook("filter", "forward", FORWARD_PRIORITY)),
     }

@@ -16,7 +16,7 @@ from ...addresses import IPV6, Network
 from .objects import Expression, Rule
 
 CMP_EQUAL, CMP_NOT_EQUAL, CMP_AT_MOST, CMP_AT_LEAST = 0, 1, 3, 5
-META_PRIORITY, META_MARK, META_IIF, META_IIFNAME, META_NFPROTO, META_L4PROTO = 2, 3, 4, 6, 15, 16
+META_PRIORITY, META_MARK, META_IIF, META_IIFNAME, META_OIFNAME, META_NFPROTO, META_L4PROTO = 2, 3, 4, 6, 7, 15, 16
 CT_STATE, CT_DIRECTION, CT_STATUS, CT_PROTO_DST, CT_DST_IP, CT_DST_IP6 = 0, 1, 2, 12, 20, 22
 CT_STATE_ESTABLISHED, CT_STATE_RELATED, CT_STATE_NEW, CT_STATE_UNTRACKED = 0x2, 0x4, 0x8, 0x40
 CT_STATUS_DNAT = 0x20
@@ -24,7 +24,7 @@ CT_ORIGINAL = 0
 LINK_HEADER, NETWORK_HEADER, TRANSPORT_HEADER = 0, 1, 2
 FIB_RESULT_OIF, FIB_RESULT_ADDRTYPE = 1, 3
 FIB_SADDR, FIB_DADDR, FIB_IIF, FIB_PRESENT = 0x1, 0x2, 0x8, 0x20
-RTN_LOCAL = 2
+RTN_LOCAL, RTN_BROADCAST = 2, 3
 LOOKUP_INVERT = 0x1
 BYTEORDER_HTON = 1
 NAT_DESTINATION = 1
@@ -259,8 +259,17 @@ def remember(set_name: str, word: int = 0) -> Expression:
 
 def is_local(which: int, equal: bool = True) -> Expressions:
     """Match if the source (FIB_SADDR) or destination (FIB_DADDR) is, or is not, an address of this node."""
+    return _is_of_kind(which, RTN_LOCAL, equal)
+
+
+def is_to_broadcast() -> Expressions:
+    """Match if the IPv4 destination is a broadcast address of this node's networks, or 255.255.255.255."""
+    return _is_of_kind(FIB_DADDR, RTN_BROADCAST)
+
+
+def _is_of_kind(which: int, kind: int, equal: bool = True) -> Expressions:
     fib = Expression("fib", ((1, register(0)), (2, FIB_RESULT_ADDRTYPE), (3, which)))
-    return [fib, compare(struct.pack("=I", RTN_LOCAL), equal)]
+    return [fib, compare(struct.pack("=I", kind), equal)]
 
 
 def not_routed_back() -> Expressions:

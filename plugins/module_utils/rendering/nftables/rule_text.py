@@ -35,6 +35,7 @@ _META_FIELDS = {
     x.META_MARK: "meta mark",
     x.META_IIF: "iif",
     x.META_IIFNAME: "iifname",
+    x.META_OIFNAME: "oifname",
     x.META_NFPROTO: "meta nfproto",
     x.META_L4PROTO: "meta l4proto",
 }
@@ -62,6 +63,7 @@ _BIT_NAMES = {
     },
     "ct status": {x.CT_STATUS_DNAT: "dnat"},
 }
+_ADDRESS_KINDS = {x.RTN_LOCAL: "local", x.RTN_BROADCAST: "broadcast"}
 _NFPROTO_NAMES = {2: "ipv4", 10: "ipv6"}
 _ADDRESS_STARTS = {4: ((12, "ip saddr"), (16, "ip daddr")), 16: ((8, "ip6 saddr"), (24, "ip6 daddr"))}
 
@@ -140,7 +142,7 @@ class _Reader:
         if part.get(3):
             self.parts.append(f"{name} set {_changed_text(self.held(part.get(3)))}")
         else:
-            self.hold(part.get(1), _Held(name, 16 if name == "iifname" else 4))
+            self.hold(part.get(1), _Held(name, 16 if name in ("iifname", "oifname") else 4))
 
     def read_ct(self, part: Expression) -> None:
         found = _CT_FIELDS.get(tuple([value for _number, value in part.attributes[1:]]))
@@ -305,8 +307,8 @@ def _comparison(held: _Held, operator: str, data: bytes) -> str:
         return f'iifname {operator}"{name}{"*" if len(data) < x.INTERFACE_NAME_BYTES else ""}"'
     if text == "meta l4proto":
         return f"meta l4proto {operator}{PROTOCOL_NAMES.get(data[0], data[0])}"
-    if text.startswith("fib ") and _number(data) == x.RTN_LOCAL:
-        return f"{text} {operator}local"
+    if text.startswith("fib ") and _number(data) in _ADDRESS_KINDS:
+        return f"{text} {operator}{_ADDRESS_KINDS[_number(data)]}"
     if text.startswith("numgen "):
         return f"{text} {operator}{_number(data)}"
     if text.startswith(("ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr", "arp saddr ip")):
