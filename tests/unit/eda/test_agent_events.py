@@ -94,12 +94,15 @@ def api(monkeypatch):
 
 
 def run(api, steps, **options):
-    """Run the source while ``steps``, a coroutine function, uses it."""
+    """Run the source while ``steps``, a coroutine function, uses it.
+
+    Steps that wait for a source which has ended fail after some seconds.
+    """
 
     async def both():
         rulebook = Rulebook(api, **options)
         try:
-            return await steps(rulebook)
+            return await asyncio.wait_for(steps(rulebook), 3 * SECONDS)
         finally:
             await rulebook.end()
 
