@@ -24,8 +24,9 @@ description:
   - The configuration is a YAML file whose name ends with C(nodes.yml) or C(nodes.yaml).
   - The API server must permit to list Nodes. No Python package is needed but PyYAML, which Ansible itself needs.
 notes:
-  - Kubelets report the addresses and most labels of their own Nodes. What identifies a host to Ansible is its ssh host
-    key, so check host keys, and select by labels that kubelets cannot set, such as those with the prefix
+  - Kubelets report the addresses and most labels of their own Nodes. An address that is also one of another Node, or of
+    a host of an earlier source, is not connected to, with a warning. What else identifies a host to Ansible is its ssh
+    host key, so check host keys, and select by labels that kubelets cannot set, such as those with the prefix
     C(node-restriction.kubernetes.io/), where that matters.
   - A Node that cannot be used is skipped with a warning. So is one whose name means something else to Ansible, which
     would widen C(--limit) or take over tasks that are delegated to the controller - a group, C(localhost) and other
@@ -59,7 +60,7 @@ options:
     default: ''
   address_types:
     description:
-      - Types of addresses of a Node, the preferred one first. The first address of the first type that the Node has
+      - Types of addresses of a Node, the preferred one first. The first address by types that only this Node has
         becomes C(ansible_host).
       - With an empty list, or for a Node without such an address, C(ansible_host) is not set, so that Ansible connects
         to the name of the host.
@@ -131,16 +132,21 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_ty
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.border import (
     GROUPS_OF_ANSIBLE,
     GROUPS_OF_NODES,
+    canonical_host,
     other_meaning,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.node_hosts import NodeHost, node_host
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.node_hosts import (
+    NodeHost,
+    node_host,
+    with_shared_addresses,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError, Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_OPTIONS, api_connection
 
 _SUFFIXES = ("nodes.yml", "nodes.yaml")
 
 
-#: The groups that sources of this plugin have made of what Nodes report. Several clusters may have them in common.
+#: The hosts of sources of this plugin, and the groups made of what Nodes report, which several clusters may share.
 _MADE: MutableSet[Any] = weakref.WeakSet()
 
 
@@ -240,15 +246,25 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         usable = [host for host in hosts if self._is_usable(host.name, taken)]
         groups = _ReportedGroups(self.inventory, self.display, "group", own=own, merge=merge)
         self.inventory.add_group(group)
+        others = self._earlier_addresses()
         for host in usable:
             self.inventory.add_host(host.name, group=group)
-        added = {host.name: self._complete(host, groups) for host in usable}
+            _MADE.add(self.inventory.hosts[host.name])
+        added = {host.name: self._complete(host, groups, others) for host in usable}
         own.update(reported, GROUPS_OF_NODES)
         keyed = _ReportedGroups(self.inventory, self.display, "keyed group", own=own, merge=merge, parents=parents)
         self._add_keyed_groups(added, keyed)
 
     def _names(self, groups: Iterable[str]) -> Set[str]:
         return {self._sanitize_group_name(name) for name in groups}
+
+    def _earlier_addresses(self) -> Dict[str, str]:
+        """Return the names of hosts of other sources, except of this plugin, by where Ansible finds them."""
+        return {
+            canonical_host(str(host.vars.get("ansible_host", name))): name
+            for name, host in self.inventory.hosts.items()
+            if host not in _MADE
+        }
 
     def _is_usable(self, name: str, groups: Collection[str]) -> bool:
         """Return whether the name of a Node means nothing else to Ansible, and show a warning if it does."""
@@ -293,11 +309,13 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     def _read(self) -> List[NodeHost]:
         """Return the hosts of all Nodes that can be used. Raises ProxyError."""
         connection = api_connection({name: self.get_option(name) for name in API_OPTIONS}, os.environ)
-        nodes = NODES._replace(label_selector=self.get_option("label_selector"))
         with contextlib.closing(ApiClient(connection, self.get_option("api_timeout"))) as client:
             for warning in client.warnings:
                 self.display.warning(warning)
-            items = client.list(nodes).items
+            # Also those that are not selected: they keep their addresses.
+            items = client.list(NODES).items
+            selector = self.get_option("label_selector")
+            selected = client.list(NODES._replace(label_selector=selector)).items if selector else items
         hosts: Dict[str, NodeHost] = {}
         for raw in items:
             try:
@@ -307,16 +325,22 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
                 self.display.warning(f"skipped {refusal}")
             else:
                 hosts[host.name] = host
-        if items and not hosts:
-            raise ProxyError(f"none of the {len(items)} Nodes of the cluster can be used")
-        return [hosts[name] for name in sorted(hosts)]
+        names = {object_key(raw).name for raw in selected}
+        found = [host for host in with_shared_addresses(hosts.values()) if host.name in names]
+        if selected and not found:
+            raise ProxyError(f"none of the {len(selected)} Nodes of the cluster can be used")
+        return sorted(found)
 
-    def _complete(self, host: NodeHost, groups: _ReportedGroups) -> Dict[str, Any]:
+    def _complete(self, host: NodeHost, groups: _ReportedGroups, others: Mapping[str, str]) -> Dict[str, Any]:
         """Give a host its variables, which are returned, and add it to all groups but keyed ones."""
         name = host.name
         # All strings, and keys: a template could also be made of several.
         variables: Dict[str, Any] = wrap_var(host.variables)
-        address = host.address(self.get_option("address_types"))
+        types = self.get_option("address_types")
+        shared = {*host.shared, *(address for address, owner in others.items() if owner != name)}
+        address, preferred = (host._replace(shared=found).address(types) for found in (shared, ()))
+        if address != preferred:
+            self.display.warning(f"skipped the address {preferred} of Node {name}: another Node or host has it, too")
         if address:
             variables["ansible_host"] = address
         for key, value in variables.items():

@@ -76,18 +76,30 @@ def _decoded(match: Match[str]) -> str:
     return chr(code) if code <= sys.maxunicode else match.group()
 
 
-def is_controller(name: str) -> bool:
-    """Return whether a name or an address leads each host to itself, as ``localhost`` does."""
+def _parsed(name: str) -> Any:
+    """Return the address that resolvers take a name for, None if they look it up."""
     try:
-        # As resolvers do: 127.1 and 0x7f000001 are addresses, too.
+        # 127.1 and 0x7f000001 are addresses, too.
         address: Any = ipaddress.ip_address(socket.inet_aton(name))
     except OSError:
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
-            return _CONTROLLER.fullmatch(name.lower()) is not None
-    address = getattr(address, "ipv4_mapped", None) or address
+            return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_controller(name: str) -> bool:
+    """Return whether a name or an address leads each host to itself, as ``localhost`` does."""
+    address = _parsed(name)
+    if address is None:
+        return _CONTROLLER.fullmatch(name.lower()) is not None
     return bool(address.is_loopback or address.is_unspecified)
+
+
+def canonical_host(name: str) -> str:
+    """Return a name or an address of a host in one of the spellings with which a resolver finds the same host."""
+    return str(_parsed(name) or name.lower())
 
 
 def other_meaning(name: str) -> str:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Collection, Dict, List, NamedTuple, Sequence, Set
 
 from ..addresses import canonical_address
 from ..cluster.fields import dns_subdomain, flag, mapping, sequence, text
-from .border import is_controller
+from .border import canonical_host, is_controller
 
 #: The types of addresses of a Node, in the order of the documentation of Kubernetes.
 ADDRESS_TYPES = ("Hostname", "InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS")
@@ -24,16 +24,44 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
 
 
 class NodeHost(NamedTuple):
-    """A host: its name, which is that of the Node, its variables, and the groups that it is in."""
+    """A host: its name, which is that of the Node, its variables, and the groups that it is in.
+
+    ``shared``: those of its addresses that are an address or the name of another Node, too, in their canonical form.
+    """
 
     name: str
     variables: Dict[str, Any]
     groups: List[str]
+    shared: Collection[str] = ()
+
+    @property
+    def addresses(self) -> Dict[str, List[str]]:
+        """The addresses by type, as the Node reports them."""
+        found: Dict[str, List[str]] = self.variables[f"{PREFIX}addresses"]
+        return found
 
     def address(self, types: Sequence[str]) -> str:
-        """Return the first address of the first type that the Node has, empty if it has none."""
-        addresses: Dict[str, List[str]] = self.variables[f"{PREFIX}addresses"]
-        return next((addresses[kind][0] for kind in types if addresses.get(kind)), "")
+        """Return the first address by types that is not shared, empty if there is none."""
+        listed = (address for kind in types for address in self.addresses.get(kind, ()))
+        return next((each for each in listed if canonical_host(each) not in self.shared), "")
+
+
+def with_shared_addresses(hosts: Collection[NodeHost]) -> List[NodeHost]:
+    """Return the hosts with the addresses that several have, which say nothing about who answers there.
+
+    A kubelet may report any address as its own, and so let a playbook for its Node change another host. Which of the
+    Nodes reports its own cannot be decided, so none is reached by it.
+    """
+    claimed = {
+        host.name: {canonical_host(each) for listed in host.addresses.values() for each in listed} for host in hosts
+    }
+    claimants: Dict[str, Set[str]] = {}
+    for name, addresses in claimed.items():
+        for each in (*addresses, canonical_host(name)):
+            claimants.setdefault(each, set()).add(name)
+    return [
+        host._replace(shared=sorted(each for each in claimed[host.name] if len(claimants[each]) > 1)) for host in hosts
+    ]
 
 
 def node_host(raw: Dict[str, Any]) -> NodeHost:

@@ -182,6 +182,40 @@ def test_no_node_takes_the_place_of_the_controller(cluster):
         assert " ".join(errors.split()).count(line) == 1
 
 
+def test_no_node_takes_the_place_of_a_host_by_its_address(cluster):
+    """A kubelet reports the addresses of its Node, and the known ssh host key of one is that of the other host."""
+    (cluster.source.parent / "hosts.yml").write_text(
+        yaml.safe_dump({"all": {"hosts": {"db1": {"ansible_host": "192.0.2.5"}}}})
+    )
+    for name, *addresses in (
+        ("of-node", "192.0.2.10", "192.0.2.21"),
+        ("of-host", "192.0.2.5", "192.0.2.22"),
+        ("mapped", "::ffff:192.0.2.10"),
+        ("other", "2001:db8::12"),
+    ):
+        listed = [{"type": "InternalIP", "address": address} for address in addresses]
+        cluster.store.put(node(name, "", "10.1.9.0/24", status={**READY, "addresses": listed}))
+    for name, address in (("hexadecimal", "0xc000020a"), ("named", "WORKER-1")):
+        status = {**READY, "addresses": [{"type": "Hostname", "address": address}]}
+        cluster.store.put(node(name, "", "10.1.9.0/24", status=status))
+    # Also of a Node that is not selected.
+    options = {"label_selector": "!node-role.kubernetes.io/control-plane"}
+    for chosen in ({}, options):
+        _groups, variables = cluster.inventory(**chosen)
+        assert {name: host["ansible_host"] for name, host in variables.items() if "ansible_host" in host} == {
+            "db1": "192.0.2.5",
+            "of-node": "192.0.2.21",
+            "of-host": "192.0.2.22",
+            "worker-1": "192.0.2.11",
+            "worker-2": "192.0.2.12",
+        }
+        assert ("cp" in variables) == (not chosen)
+    _status, _output, errors = cluster.run("inventory", "--list")
+    assert "skipped the address 192.0.2.10 of Node of-node: another Node or host has it, too" in " ".join(
+        errors.split()
+    )
+
+
 def test_nodes_and_their_labels_do_not_join_what_other_sources_have(cluster):
     """Labels name groups on which other plays run, and the Node a host of theirs."""
     static = {"databases": {"hosts": {"db1": {"secret": 1}}}, "zone_eu_1a": {"hosts": {"other": {}}}, "ready": {}}
