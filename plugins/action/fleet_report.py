@@ -12,6 +12,7 @@ from typing import Any, Dict, Optional
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
     SCHEMA,
     About,
@@ -23,7 +24,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.do
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries, read_previous
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.tables import failure
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import (

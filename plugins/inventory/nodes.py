@@ -125,10 +125,11 @@ from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
 from ansible.utils.unsafe_proxy import wrap_var
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError, Refusal
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import NODES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.fields import Invalid
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import object_key
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NODES
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.border import (
     GROUPS_OF_ANSIBLE,
     GROUPS_OF_NODES,
@@ -140,7 +141,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.node_hos
     node_host,
     with_shared_addresses,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError, Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_OPTIONS, api_connection
 
 _SUFFIXES = ("nodes.yml", "nodes.yaml")

@@ -13,7 +13,7 @@ import collections
 import itertools
 from typing import Callable, Dict, Generic, Hashable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
 
-from .addresses import networks_of, packed, unpacked
+from .base.addresses import networks_of, packed, unpacked
 
 Item = TypeVar("Item", bound=Hashable)
 Path = Tuple[str, ...]

@@ -29,7 +29,7 @@ from typing import (
     Union,
 )
 
-from .progress import Progress, unheeded
+from .base.progress import Progress, unheeded
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")

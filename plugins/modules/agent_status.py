@@ -135,12 +135,12 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import (
     DEFAULT_DIRECTORY,
     control_socket,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import served_state, state_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 

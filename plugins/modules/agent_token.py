@@ -88,10 +88,10 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import LEAST_SECONDS
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.service_token import LEAST_SECONDS
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.service_account import Account, node_token
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 

@@ -142,8 +142,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import read_snapshot, write_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import is_read, object_key
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import read_snapshot, write_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
     NetworkPolicySettings,
     policy_resources,

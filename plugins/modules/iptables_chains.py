@@ -249,8 +249,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import (
     ChainChange,
     apply_changes,

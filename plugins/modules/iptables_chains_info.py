@@ -121,7 +121,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import (
     SavedTables,
     parse_save,

@@ -307,9 +307,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.ipvs_schedulers import SCHEDULER_FLAGS
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_saving import change, predict
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import (
     ListedReal,

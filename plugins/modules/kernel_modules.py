@@ -230,24 +230,25 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import boot_directories, facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.mode_names import MODES_IN_EFFECT
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import boot_directories
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_parameters import (
     ModuleParametersResource,
     arguments_of,
     modprobe_file,
     parse_parameters,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_profile import modules_for
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_profile import modules_for
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modules import (
     LOADED,
     ModulesResource,
     built_in_modules,
     modules_load_file,
     present_modules,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.mode_names import MODES_IN_EFFECT
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import (

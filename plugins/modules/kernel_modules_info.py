@@ -111,8 +111,8 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import shown_parameters
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_parameters import shown_parameters
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modules import (
     available_modules,
     canonical_name,
     loaded_modules,

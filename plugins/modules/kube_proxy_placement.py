@@ -140,7 +140,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placement import (
     DEFAULT_LABEL,
     Placement,
@@ -148,7 +149,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placemen
     StillWaiting,
     Waiting,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 

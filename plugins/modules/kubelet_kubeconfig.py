@@ -118,7 +118,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.certificate import Place
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
     KubeconfigChange,
     parse_place,

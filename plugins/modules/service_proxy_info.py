@@ -376,13 +376,11 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import inspect
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.traffic import (
     chosen_services,
     probe_targets,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import distribution, kernel_release
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import agent_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
@@ -408,6 +406,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_identity
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, label
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import inspect
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 
 # Entries of these tables that the service proxy set cannot be distinguished from those of other programs.
 SHARED = (label(Kind.MODULES), label(Kind.SYSCTLS))

@@ -176,12 +176,6 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.lost_endpoints import judge_state
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
-    RollbackRequest,
-    rollback,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import convergence_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import history_spec, states_result
@@ -189,6 +183,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
     change_result,
     table_differences,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.lost_endpoints import judge_state
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
+    RollbackRequest,
+    rollback,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 
 
 def rolled_back(module: AnsibleModule) -> Dict[str, Any]:

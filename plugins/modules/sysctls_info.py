@@ -74,8 +74,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_files import boot_values
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import canonical_key, read_value
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctl_files import boot_values
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import canonical_key, read_value
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 

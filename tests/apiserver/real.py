@@ -18,9 +18,9 @@ import threading
 import urllib.parse
 from typing import Any, Dict, List, Set, Tuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection, resolve
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors import ApiStatusError
 
 from .listeners import TlsServer
 from .store import KINDS, PATH_OF_KIND, Object

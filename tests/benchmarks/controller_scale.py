@@ -41,7 +41,7 @@ from tests.lab.system import LabError
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import canonical_snapshot
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import canonical_snapshot
 
 PR_SET_CHILD_SUBREAPER = 36
 PLAYS = {"from empty": "converge", "without change": "converge", "verify": "verify"}

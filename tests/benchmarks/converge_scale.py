@@ -35,7 +35,7 @@ from tests.lab import system
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import canonical_snapshot
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import canonical_snapshot
 
 MODULE = "kubenode.proxy.service_proxy"
 FROM_EMPTY_LIMIT = 15.0

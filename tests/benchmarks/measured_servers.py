@@ -24,11 +24,11 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 # isort: split
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors import ApiStatusError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import ENDPOINT_SLICES, SERVICES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import ENDPOINT_SLICES, SERVICES
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import Certificates, make_certificates, make_client_certificate, write_kubeconfig

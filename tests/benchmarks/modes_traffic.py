@@ -33,8 +33,8 @@ from tests.benchmarks.nftables_scale import address
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 
 MODES = (("iptables", "auto"), ("ipvs", "iptables"), ("ipvs", "nftables"), ("nftables", "auto"))
 

@@ -24,14 +24,14 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.collector import begin_loading, end_loading
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluster_source import ClusterSource
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import FirstObjects
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import Access, ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.collector import begin_loading, end_loading
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import Access, ApiConnection
 
 NODE = "node1"
 

@@ -90,7 +90,7 @@ def _commands() -> Iterator[str]:
 
 
 def _telemetry() -> Iterator[str]:
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
     from ansible_collections.kubenode.proxy.plugins.module_utils.event_reasons import Reason
 
     yield from (f"Event: reason {reason.value}" for reason in Reason)

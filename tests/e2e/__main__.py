@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Sequence, Union
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import present_modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modules import present_modules
 from tests.lab.namespaces import ROOT
 from tests.lab.system import LabError
 

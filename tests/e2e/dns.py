@@ -20,10 +20,10 @@ import threading
 import urllib.parse
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors import ApiStatusError
 
 PORT = 53
 #: Types of records (RFC 1035, 3596, 2782).

@@ -15,8 +15,8 @@ from typing import Iterator, List, Optional
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import places
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import state_directory
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import places
 from tests.lab import system
 
 #: Where a service proxy of this host would keep its state: no test may write there.

@@ -13,12 +13,12 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.regular_files import open_regular
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger
-from ansible_collections.kubenode.proxy.plugins.module_utils.regular_files import open_regular
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.kernel.external_rules import has_nftables, parameters, variants
 from tests.lab import manifests
 from tests.lab.system import run

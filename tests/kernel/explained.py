@@ -9,14 +9,14 @@ from typing import Any, Dict, Iterator
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.explain import explained_families
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.flows import FlowExplainer, Kernel
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.target import Destination
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import choose_mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.node import view_node
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import explained_families
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.flows import FlowExplainer, Kernel
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.target import Destination
 
 CLIENTS = {False: "192.0.2.77", True: "2001:db8::77"}
 

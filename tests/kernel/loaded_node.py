@@ -19,13 +19,13 @@ from typing import Any, Dict, List, Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
     RollbackRequest,
     rollback,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import AgentNode, wait_for
 from tests.lab import recorded, system

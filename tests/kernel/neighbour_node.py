@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.kernel.convergence_node import has_ipvs, remove
 from tests.kernel.external_rules import has_nftables, restore
 from tests.kernel.neighbour_rules import Neighbour

@@ -13,13 +13,13 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
     RollbackReport,
     RollbackRequest,
     rollback,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.external_rules import has_nftables
 from tests.lab import recorded

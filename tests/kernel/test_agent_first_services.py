@@ -14,7 +14,7 @@ from typing import Iterator, List, Optional, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache
 from tests.apiserver.wire import Answer
 from tests.kernel.agent_node import (
     AgentNode,

@@ -11,7 +11,8 @@ from typing import List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import built_in, facts, module_profile, modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import built_in, facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import module_profile, modules
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import Intention, preflight
 
 RELEASE = facts.kernel_release()

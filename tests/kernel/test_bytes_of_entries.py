@@ -15,7 +15,7 @@ from tests.benchmarks.hostile_services import SOURCES, several
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import RATES, Parts, Products
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.owned_slices import EndpointCounts
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState

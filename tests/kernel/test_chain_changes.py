@@ -14,7 +14,7 @@ from typing import Callable, List, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import HistoryError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import chain_changes, provisional
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import (
     ChainChange,

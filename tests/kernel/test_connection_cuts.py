@@ -10,7 +10,7 @@ from typing import Iterable, Set
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import cutting_connections
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.flows import tracked_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished

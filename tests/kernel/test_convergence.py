@@ -16,12 +16,12 @@ from typing import List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import converge as convergence
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.kernel.convergence_node import (
     UML,
     add_external_rules,

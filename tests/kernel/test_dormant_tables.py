@@ -11,8 +11,8 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import (
     NETLINK_NETFILTER,
     NLM_F_CREATE,

@@ -16,8 +16,8 @@ from typing import Any, Dict, Iterator, List, Sequence, Set
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.kernel.agent_node import AgentNode, cluster_ip, node_object, wait_for
 from tests.kernel.convergence_node import remove, request
 from tests.kernel.explained import explain_everything

@@ -11,11 +11,11 @@ from typing import Any, Dict, List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge, inspect
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge, inspect
 from tests.kernel.convergence_node import UML, refuse_writes
 from tests.lab import manifests
 

@@ -12,7 +12,7 @@ from typing import Dict, Iterator, Set
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset.sets import (
     IpsetSocket,
     SetElementsResource,

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.lock import XtablesLock

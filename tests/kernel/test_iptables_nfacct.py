@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import built_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import text_attribute
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import (
@@ -34,6 +33,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.kernel.convergence_node import add_external_rules, request
 from tests.kernel.test_built_in import without_lists
 from tests.unit.iptables.routes import by_key, endpoint, route

@@ -18,12 +18,12 @@ from typing import Any, Dict, List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.live_lines import follow_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import restore
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import restore
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import wait_for
 from tests.kernel.convergence_node import cluster, remove, rules

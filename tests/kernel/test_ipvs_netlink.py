@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import socket as netlink_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
     attribute,

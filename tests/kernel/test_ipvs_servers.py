@@ -15,8 +15,8 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import parse_network
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import parse_network
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import servers as ipvs_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.messages import parse_proc
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers import (

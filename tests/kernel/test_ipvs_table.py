@@ -14,7 +14,9 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import ipvs_with
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.still_connected import node_port_record
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.still_connected import (
+    node_port_record,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.ipvs_table import IpvsTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.limits import ELEMENTS_LIMIT
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES

@@ -21,13 +21,13 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import PORTION
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
     RollbackRequest,
     rollback,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import PORTION
 from tests.benchmarks.large_cluster import large_cluster
 from tests.kernel.agent_node import NODE, AgentNode, node_object, wait_for
 

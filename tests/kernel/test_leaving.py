@@ -19,8 +19,8 @@ from typing import Dict, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel import external_rules
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service

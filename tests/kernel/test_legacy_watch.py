@@ -14,9 +14,9 @@ from typing import Any, Dict, Iterator, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.notifications import XTABLES_TABLES
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.polls import LegacyWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import legacy_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import (

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import canonical_chains, rule_trial
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import (

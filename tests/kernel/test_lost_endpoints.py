@@ -14,18 +14,18 @@ from typing import Any, List, Set
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import HistoryError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.form import StateRecord
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.lost_endpoints import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.form import StateRecord
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.lost_endpoints import (
     Sources,
     endpoints_of,
     judge_state,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import NodeState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import NodeState
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.rollback_node import CASE, ROOT, Node
 from tests.lab import recorded

@@ -16,13 +16,13 @@ from typing import List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import loss
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import cluster_state
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.conformance.wirelab.cases import Case, load_case
 from tests.lab import recorded
 from tests.lab.system import ip_batch, run

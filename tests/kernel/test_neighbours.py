@@ -15,8 +15,8 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_profile
 from tests.kernel import neighbour_rules
 from tests.kernel.agent_node import wait_for
 from tests.kernel.external_rules import has_nftables

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nflog import PacketLog, parse_packet
 
 FOUR = bytes((10, 0, 0, 1)), bytes((10, 0, 0, 2))

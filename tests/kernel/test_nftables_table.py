@@ -13,9 +13,9 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import handles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import mode_object
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import (
     observation,
     parts,

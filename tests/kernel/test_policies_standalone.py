@@ -14,16 +14,16 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge, inspect
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge, inspect
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
     RollbackRequest,
     rollback,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import ROOT, AgentNode, service, wait_for
 from tests.kernel.policy_node import FROM_WEB, TABLE, granted, isolated, pod, policy_node

@@ -17,10 +17,10 @@ from typing import Dict, Iterator, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.own_names import is_own
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.conformance.wirelab.cases import Case, load_case
 from tests.kernel.convergence_node import request
 from tests.kernel.test_migration_adopt import CASES, convergence, make_node

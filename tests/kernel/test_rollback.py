@@ -17,15 +17,19 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import revert
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import (
+    HistoryError,
+    KernelError,
+    PreflightError,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import CHAIN, SavedChainKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.running import pack_running
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import revert
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import (
     BEFORE_CONVERGENCE,
     BEFORE_ROLLBACK,
     History,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, KernelError, PreflightError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import CHAIN, SavedChainKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.running import pack_running
 from tests.kernel.rollback_node import (
     POLICIES_OFF,
     POLICIES_ON,

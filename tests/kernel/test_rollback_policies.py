@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 from tests.kernel.rollback_node import (
     POLICIES_OFF,
     POLICIES_ON,

@@ -12,7 +12,7 @@ from typing import Iterator, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import chain_changes
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import ChainChange, apply_changes
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource

@@ -10,12 +10,12 @@ from typing import Any, Dict
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import HistoryError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import state
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw.reading import RawChain, RawReader
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw.resource import RawTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import state
 
 RULES = {
     "MSS of the route": "tcp flags syn tcp option maxseg size set rt mtu",

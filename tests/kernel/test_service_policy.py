@@ -15,8 +15,8 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.kernel.agent_node import AgentNode, wait_for
 from tests.kernel.backends import ADDRESS, PORT, Backend, ask, connected_to, endpoint, make_network, three_backends
 from tests.lab import manifests

@@ -9,7 +9,7 @@ from typing import Iterator, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
 from tests.kernel.backends import (
     ADDRESS,

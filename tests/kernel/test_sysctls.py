@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_files import sysctl_file
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctl_files import sysctl_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import (
     SysctlsResource,
     key_path,
     read_value,

@@ -15,7 +15,7 @@ from typing import Dict, Iterator, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import unpacked
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import unpacked
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import NETLINK_NETFILTER
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.traffic.element_counters import (

@@ -11,7 +11,7 @@ from typing import Any, List, Sequence, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.chains import chain_ownership
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.chains import chain_ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Labelled
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains, restore, saved

@@ -15,13 +15,13 @@ from typing import Any, Callable, Dict
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import AGENT, ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import (
     decision,
     record,
     surroundings,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import resource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from tests.kernel.unchanged_node import Node, ask, nft, set_timeout

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import canonical_snapshot
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import canonical_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import (
     decision,
     record,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import loaded_modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modules import loaded_modules
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import proxy_spec, source_spec
 from ansible_collections.kubenode.proxy.plugins.modules import service_proxy
 from tests.kernel.convergence_node import endpoint_slices, service

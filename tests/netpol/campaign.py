@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed, parse_network
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policy_model import EGRESS, INGRESS
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed, parse_network
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policies.policy_model import EGRESS, INGRESS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import BOUND, HERE, POD_LINK

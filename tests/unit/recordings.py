@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 import yaml
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import family_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import family_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 
 CASES = Path(__file__).resolve().parents[1] / "conformance" / "cases"

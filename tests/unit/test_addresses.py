@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import (
     IPV4,
     IPV6,
     address_and_port,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils import whole_files
-from ansible_collections.kubenode.proxy.plugins.module_utils.timestamps import timestamp
-from ansible_collections.kubenode.proxy.plugins.module_utils.whole_files import write_whole
+from ansible_collections.kubenode.proxy.plugins.module_utils.base import whole_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.timestamps import timestamp
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.whole_files import write_whole
 
 
 def test_a_new_file_is_accessible_only_to_its_owner(tmp_path: Path) -> None:

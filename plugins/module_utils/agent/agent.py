@@ -14,29 +14,29 @@ import signal
 import time
 from typing import Any, Callable, Dict, Optional
 
-from ..cluster.resource_types import NODES, SERVICE_CIDRS
+from ..base.errors import KernelError, ProxyError, defect_text
+from ..cluster.api.resource_types import NODES, SERVICE_CIDRS
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.modes.registry import with_listeners
 from ..convergence.runtime.agent_client import RELOAD, error_answer
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
-from ..errors import KernelError, ProxyError, defect_text
 from ..event_reasons import Reason
 from ..kernel.presence import holds_dataplane, holds_policies
+from .answers.status import answer, status_text
 from .api.events import NORMAL, WARNING
 from .checks.prober import VerdictChange
-from .collector import COLLECT_SECONDS, begin_loading, collect, end_loading
-from .fatal import Fatal
 from .options import AgentOptions
 from .parts import Parts
+from .ports.control import ControlRequest, ControlServer
 from .readiness import Readiness
 from .reload import Reloads
 from .source.first_services import FirstObjects
 from .source.known import Batch
 from .source.static_source import CHECK_SECONDS
-from .surface.control import ControlRequest, ControlServer
-from .surface.log import Log
-from .surface.status import answer, status_text
-from .surface.systemd import Systemd
+from .telemetry.log import Log
+from .telemetry.systemd import Systemd
+from .threads.collector import COLLECT_SECONDS, begin_loading, collect, end_loading
+from .threads.fatal import Fatal
 
 CACHE_SECONDS = 30.0
 #: How long the loop processes what has arrived before it syncs.

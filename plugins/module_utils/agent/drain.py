@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from typing import Callable, Optional
 
+from ..base.timestamps import timestamp
 from ..convergence.drain.record import DrainError, DrainRecord, read_record
 from ..convergence.runtime.agent_status import DrainStatus
 from ..event_reasons import Reason
-from ..timestamps import timestamp
 from .api.events import NORMAL, Post
-from .surface.log import Log
-from .timers import Timers
+from .telemetry.log import Log
+from .threads.timers import Timers
 
 _ACTION = "Drain"
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
-from ..addresses import address_and_port
+from ..base.addresses import address_and_port
+from ..base.errors import brief_traceback
 from ..base.loop import LONGEST_WAIT_SECONDS
 from ..clients import ClientRule
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.handles import ListenerAccess
 from ..convergence.live import Flow, LiveConnection, Remembered
-from ..errors import brief_traceback
 from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
 from ..forwarding.limits import Limits, within_files
 from ..forwarding.opened import Client, Used
@@ -21,10 +21,10 @@ from ..forwarding.resource import ListenersResource
 from ..forwarding.status import ForwardingStatus
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from ..resources import Change, Resource
-from .supervision import Supervisor, Task
-from .surface.http.connections import DEFAULT_LIMITS, OTHER_FILES
-from .surface.log import INFO, LimitedLog
-from .timers import Timers
+from .http.connections import DEFAULT_LIMITS, OTHER_FILES
+from .telemetry.log import INFO, LimitedLog
+from .threads.supervision import Supervisor, Task
+from .threads.timers import Timers
 
 #: File descriptors that the agent uses for all else, the clients of its HTTP server included.
 _OTHER_FILES = OTHER_FILES + DEFAULT_LIMITS.connections

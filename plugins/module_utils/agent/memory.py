@@ -18,10 +18,10 @@ from ..convergence.runtime.agent_status import MemoryStatus
 from ..event_reasons import Reason
 from ..kernel.memory_group import MemoryGroup, memory_group
 from .api.events import WARNING, Post
+from .ports.health import ProxyHealth
 from .source.room import RESERVED_FOR, NoRoom, Room
-from .surface.health import ProxyHealth
-from .surface.log import Log
-from .timers import Timers
+from .telemetry.log import Log
+from .threads.timers import Timers
 
 LOOK_SECONDS = 10.0
 #: The use of the group is read at most so often.

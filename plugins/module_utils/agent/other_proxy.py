@@ -14,7 +14,7 @@ from typing import Callable, Dict, FrozenSet, Hashable, NamedTuple
 
 from ..event_reasons import Reason
 from .api.events import NORMAL, WARNING, Post
-from .surface.log import LimitedLog
+from .telemetry.log import LimitedLog
 
 #: Another program is taken for a service proxy after this many repairs of entries that it has written, in this time.
 REPAIRS, REPAIRS_SECONDS = 3, 600.0

@@ -20,40 +20,40 @@ from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..event_reasons import Reason
 from ..preflight.findings import KUBE_PROXY
+from .answers.agent_state import AgentState
+from .answers.memory_metrics import MemoryMetrics
+from .answers.traffic_metrics import TrafficMetrics
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
 from .checks.follower import CheckFollower
 from .checks.prober import VerdictChange
 from .drain import Drain
-from .failures import Steps
 from .forwarding import Forwarding
+from .http.connections import limits_of, raise_open_files
 from .memory import MemoryBudget
 from .options import AgentOptions, command_line_flags
 from .other_proxy import OtherProxy
+from .policies.policy import PolicySync
+from .policies.policy_metrics import PolicyMetrics
+from .ports.control import ControlRequest
+from .ports.health import ProxyHealth
+from .ports.ports import PortKeeper
+from .ports.surface import Surface
+from .services.losses import EndpointLossWatch
+from .services.node import NodeSync
 from .settings import configure_log, load_settings
 from .source.cluster_source import ClusterSource
 from .source.first_services import FirstObjects
-from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
 from .source.known import Batch
 from .source.static_source import StaticSource
-from .supervision import Supervisor
-from .surface.agent_state import AgentState
-from .surface.control import ControlRequest
-from .surface.health import ProxyHealth
-from .surface.http.connections import limits_of, raise_open_files
-from .surface.log import LimitedLog, Log
-from .surface.memory_metrics import MemoryMetrics
-from .surface.metrics import Metrics
-from .surface.policy_metrics import PolicyMetrics
-from .surface.ports import PortKeeper
-from .surface.surface import Surface
-from .surface.traffic_metrics import TrafficMetrics
-from .sync.losses import EndpointLossWatch
-from .sync.node import NodeSync
-from .sync.policy import PolicySync
-from .timers import Timers
+from .telemetry.log import LimitedLog, Log
+from .telemetry.metrics import Metrics
+from .threads.failures import Steps
+from .threads.inbox import Inbox
+from .threads.supervision import Supervisor
+from .threads.timers import Timers
 from .traffic import Traffic
 from .views import Views
 

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+from ..base.errors import KernelError
 from ..configuration.sections.network_policy import policy_kinds
-from ..errors import KernelError
 from ..kernel.presence import holds_policies
 from .parts import Parts
-from .surface.systemd import Systemd
+from .telemetry.systemd import Systemd
 
 #: When to report to the service manager that the agent is ready although the API server has not answered.
 PATIENCE_SECONDS = 10.0

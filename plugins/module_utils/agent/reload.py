@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import List, Optional
 
+from ..base.errors import ProxyError
 from ..configuration.validate import in_mode
 from ..convergence.runtime.agent_client import Answer
-from ..errors import ProxyError
-from .fatal import Fatal
 from .parts import Parts
+from .ports.control import ControlRequest
 from .settings import Settings, configure_log, load_settings
-from .surface.control import ControlRequest
-from .surface.systemd import Systemd
+from .telemetry.systemd import Systemd
+from .threads.fatal import Fatal
 
 
 class Reloads:

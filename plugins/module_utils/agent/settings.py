@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from typing import NamedTuple, Tuple
 
-from ..cluster.resource_types import ResourceType
+from ..cluster.api.resource_types import ResourceType
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
 from ..serviceports.node import node_name
 from .options import AgentOptions
-from .surface.log import Log
+from .telemetry.log import Log
 
 
 class Settings(NamedTuple):

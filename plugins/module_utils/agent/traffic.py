@@ -8,19 +8,19 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ..base.errors import ProxyError
 from ..configuration.sections.traffic import TrafficSettings
 from ..convergence.handles import KernelHandles
 from ..convergence.traffic.account import Numbers, TrafficAccount
 from ..convergence.traffic.resets import counters_reset
 from ..convergence.traffic.samples import revived
-from ..errors import ProxyError
 from ..resources import PlannedChange
 from ..serviceports.frontends import Frontends
 from ..serviceports.info import ServicePortName
+from .services.node import NodeSync
 from .source.view import ClusterView
-from .surface.log import LimitedLog
-from .sync.node import NodeSync
-from .timers import Timers
+from .telemetry.log import LimitedLog
+from .threads.timers import Timers
 
 METRICS_SECONDS = 15.0
 #: A reading costs O(cluster). Those for metrics take at most 1 % of a processor, those on demand 10 %.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Callable, FrozenSet, Optional, Tuple
 
+from ..base.progress import Progress
 from ..cluster.api_addresses import NO_CLAIMS
 from ..cluster.claims import Claim
-from ..progress import Progress
+from .services.node import NodeSync
 from .source.cluster_source import ClusterSource
 from .source.first_services import FirstObjects
 from .source.static_source import StaticSource
 from .source.view import ClusterView
-from .sync.node import NodeSync
 
 
 class Views:

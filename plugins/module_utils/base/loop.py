@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, TypeVar
 
-from ..errors import KernelError
+from .errors import KernelError
 
 #: Called with the events of its descriptor. Events are hints: the descriptor may have been closed and reopened since.
 Handler = Callable[[int], None]

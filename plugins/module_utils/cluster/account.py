@@ -20,7 +20,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-from ..addresses import IPV4, IPV6, family_of
+from ..base.addresses import IPV4, IPV6, family_of
 from .model import Service, ServicePort
 from .owned_slices import EndpointCounts
 

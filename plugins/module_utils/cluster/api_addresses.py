@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, Iterable, Optional, Tuple
 
-from ..addresses import canonical_address
+from ..base.addresses import canonical_address
 from .claims import Claim
 from .model import EndpointSlice, NamespacedName, Service, ServicePort
 from .owned_slices import Slices

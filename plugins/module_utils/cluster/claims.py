@@ -20,7 +20,7 @@ from bisect import bisect_left, insort
 from itertools import islice
 from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
-from ..addresses import FAMILIES, address_and_port, family_of
+from ..base.addresses import FAMILIES, address_and_port, family_of
 from .model import NamespacedName, Service
 
 _CLUSTER_IP, _FOR_API_SERVERS, _API_SERVER, _LOAD_BALANCER, _EXTERNAL_IP, _NODE_PORT = range(6)

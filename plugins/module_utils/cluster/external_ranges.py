@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
-from ..addresses import is_admitted
+from ..base.addresses import is_admitted
 from .claims import Claim
 from .model import Service
 

@@ -14,7 +14,7 @@ import sys
 from functools import lru_cache
 from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Tuple, Type, TypeVar
 
-from ..addresses import canonical_address, family_of
+from ..base.addresses import canonical_address, family_of
 
 _Item = TypeVar("_Item")
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")

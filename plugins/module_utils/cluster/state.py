@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 
-from ..addresses import FAMILIES, IPV4, IPV6
-from ..errors import Refusal
+from ..base.addresses import FAMILIES, IPV4, IPV6
+from ..base.errors import Refusal
 from .account import RATES, Rates
 from .api_addresses import KUBERNETES, NO_CLAIMS, leading_there, named_claims
 from .claims import Claim, Claims, Conflicts, LostClaims
 from .external_ranges import Confined, confined
+from .files.static import StaticObjects
 from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
 from .owned_slices import OwnedSlices, Slices
 from .parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
-from .policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
+from .parsing.policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
 from .service_limit import Limited, is_small, limited
-from .static import StaticObjects
 
 _NOTHING: FrozenSet[NamespacedName] = frozenset()
 _NO_SLICES: Slices = {}

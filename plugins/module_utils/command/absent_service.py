@@ -13,14 +13,14 @@ import argparse
 import contextlib
 from typing import Any, Dict, Iterable, List
 
-from ..cluster.api import ApiClient
-from ..cluster.connection import ApiConnection
+from ..base.errors import ProxyError
+from ..cluster.api.client import ApiClient
+from ..cluster.api.connection import ApiConnection
+from ..cluster.api.resource_types import SERVICES
 from ..cluster.fields import shown, suggestion
+from ..cluster.files.snapshot import snapshot_objects
 from ..cluster.parsing.service import SERVICE_PROXY_NAME_LABEL
-from ..cluster.resource_types import SERVICES
-from ..cluster.snapshot import snapshot_objects
 from ..configuration.load import load_given
-from ..errors import ProxyError
 
 _ANSWER_SECONDS = 5.0
 _NAMES = 10

@@ -9,10 +9,10 @@ import argparse
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..convergence.explanation.target import ServiceTarget
+from ..base.errors import ProxyError, UnknownDestination
 from ..convergence.runtime.agent_client import RELOAD, AgentBusy, NoAgent, ask_agent
 from ..convergence.runtime.agent_status import AgentStatus, MemoryStatus, PolicyStatus, ask_status
-from ..errors import ProxyError, UnknownDestination
+from ..explain.target import ServiceTarget
 from .connection_lines import PASSING, connection_lines
 from .drain.lines import drain_line
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, Refused

@@ -21,7 +21,7 @@ import json
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
-from ..errors import ProxyError
+from ..base.errors import ProxyError
 from ..packaging.identity import identity
 from . import completion, explain_options, options
 from .drain import options as drain_options
@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _run(arguments: argparse.Namespace, streams: Streams) -> int:
-    from ..agent.collector import begin_loading
+    from ..agent.threads.collector import begin_loading
 
     # The modules of the agent are part of what it loads.
     begin_loading()

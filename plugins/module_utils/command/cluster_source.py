@@ -13,7 +13,8 @@ import contextlib
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
-from ..cluster.access.servers import (
+from ..base.errors import ApiError, SnapshotError
+from ..cluster.api.access.servers import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
     KUBECONFIG,
@@ -21,15 +22,14 @@ from ..cluster.access.servers import (
     configured_servers,
     named_servers,
 )
-from ..cluster.api import ApiClient, list_objects
+from ..cluster.api.client import ApiClient, list_objects
+from ..cluster.api.connection import resolve
+from ..cluster.api.errors import concerns_server
+from ..cluster.api.resource_types import ResourceType
 from ..cluster.api_addresses import KUBERNETES
-from ..cluster.api_errors import concerns_server
-from ..cluster.cache import read_cache
-from ..cluster.connection import resolve
-from ..cluster.resource_types import ResourceType
+from ..cluster.files.cache import read_cache
 from ..cluster.state import ClusterState
 from ..configuration.sections.api_servers import ApiServerSettings
-from ..errors import ApiError, SnapshotError
 
 
 class Sources(NamedTuple):

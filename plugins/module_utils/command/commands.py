@@ -11,34 +11,34 @@ import os
 import sys
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
-from ..cluster.access.names import with_addresses
-from ..cluster.api import ApiClient
+from ..base.errors import ProxyError
+from ..cluster.api.access.names import with_addresses
+from ..cluster.api.client import ApiClient
+from ..cluster.api.connection import ApiConnection, resolve
 from ..cluster.api_addresses import claims_at
-from ..cluster.cache import read_cache
 from ..cluster.claims import Claim
-from ..cluster.connection import ApiConnection, resolve
-from ..cluster.snapshot import snapshot_objects
+from ..cluster.files.cache import read_cache
+from ..cluster.files.snapshot import snapshot_objects
+from ..cluster.files.static import StaticDirectory
 from ..cluster.state import ClusterState
-from ..cluster.static import StaticDirectory
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
 from ..configuration.validate import in_mode
-from ..convergence.explanation.connection import Subject, connection_document
-from ..convergence.explanation.explain import ExplainedFamily, explain, explained_families, explanation_document
-from ..convergence.explanation.flows import Kernel
-from ..convergence.explanation.policy import PolicyExplainer, Resolved
-from ..convergence.explanation.target import Target
 from ..convergence.family import FamilyTables
 from ..convergence.handles import KernelHandles
-from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
 from ..convergence.modes.mode import Mode
 from ..convergence.node import NodeView, view_node
 from ..convergence.policy import find_links, node_policy, policy_options
 from ..convergence.request import Report, Request
-from ..errors import ProxyError
+from ..explain.connection import Subject, connection_document
+from ..explain.explain import ExplainedFamily, explain, explained_families, explanation_document
+from ..explain.flows import Kernel
+from ..explain.policy import PolicyExplainer, Resolved
+from ..explain.target import Target
 from ..resources import Stage
+from ..rollback.converged import converge, inspect
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, change_lines
 
 
@@ -185,8 +185,8 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
     except OSError:
         return
     if own:
-        from ..cluster.access.token_renewal import TokenRenewal
-        from ..log import Log
+        from ..base.log import Log
+        from ..cluster.api.access.token_renewal import TokenRenewal
 
         kubeconfig = arguments.kubeconfig or _configuration(arguments)[0].client_connection.kubeconfig
         connection = ApiConnection(kubeconfig=kubeconfig or None)

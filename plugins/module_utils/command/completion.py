@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, Mapping, Sequence
 
-from ..mode_names import AUTO, IPTABLES, MODES
+from ..base.mode_names import AUTO, IPTABLES, MODES
 
 _CHOICES = {"--mode": " ".join((*MODES, AUTO)), "--output": "text json", "--fallback": IPTABLES}
 

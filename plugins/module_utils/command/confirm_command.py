@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, List, Sequence
 
-from ..convergence.history.confirm import confirm, reject
-from ..errors import HistoryError
+from ..base.errors import HistoryError
+from ..rollback.confirm import confirm, reject
 from .result import OK, CommandResult
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any, Dict, Iterator, List
 
-from ..addresses import address_and_port
+from ..base.addresses import address_and_port
 
 #: The verdicts with which packets are neither refused nor dropped.
 PASSING = ("forwarded", "unchanged", "left")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..convergence.explanation.target import Target, parse_target
-from ..errors import ConfigurationError
+from ..base.errors import ConfigurationError
+from ..explain.target import Target, parse_target
 from .result import UsageError
 from .shared_options import add_control, add_node, add_output, add_source
 
@@ -25,7 +25,7 @@ def _target(text: str) -> Target:
 
 
 def _end_of(text: str, destination: bool) -> Any:
-    from ..convergence.explanation.ends import parse_end
+    from ..explain.ends import parse_end
 
     try:
         return parse_end(text, destination)

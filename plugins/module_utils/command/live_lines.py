@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..errors import KernelError
+from ..base.errors import KernelError
 from .connection_lines import wrapped
 
 

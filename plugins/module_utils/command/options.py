@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 
+from ..base.mode_names import MODES
 from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_UNSERVED_PERCENT
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
-from ..mode_names import MODES
 from .drain.options import add_file
 from .shared_options import (
     add_configuration,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
 
-from ..errors import ProxyError
+from ..base.errors import ProxyError
 
 if TYPE_CHECKING:
     from ..convergence.request import TableChange

@@ -9,11 +9,11 @@ import argparse
 from typing import Any, Dict, Optional
 
 from ..convergence.handles import KernelHandles
-from ..convergence.history.lost_endpoints import judge_state
-from ..convergence.history.restore import RollbackRequest, rollback
-from ..convergence.history.state import observe_state
-from ..convergence.history.store import History, SavedState
-from ..convergence.history.units import RUN_UNIT
+from ..rollback.lost_endpoints import judge_state
+from ..rollback.restore import RollbackRequest, rollback
+from ..rollback.state import observe_state
+from ..rollback.store import History, SavedState
+from ..rollback.units import RUN_UNIT
 from .result import DIFFERENT, OK, CommandResult, change_lines
 
 

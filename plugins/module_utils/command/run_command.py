@@ -11,8 +11,8 @@ from typing import TextIO
 
 from ..agent.agent import Agent
 from ..agent.options import AgentOptions
-from ..errors import ProxyError
-from ..log import Log
+from ..base.errors import ProxyError
+from ..base.log import Log
 from ..packaging.identity import identity
 from .result import FAILED
 

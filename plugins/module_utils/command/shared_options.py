@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 
+from ..base.mode_names import AUTO, IPTABLES, MODES
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
-from ..convergence.history.places import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
-from ..mode_names import AUTO, IPTABLES, MODES
+from ..rollback.places import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"

@@ -10,10 +10,10 @@ import sys
 import time
 from typing import Any, Dict
 
-from ..cluster.access.service_token import ServiceToken, parse_token
-from ..cluster.access.token_file import read_token, store_token
-from ..errors import ConfigurationError
-from ..timestamps import timestamp
+from ..base.errors import ConfigurationError
+from ..base.timestamps import timestamp
+from ..cluster.api.access.service_token import ServiceToken, parse_token
+from ..cluster.api.access.token_file import read_token, store_token
 from .result import OK, CommandResult
 
 _MOST_CHARACTERS = 1 << 16

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
+from ..base.mode_names import AUTO, IPTABLES, IPVS, NFTABLES
 from ..cluster.fields import shown
-from ..mode_names import AUTO, IPTABLES, IPVS, NFTABLES
 from .effects import FIELDS, given_value, value_of
 from .feature_gates import ALLOW_SERVICE_EXTERNAL_IPS
 from .field import HONOURED, Field

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
-from ..addresses import UNSPECIFIED, family_of
-from ..errors import ConfigurationError
+from ..base.addresses import UNSPECIFIED, family_of
+from ..base.errors import ConfigurationError
 from .model import CLUSTER_CIDR, NODE_CIDR, PRIMARY, KubeProxyConfiguration
 from .values import split_host_port
 

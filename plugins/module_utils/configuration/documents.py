@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, Union
 
+from ..base.errors import ConfigurationError
 from ..cluster.fields import shown
-from ..errors import ConfigurationError
 from . import node_proxy
 
 _KIND = "KubeProxyConfiguration"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ..addresses import address_and_port, canonical_address, family_of
+from ..base.addresses import address_and_port, canonical_address, family_of
+from ..base.errors import ConfigurationError
 from ..cluster.fields import shown
-from ..errors import ConfigurationError
 from .documents import Documents, check_type, parse_documents
 from .effects import DEFAULT, FIELDS, value_of, without_effect
 from .feature_gates import LATER_GATES, REMOVED_GATES, expanded, is_known, locked_problem

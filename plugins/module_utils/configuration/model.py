@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Tuple, Union
 
-from ..mode_names import IPTABLES, IPVS, NFTABLES, USERSPACE
+from ..base.mode_names import IPTABLES, IPVS, NFTABLES, USERSPACE
 from .behaviour import Behaviour, masquerade_ports
 from .feature_gates import DEFAULTS
 from .node_proxy import NodeProxyConfiguration

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional, Tuple
 
-from ..addresses import canonical_network
+from ..base.addresses import canonical_network
+from ..base.errors import ConfigurationError
 from ..cluster.fields import is_dns_label, shown, suggestion
-from ..errors import ConfigurationError
 from .duration import parse_duration
 
 _KUBE_PROXY = "KubeProxyConfiguration"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Callable, Sequence, Tuple
 
-from ..addresses import canonical_network, family_of
+from ..base.addresses import canonical_network, family_of
+from ..base.mode_names import IPTABLES, IPVS, MODES, MODES_IN_EFFECT, NFTABLES
 from ..cluster.fields import shown
-from ..mode_names import IPTABLES, IPVS, MODES, MODES_IN_EFFECT, NFTABLES
 from .effects import FIELDS, value_of
 from .model import (
     BRIDGE_INTERFACE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Mapping, NamedTuple, Tuple
 
-from ..addresses import canonical_address, canonical_network, port_number
+from ..base.addresses import canonical_address, canonical_network, port_number
 from ..cluster.fields import shown
 from .duration import format_duration
 from .reader import Section

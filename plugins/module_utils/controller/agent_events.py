@@ -14,12 +14,12 @@ import threading
 import time
 from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Set
 
-from ..cluster.answers import InvalidAnswer
-from ..cluster.api import ApiClient
-from ..cluster.api_errors import FORBIDDEN, ApiStatusError, Expired, WatchFailed, unless_absent
+from ..base.errors import ProxyError
+from ..cluster.api.answers import InvalidAnswer
+from ..cluster.api.client import ApiClient
+from ..cluster.api.errors import FORBIDDEN, ApiStatusError, Expired, WatchFailed, unless_absent
+from ..cluster.api.resource_types import NODES, ResourceType
 from ..cluster.fields import is_dns_subdomain
-from ..cluster.resource_types import NODES, ResourceType
-from ..errors import ProxyError
 from ..event_reasons import OTHER, Reason, Subject
 from .border import harmless, other_meaning
 

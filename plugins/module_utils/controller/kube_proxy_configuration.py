@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..cluster.api import ApiClient
-from ..cluster.api_errors import FORBIDDEN, ApiStatusError, unless_absent
+from ..base.errors import ApiError, ConfigurationError
+from ..cluster.api.client import ApiClient
+from ..cluster.api.errors import FORBIDDEN, ApiStatusError, unless_absent
 from ..configuration.comparison import Difference, differences
 from ..configuration.documents import check_type, parse_documents
 from ..configuration.model import API_VERSION, KIND
-from ..errors import ApiError, ConfigurationError
 from .placement import Placement, pod_spec
 
 #: Where kubeadm has it; other installers have other names.

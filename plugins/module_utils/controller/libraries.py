@@ -18,7 +18,7 @@ import subprocess
 import tarfile
 from typing import List, NamedTuple, Sequence
 
-from ..errors import ConfigurationError, ProxyError
+from ..base.errors import ConfigurationError, ProxyError
 
 _VERSION = re.compile(r"3\.\d{1,2}\Z")
 _MACHINE = re.compile(r"[a-z0-9_]{2,20}\Z")

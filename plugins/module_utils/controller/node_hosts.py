@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Collection, Dict, List, NamedTuple, Sequence, Set
 
-from ..addresses import canonical_address
+from ..base.addresses import canonical_address
 from ..cluster.fields import dns_subdomain, flag, mapping, sequence, text
 from .border import canonical_host, is_controller
 

@@ -19,10 +19,10 @@ import time
 import urllib.parse
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..cluster.api import ApiClient
-from ..cluster.api_errors import ApiStatusError, unless_absent
-from ..cluster.resource_types import NODES, ResourceType
-from ..errors import ApiError, ConfigurationError
+from ..base.errors import ApiError, ConfigurationError
+from ..cluster.api.client import ApiClient
+from ..cluster.api.errors import ApiStatusError, unless_absent
+from ..cluster.api.resource_types import NODES, ResourceType
 
 DEFAULT_LABEL = "kubenode.proxy/managed"
 LABEL_VALUE = "true"

@@ -19,11 +19,11 @@ import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..cluster.access.service_token import request_token
-from ..cluster.api import ApiClient
-from ..cluster.api_errors import ApiStatusError, unless_absent
-from ..cluster.resource_types import NODES
-from ..errors import ApiError, ConfigurationError
+from ..base.errors import ApiError, ConfigurationError
+from ..cluster.api.access.service_token import request_token
+from ..cluster.api.client import ApiClient
+from ..cluster.api.errors import ApiStatusError, unless_absent
+from ..cluster.api.resource_types import NODES
 
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY = "kubenode.proxy"

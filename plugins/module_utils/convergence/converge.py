@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ..addresses import family_of
+from ..base.addresses import family_of
+from ..base.errors import KernelError
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import CUT
 from ..configuration.validate import in_mode
-from ..errors import KernelError
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
 from ..rendering.slot_limit import within_limit
@@ -24,6 +24,7 @@ from .handles import KernelHandles
 from .loss import EndpointLossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
+from .modes.stages.sysctls import sysctl_stage
 from .node import NodeView, family_services, removal_contexts, view_node
 from .prepare import check_cluster, check_node, check_policies, check_removal, node_modules, wanted_node_sysctls
 from .probing.probe import default_probes
@@ -43,7 +44,6 @@ from .runtime.listeners import AskedListeners
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
 from .schedulers import with_schedulers
-from .stages.sysctls import sysctl_stage
 from .unchanged.record import forget_record
 from .witness import Observed, Witness
 
@@ -244,7 +244,7 @@ class _Convergence:
         to date, so that new pods would be isolated by policies of others that had their addresses.
         """
         self.warnings += self.guard.begin()
-        from .stages.release import release_stages
+        from .modes.stages.release import release_stages
 
         stages = release_stages(self.handles)
         if not self.request.configuration.node_proxy.network_policy.enabled:

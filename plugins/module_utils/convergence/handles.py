@@ -14,16 +14,16 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Type, TypeVar
 
-from ..errors import PreflightError
+from ..base.errors import PreflightError
+from ..base.progress import Progress, unheeded
 from ..kernel.facts import PROC_IPVS, kernel_release
-from ..kernel.modules import asking_loads
+from ..kernel.modules.modules import asking_loads
 from ..kernel.netlink.protocol import NETLINK_NETFILTER, NETLINK_ROUTE
 from ..kernel.netlink.socket import NetlinkSocket, is_supported
 from ..kernel.nftables.features import answers as nftables_answers
 from ..kernel.nftables.ipvs_table import IpvsTableResource
 from ..kernel.nftables.policy_table import PolicyTableResource
 from ..kernel.nftables.resource import NftablesResource
-from ..progress import Progress, unheeded
 from ..resources import Resource
 from .live import Flow, LiveConnection, Remembered
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, NamedTuple
 
-from ..addresses import address_and_port
+from ..base.addresses import address_and_port
 from ..rendering.decision import Arrival, Client
 
 

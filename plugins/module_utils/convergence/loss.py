@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence, Set
 
-from ..addresses import family_of
+from ..base.addresses import family_of
+from ..base.errors import KernelError, PreflightError
 from ..cluster.state import ClusterState
-from ..errors import KernelError, PreflightError
 from ..preflight.cluster_state import LOSS_MINIMUM, loss_findings
 from ..preflight.findings import LOSS, Finding, judge
 from ..rendering.served import routed_cluster_ips, served_cluster_ips

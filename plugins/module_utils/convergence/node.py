@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..addresses import FAMILIES, IPV6
+from ..base.addresses import FAMILIES, IPV6
+from ..base.errors import NotInstalledError, PreflightError
 from ..cluster.model import Node
 from ..cluster.state import ClusterState
 from ..configuration.consistency import check_consistency
 from ..configuration.model import KubeProxyConfiguration
-from ..errors import NotInstalledError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
 from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import is_supported
@@ -26,8 +26,8 @@ from ..serviceports.node import node_addresses, node_name
 from ..serviceports.table import NodeContext, all_service_ports
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
+from .modes.stages.sysctls import tracks_liberally
 from .request import Request
-from .stages.sysctls import tracks_liberally
 
 #: Devices whose addresses belong to Services and not to the node.
 _OWN_DEVICES = (ipvs.DEVICE, userspace.DEVICE)

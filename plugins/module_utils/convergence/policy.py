@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import AbstractSet, Any, Iterable, List, Optional, Sequence, Tuple
 
-from ..addresses import FAMILIES, Network, family_of_packed, networks_of, packed, unpacked
+from ..base.addresses import FAMILIES, Network, family_of_packed, networks_of, packed, unpacked
+from ..base.progress import Progress, unheeded
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cutting_connections
 from ..kernel.conntrack.socket import Steps
 from ..kernel.facts import interface_addresses, kernel_release
-from ..kernel.modules import asking_loads
+from ..kernel.modules.modules import asking_loads
 from ..kernel.nftables.features import has_bridge_family
 from ..kernel.pod_links import PodLinks
 from ..networkpolicy.coverage import unselected_pods, unused_policies
@@ -26,7 +27,6 @@ from ..networkpolicy.rows import BOUND, BRIDGED, EXEMPT_LINK, HERE, LINK, POD_LI
 from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..preflight.processes import processes
-from ..progress import Progress, unheeded
 from ..rendering.networkpolicy.elements import desired_table
 from ..rendering.networkpolicy.sets import NO_LOG, SIDES, Options
 from ..rendering.networkpolicy.text import restore_text

@@ -9,9 +9,9 @@ import os
 from typing import Dict, List, Sequence
 
 from ..configuration.model import KubeProxyConfiguration
-from ..kernel.module_profile import modules_for
-from ..kernel.modules import ModulesResource
-from ..kernel.sysctls import Wanted
+from ..kernel.modules.module_profile import modules_for
+from ..kernel.modules.modules import ModulesResource
+from ..kernel.parameters.sysctls import Wanted
 from ..preflight.check import Intention, preflight
 from ..preflight.cluster_state import Host, completeness_findings, node_findings
 from ..preflight.findings import CONFLICTS, WARNING, Finding, judge
@@ -19,9 +19,9 @@ from ..preflight.processes import processes, removal_findings
 from ..resources import Stage
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
+from .modes.stages.sysctls import wanted_sysctls
 from .node import NodeView
 from .request import Request
-from .stages.sysctls import wanted_sysctls
 
 
 def check_cluster(request: Request, view: NodeView) -> List[str]:

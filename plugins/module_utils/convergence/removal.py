@@ -13,11 +13,11 @@ from ..resources import Kind, PlannedChange, Stage
 from .family import FamilyContext
 from .handles import KernelHandles
 from .modes.mode import Mode
+from .modes.stages.chains import chain_removal_stages
+from .modes.stages.ipvs_filter_backend import device_removal_stages, retiring_stages, unused_filter_backend_stages
+from .modes.stages.nftables import nftables_removal_stages
+from .modes.stages.userspace import userspace_device_removal_stages, userspace_removal_stages
 from .node import removal_contexts
-from .stages.chains import chain_removal_stages
-from .stages.ipvs_filter_backend import device_removal_stages, retiring_stages, unused_filter_backend_stages
-from .stages.nftables import nftables_removal_stages
-from .stages.userspace import userspace_device_removal_stages, userspace_removal_stages
 
 
 def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext]:
@@ -69,7 +69,7 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     if not handles.has_ipvs():
         return device_removal_stages(handles, unused_filter_backend_stages(handles, False, False), {})
     # Imported late: few nodes have IPVS loaded.
-    from .stages.ipvs import loaded_ipvs_removal_stages
+    from .modes.stages.ipvs import loaded_ipvs_removal_stages
 
     return loaded_ipvs_removal_stages(handles, draining)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Dict, Optional, Tuple
 
-from ..addresses import FAMILIES, canonical_address
+from ..base.addresses import FAMILIES, canonical_address
+from ..base.errors import ConfigurationError
 from ..cluster.model import Node
 from ..configuration.validate import in_mode
-from ..errors import ConfigurationError
 from ..rendering.build_settings import dataplane_settings, node_context
 from ..rendering.slot_limit import within_limit
 from ..serviceports.node import node_name

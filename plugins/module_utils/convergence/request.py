@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Tuple
 
+from ..base.errors import Refusal
 from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
-from ..errors import Refusal
 from .defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
 from .runtime.state_directory import DEFAULT_DIRECTORY
 

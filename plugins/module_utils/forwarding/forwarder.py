@@ -30,9 +30,9 @@ from typing import (
     Union,
 )
 
+from ..base.errors import KernelError
 from ..base.loop import Loop
 from ..clients import ClientRule, Shares
-from ..errors import KernelError
 from ..rendering.userspace.model import TCP, UDP, Endpoint, Listener, ListenerKey
 from ..resources import Change
 from . import tcp, udp

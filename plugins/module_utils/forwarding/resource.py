@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Protocol
 
-from ..addresses import family_of
+from ..base.addresses import family_of
 from ..rendering.userspace.model import Listener, ListenerKey, listener_line
 from ..resources import Change, Kind, Resource
 

@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import Any, Callable, Sequence, Tuple
 
-from ..socket_filter import ALL_BYTES, JUMP_BITS, LOAD_BYTE, RETURN, attach
+from ..base.socket_filter import ALL_BYTES, JUMP_BITS, LOAD_BYTE, RETURN, attach
 
 _RESET = struct.pack("=ii", 1, 0)
 _HOPS = struct.Struct("=i")

@@ -16,7 +16,7 @@ import select
 import socket
 from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ..addresses import is_admitted
+from ..base.addresses import is_admitted
 from ..base.loop import Loop
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey

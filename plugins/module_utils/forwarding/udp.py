@@ -14,7 +14,7 @@ import select
 import socket
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ..addresses import is_admitted
+from ..base.addresses import is_admitted
 from ..base.loop import Loop
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey

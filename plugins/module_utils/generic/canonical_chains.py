@@ -14,8 +14,8 @@ import re
 import secrets
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Pattern, Sequence, Set, Tuple
 
-from ..addresses import IPV6, unpacked
-from ..errors import KernelError
+from ..base.addresses import IPV6, unpacked
+from ..base.errors import KernelError
 from ..kernel.xtables.chains import SavedTables, parse_save
 from ..kernel.xtables.restore import DEFAULT_WAIT
 from ..kernel.xtables.variant import XtablesVariant

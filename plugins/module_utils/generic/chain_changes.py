@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Sequence
 
-from ..errors import KernelError, ProxyError
+from ..base.errors import KernelError, ProxyError
 from ..kernel.xtables.restore import restore
 from ..resources import Change
 from .iptables_chains import Key, ListedChainsResource, Value

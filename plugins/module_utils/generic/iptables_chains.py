@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
-from ..errors import KernelError
+from ..base.errors import KernelError
 from ..kernel.xtables.chains import SavedTables, parse_save, refuse_unreadable
 from ..kernel.xtables.restore import DEFAULT_WAIT, restore, save
 from ..kernel.xtables.variant import XtablesVariant

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ..addresses import FAMILIES, IPV6, canonical_address, family_of
+from ..base.addresses import FAMILIES, IPV6, canonical_address, family_of
+from ..base.errors import ConfigurationError
 from ..base.ipvs_schedulers import flag_names
-from ..errors import ConfigurationError
 from ..kernel.ipvs.servers import IpvsSocket
 from ..rendering.ipvs.model import FIREWALL_MARK, ONE_PACKET, VirtualServer, VirtualServerKey
 from .ipvs_services import FORWARDING

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import ContextManager, Dict, Iterable, List, Mapping, Sequence
 
-from ..addresses import FAMILIES
+from ..base.addresses import FAMILIES
 from ..convergence.runtime.lock import ConvergenceLock
 from ..kernel.files import FilesResource
 from ..kernel.ipvs.messages import TIMEOUTS

@@ -12,13 +12,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ..addresses import IPV4, IPV6, UNSPECIFIED, address_bits, canonical_address, family_of
+from ..base.addresses import IPV4, IPV6, UNSPECIFIED, address_bits, canonical_address, family_of
+from ..base.errors import ConfigurationError, KernelError
 from ..base.ipvs_schedulers import SCHEDULER_FLAGS
-from ..errors import ConfigurationError, KernelError
 from ..kernel.facts import kernel_release
 from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, TimeoutsResource, VirtualServersResource
-from ..kernel.module_profile import scheduler_module
-from ..kernel.modules import ModulesResource, available_modules
+from ..kernel.modules.module_profile import scheduler_module
+from ..kernel.modules.modules import ModulesResource, available_modules
 from ..rendering.ipvs.model import (
     FIREWALL_MARK,
     MASQUERADE,

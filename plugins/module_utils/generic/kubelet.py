@@ -17,14 +17,14 @@ import time
 from typing import Callable, List, NamedTuple, Optional, Sequence
 from urllib.parse import urlsplit
 
-from ..addresses import canonical_address, split_port
-from ..cluster.access.certificate import Place, verified_certificate
-from ..cluster.access.credentials import Credentials
-from ..cluster.access.server_field import server_field, with_server
-from ..cluster.connection import Access, ApiConnection, resolve
-from ..errors import ApiError, ConfigurationError
-from ..regular_files import SMALL, parse_json, read_regular
-from ..whole_files import write_whole
+from ..base.addresses import canonical_address, split_port
+from ..base.errors import ApiError, ConfigurationError
+from ..base.regular_files import SMALL, parse_json, read_regular
+from ..base.whole_files import write_whole
+from ..cluster.api.access.certificate import Place, verified_certificate
+from ..cluster.api.access.credentials import Credentials
+from ..cluster.api.access.server_field import server_field, with_server
+from ..cluster.api.connection import Access, ApiConnection, resolve
 from .kubelet_use import kubelet_start, moment_of_change, present_moment, reads_between
 
 RECORD = "/var/lib/kubenode-proxy/kubelet.json"

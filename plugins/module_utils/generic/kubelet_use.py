@@ -13,7 +13,7 @@ import os
 import time
 from typing import Optional
 
-from ..errors import KernelError
+from ..base.errors import KernelError
 from ..kernel.boot import boot_identity
 from ..kernel.programs import run
 

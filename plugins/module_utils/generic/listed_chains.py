@@ -9,7 +9,7 @@ import re
 import shlex
 from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..errors import ConfigurationError
+from ..base.errors import ConfigurationError
 from ..rendering.iptables.canonical import target_of
 from ..rendering.iptables.restore_input import one_line, transaction
 from ..rendering.iptables.rule_parsing import parse_rule

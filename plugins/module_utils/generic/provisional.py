@@ -20,9 +20,9 @@ import stat
 import subprocess
 from typing import Collection, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..convergence.history.units import start_timer, stop_timer, why_not_systemd
-from ..errors import HistoryError, KernelError
+from ..base.errors import HistoryError, KernelError
 from ..kernel.xtables.variant import XtablesVariant
+from ..rollback.units import start_timer, stop_timer, why_not_systemd
 
 DIRECTORY = "/run/kubenode-iptables-chains"
 PENDING, CONFIRMED, REVERTED, FAILED, WITHDRAWN = "pending", "confirmed", "reverted", "failed", "withdrawn"

@@ -13,7 +13,7 @@ import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from typing import Collection, Dict, Mapping, Optional
 
-from ..errors import KernelError
+from ..base.errors import KernelError
 from ..kernel.ipset.names import set_names
 from ..kernel.ipset.sets import IpsetSocket
 from ..kernel.programs import run

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ..base.errors import ConfigurationError, ProxyError
 from ..cluster.model import Node
 from ..configuration.conntrack import conntrack_maximum
 from ..configuration.load import load
 from ..configuration.model import KubeProxyConfiguration
-from ..convergence.stages.sysctls import profile_settings
-from ..errors import ConfigurationError, ProxyError
-from ..kernel import facts, modules, sysctl_files, sysctl_profile, sysctls
+from ..convergence.modes.stages.sysctls import profile_settings
+from ..kernel import facts
 from ..kernel.files import FilesResource
+from ..kernel.modules import modules
+from ..kernel.parameters import sysctl_files, sysctl_profile, sysctls
 from ..rendering.build_settings import localhost_node_ports
 from ..resources import PlannedChange, apply_plan, difference
 from ..serviceports.node import node_addresses

@@ -16,8 +16,8 @@ import socket
 import struct
 from typing import Callable, Mapping
 
-from ..addresses import IPV4
-from ..errors import KernelError
+from ..base.addresses import IPV4
+from ..base.errors import KernelError
 from ..rendering.ipvs.model import SetDefinition, VirtualServer, VirtualServerKey
 from .facts import read_text
 from .ipset.messages import TYPE, type_query

@@ -16,8 +16,8 @@ import socket
 import struct
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
-from ..errors import KernelError
+from ..base.addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
+from ..base.errors import KernelError
 from .netlink.attributes import parse_attributes
 from .netlink.protocol import NETLINK_ROUTE
 from .netlink.socket import NetlinkSocket

@@ -10,9 +10,9 @@ import os
 import stat
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from ..errors import KernelError
+from ..base.errors import KernelError
+from ..base.whole_files import write_whole
 from ..resources import Change, Kind, Resource
-from ..whole_files import write_whole
 
 
 def _reason(error: OSError) -> str:

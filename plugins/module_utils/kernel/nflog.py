@@ -9,7 +9,7 @@ import os
 import struct
 from typing import Iterator, NamedTuple, Optional
 
-from ..errors import KernelError
+from ..base.errors import KernelError
 from .netlink.attributes import attribute, attribute_text, parse_attributes
 from .netlink.listener import NetlinkListener
 from .netlink.protocol import HEADER, NETLINK_NETFILTER

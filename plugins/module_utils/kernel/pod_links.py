@@ -17,7 +17,7 @@ from __future__ import annotations
 import socket
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from ..addresses import address_bits, family_of, packed
+from ..base.addresses import address_bits, family_of, packed
 from .facts import read_text
 from .netlink.protocol import NETLINK_ROUTE
 from .netlink.socket import NetlinkSocket

@@ -9,10 +9,10 @@ import contextlib
 import socket
 from typing import Iterator, Tuple
 
-from ..addresses import FAMILIES
+from ..base.addresses import FAMILIES
 from ..rendering.networkpolicy.sets import TABLE_NAME
 from .facts import kernel_release, read_text
-from .modules import present_modules
+from .modules.modules import present_modules
 from .netlink.protocol import NETLINK_NETFILTER
 from .netlink.socket import NetlinkSocket
 from .nftables.listing import NftTable, nft_chains, nft_tables

@@ -11,8 +11,8 @@ import subprocess
 import time
 from typing import BinaryIO, NamedTuple, Optional, Sequence, Tuple
 
-from ..errors import KernelError
-from ..progress import Progress, unheeded
+from ..base.errors import KernelError
+from ..base.progress import Progress, unheeded
 
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 # A PATH with this program contains the directories of system programs.

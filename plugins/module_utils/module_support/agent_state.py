@@ -10,10 +10,10 @@ import re
 import time
 from typing import Any, Dict, List, Optional
 
+from ..base.errors import ProxyError
+from ..base.timestamps import timestamp
 from ..convergence.runtime.agent_status import AgentStatus, DrainStatus, FamilyStatus, PolicyStatus, ask_status
 from ..convergence.runtime.state_directory import control_socket
-from ..errors import ProxyError
-from ..timestamps import timestamp
 
 # The last second that a time of four digits for the year can express.
 _LATEST = 253402300800

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 
+from ..base.errors import ConfigurationError
+from ..base.mode_names import AUTO, IPTABLES, MODES
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY
-from ..errors import ConfigurationError
-from ..mode_names import AUTO, IPTABLES, MODES
 
 if TYPE_CHECKING:
-    from ..cluster.connection import ApiConnection
+    from ..cluster.api.connection import ApiConnection
 
 Spec = Dict[str, Dict[str, Any]]
 
@@ -127,6 +127,6 @@ def api_connection(parameters: Mapping[str, Any], environment: Mapping[str, str]
     chosen = api_parameters(parameters, environment)
     if not has_api_source(chosen):
         raise ConfigurationError("no API server: give kubeconfig, context or host, or set K8S_AUTH_KUBECONFIG")
-    from ..cluster.connection import ApiConnection
+    from ..cluster.api.connection import ApiConnection
 
     return ApiConnection(**chosen)

@@ -13,16 +13,16 @@ from __future__ import annotations
 import time
 from typing import Callable, NamedTuple, Optional, Tuple
 
+from ..base.errors import ProxyError
 from ..cluster.state import ClusterState
 from ..configuration.validate import in_mode
-from ..convergence.history.converged import inspect
 from ..convergence.report import change_counts
 from ..convergence.request import Report, Request, TableChange
 from ..convergence.runtime.agent_client import NoAgent
 from ..convergence.runtime.agent_comparison import AgentComparison, ask_comparison
 from ..convergence.runtime.state_directory import control_socket
 from ..convergence.settings_digest import settings_digest
-from ..errors import ProxyError
+from ..rollback.converged import inspect
 
 #: How often the agent is asked until it finds no difference: it may be about to sync, or to open a watch again.
 ATTEMPTS = 6

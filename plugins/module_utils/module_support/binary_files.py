@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from ..errors import ConfigurationError
-from ..whole_files import write_whole
+from ..base.errors import ConfigurationError
+from ..base.whole_files import write_whole
 
 
 def replace_file(path: str, content: bytes, *, check: bool) -> bool:

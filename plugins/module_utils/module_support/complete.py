@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from ..addresses import IPV4
+from ..base.addresses import IPV4
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
-from ..convergence.history.converged import converge
 from ..convergence.modes.choose import mode_without_node
 from ..convergence.render import render
 from ..convergence.request import Report, Request
 from ..rendering.build_settings import localhost_node_ports
+from ..rollback.converged import converge
 from ..serviceports.node import node_addresses
 from .earlier import question
 from .execution import warn, warning_lines

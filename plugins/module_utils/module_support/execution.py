@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
-from ..errors import ProxyError, Refusal
+from ..base.errors import ProxyError, Refusal
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ..convergence.defaults import DEFAULT_KEEP
-from ..convergence.history.places import DEFAULT_DIRECTORY
+from ..rollback.places import DEFAULT_DIRECTORY
 from .arguments import Spec
 
 if TYPE_CHECKING:
-    from ..convergence.history.store import History
+    from ..rollback.store import History
 
 
 def history_spec(keep: Optional[int] = DEFAULT_KEEP) -> Spec:

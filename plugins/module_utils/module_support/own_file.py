@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping
 
-from ..errors import ConfigurationError
-from ..kernel.boot_directories import unread_name
+from ..base.errors import ConfigurationError
+from ..kernel.modules.boot_directories import unread_name
 
 
 def boot_file(option: str, path: str) -> str:

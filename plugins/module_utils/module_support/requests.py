@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
-from ..cluster.access.names import with_addresses
+from ..base.mode_names import MODES
+from ..cluster.api.access.names import with_addresses
 from ..cluster.api_addresses import claims_at
+from ..cluster.files.static import StaticDirectory, StaticObjects, parse_static
 from ..cluster.state import ClusterState
-from ..cluster.static import StaticDirectory, StaticObjects, parse_static
 from ..configuration.load import LoadedConfiguration, load, load_file
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
 from ..convergence.request import Request
-from ..mode_names import MODES
 from .sources import api_server, cluster_state, has_source
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Sequence
 
+from ..base.errors import Refusal
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.ipvs_filter_backend import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..differences import unified
-from ..errors import Refusal
 from .tables import text_difference
 
 # Without a limit, one invalid object per tenant would make the result as large as the cluster.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Iterable, List, Tuple
 
-from ..cluster.snapshot import canonical_snapshot, parse_snapshot, read_snapshot, snapshot_digest
-from ..errors import SnapshotError
+from ..base.errors import SnapshotError
+from ..cluster.files.snapshot import canonical_snapshot, parse_snapshot, read_snapshot, snapshot_digest
 
 
 def _lines(objects: Iterable[Any]) -> Dict[str, str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
-from ..cluster.resource_types import ResourceType
-from ..cluster.snapshot import snapshot_objects
+from ..base.errors import ConfigurationError
+from ..cluster.api.resource_types import ResourceType
+from ..cluster.files.snapshot import snapshot_objects
 from ..cluster.state import ClusterState
-from ..errors import ConfigurationError
 from .arguments import api_parameters, has_api_source
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def read_cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] =
         # Ansible hides a token in the options automatically, but not one from the environment.
         module.no_log_values.add(chosen["api_key"])
     # Imported late: most hosts read a file instead.
-    from ..cluster.api import list_objects
-    from ..cluster.connection import ApiConnection
+    from ..cluster.api.client import list_objects
+    from ..cluster.api.connection import ApiConnection
 
     return list_objects(ApiConnection(**chosen), module.params["api_timeout"], others)
 
@@ -51,7 +51,7 @@ def api_server(module: AnsibleModule) -> List[Tuple[str, int]]:
     """
     if module.params["snapshot"] is not None or module.params["cluster_state"] is not None:
         return []
-    from ..cluster.connection import ApiConnection, resolve
+    from ..cluster.api.connection import ApiConnection, resolve
 
     return [resolve(ApiConnection(**api_parameters(module.params, os.environ))).address()[1:]]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
+from ..base.errors import ProxyError
 from ..differences import differing
-from ..errors import ProxyError
 from ..resources import Change, PlannedChange, Resource
 
 # Entries named per table in a result, and lines per side of one diff entry.

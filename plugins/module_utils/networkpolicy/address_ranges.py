@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Iterable, List, Mapping, Sequence, Tuple
 
-from ..addresses import FAMILIES, Network, address_bits
-from ..cluster.policy_model import Pod
+from ..base.addresses import FAMILIES, Network, address_bits
+from ..cluster.policies.policy_model import Pod
 from .matching.compiled import interval_of, merge
 from .matching.owners import Address
 from .rows import KNOWN, POD_RANGE, PolicyRows

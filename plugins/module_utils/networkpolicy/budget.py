@@ -15,10 +15,10 @@ from collections import Counter
 from functools import cached_property
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set
 
+from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
-from ..cluster.policy_objects import PolicyObjects
-from ..progress import Progress, unheeded
+from ..cluster.parsing.policy_objects import PolicyObjects
+from ..cluster.policies.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_KEPT, MOST_STEPS, PolicySide, excess
 from .matching.candidates import Candidates
 from .matching.compiled import compile_rules

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Dict, List
 
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import Pod
-from ..cluster.policy_objects import PolicyObjects
+from ..cluster.parsing.policy_objects import PolicyObjects
+from ..cluster.policies.policy_model import Pod
 from .matching.owners import counts
 from .node_policy import NodePolicy
 from .subjects import NETWORK_POLICY

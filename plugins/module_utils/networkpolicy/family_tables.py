@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from typing import AbstractSet, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
-from ..addresses import address_bits
+from ..base.addresses import address_bits
 from .matching.address_space import AddressSpace, changed_ranges
 from .matching.compiled import Block
 from .matching.owners import Address

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-from ..cluster.policy_model import ACCEPT, ADMIN, BASELINE, DENY
+from ..cluster.policies.policy_model import ACCEPT, ADMIN, BASELINE, DENY
 from .address_ranges import AddressRanges
 from .family_tables import FamilyTables
 from .matching.owners import Address

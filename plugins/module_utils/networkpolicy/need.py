@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
+from ..base.progress import Progress
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import INGRESS, ContainerPort, Pod
-from ..progress import Progress
+from ..cluster.policies.policy_model import INGRESS, ContainerPort, Pod
 from .limits import MOST_KEPT, MOST_ROWS, MOST_STEPS, PolicySide
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence
 
-from ..addresses import Network
+from ..base.addresses import Network
+from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import Pod
-from ..cluster.policy_objects import PolicyChanges, PolicyObjects
-from ..progress import Progress, unheeded
+from ..cluster.parsing.policy_objects import PolicyChanges, PolicyObjects
+from ..cluster.policies.policy_model import Pod
 from .budget import Demand, named
 from .judge import Judge
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS, PolicySide

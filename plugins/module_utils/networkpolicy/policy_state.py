@@ -12,9 +12,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..addresses import FAMILIES, Network, family_of_packed
+from ..base.addresses import FAMILIES, Network, family_of_packed
+from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import (
+from ..cluster.parsing.policy_objects import PolicyChanges, PolicyObjects
+from ..cluster.policies.policy_model import (
     ADMIN,
     BASELINE,
     DIRECTIONS,
@@ -23,8 +25,6 @@ from ..cluster.policy_model import (
     NetworkPolicy,
     Pod,
 )
-from ..cluster.policy_objects import PolicyChanges, PolicyObjects
-from ..progress import Progress, unheeded
 from .address_ranges import AddressRanges, PodRanges
 from .family_tables import FamilyTables
 from .judge import Judge

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple
 
-from ..progress import Progress, unheeded
+from ..base.progress import Progress, unheeded
 from .limits import MOST_STEPS
 
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"

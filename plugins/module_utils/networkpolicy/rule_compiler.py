@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import AbstractSet, Dict, Iterable, Tuple, Union
 
+from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy
-from ..progress import Progress, unheeded
+from ..cluster.policies.policy_model import DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy
 from .limits import PolicySide, excess
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, compile_rule, compile_rules

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Collection, Dict, List, Set
 
-from ..cluster.policy_model import ContainerPort
+from ..cluster.policies.policy_model import ContainerPort
 from .family_tables import FamilyTables
 from .limits import MOST_KEPT
 from .matching.compiled import CompiledRule

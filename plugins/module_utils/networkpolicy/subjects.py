@@ -23,8 +23,8 @@ from typing import (
     Union,
 )
 
-from ..addresses import IPV4, IPV6
-from ..cluster.policy_model import DENY, ContainerPort
+from ..base.addresses import IPV4, IPV6
+from ..cluster.policies.policy_model import DENY, ContainerPort
 from .limits import PER_STEP
 from .matching.compiled import Block, CompiledRule, NamedPort
 from .matching.owners import Address

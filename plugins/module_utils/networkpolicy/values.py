@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator
 
-from ..cluster.policy_model import ACCEPT, DENY
+from ..cluster.policies.policy_model import ACCEPT, DENY
 from .limits import PER_STEP
 from .matching.ports import Grant, PortSet, TierOutcome
 from .numbers import Numbers, value_digest

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..addresses import unpacked
-from ..cluster.policy_model import (
+from ..base.addresses import unpacked
+from ..cluster.parsing.policy_objects import PolicyObjects
+from ..cluster.policies.policy_model import (
     ACCEPT,
     ADMIN,
     BASELINE,
@@ -28,7 +29,6 @@ from ..cluster.policy_model import (
     PolicyPort,
     PolicyRule,
 )
-from ..cluster.policy_objects import PolicyObjects
 from .limits import PolicySide
 from .matching.owners import Address, AddressOwners
 

@@ -12,7 +12,7 @@ import io
 import zipfile
 from typing import Mapping, NamedTuple
 
-from ..errors import ConfigurationError
+from ..base.errors import ConfigurationError
 from .identity import VERSION_FILE, Identity, source_files, source_identity
 
 PACKAGE = "kubenode_proxy"

@@ -21,8 +21,8 @@ import sys
 import zipfile
 from typing import Sequence
 
-from ..regular_files import read_regular
-from ..whole_files import write_whole
+from ..base.regular_files import read_regular
+from ..base.whole_files import write_whole
 from .archive import archive_entry
 
 MODE = 0o644

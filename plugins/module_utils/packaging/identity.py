@@ -17,7 +17,7 @@ import pkgutil
 import re
 from typing import Dict, List, NamedTuple, Optional
 
-from ..errors import ConfigurationError
+from ..base.errors import ConfigurationError
 
 # Directories with code for Ansible modules, the controller and the general-purpose modules, which a node does not need.
 NOT_SHIPPED = ("module_support", "controller", "generic")

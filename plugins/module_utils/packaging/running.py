@@ -13,7 +13,7 @@ import sys
 import zipfile
 from typing import Dict
 
-from ..errors import ConfigurationError
+from ..base.errors import ConfigurationError
 from .archive import PACKAGE, zip_application
 from .identity import NOT_SHIPPED
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..errors import KernelError
-from ..kernel import facts, sysctls
-from ..kernel.module_profile import modules_for
+from ..base.errors import KernelError
+from ..kernel import facts
+from ..kernel.modules.module_profile import modules_for
+from ..kernel.parameters import sysctls
 from ..kernel.xtables.variant import Survey, XtablesVariant, detect_variant
 from .conflicts import conflict_findings, forward_findings, forward_policies
 from .features import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping
 
-from ..addresses import IPV4, IPV6
+from ..base.addresses import IPV4, IPV6
 from ..kernel.programs import find_program, run
 from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, run_save, table_names
 from .findings import FORWARD_DROP, OTHER_IPTABLES, WARNING, Finding

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
-from ..addresses import IPV6
-from ..errors import KernelError
-from ..kernel import facts, sysctls
-from ..kernel.modules import ModulesResource, available_modules, present_modules
+from ..base.addresses import IPV6
+from ..base.errors import KernelError
+from ..kernel import facts
+from ..kernel.modules.modules import ModulesResource, available_modules, present_modules
+from ..kernel.parameters import sysctls
 from ..kernel.programs import find_program
 from ..kernel.xtables.variant import LEGACY, XtablesVariant, unsupported_reason
 from .findings import ERROR, EXTENSIONS, IPSET, IPVS, KERNEL_VERSION, MODULES, RIGHTS, SYSCTLS, TOOLS, WARNING, Finding

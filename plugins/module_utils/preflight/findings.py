@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Iterable, List, NamedTuple, Sequence
 
-from ..errors import ConfigurationError, PreflightError
+from ..base.errors import ConfigurationError, PreflightError
 
 ERROR = "error"
 WARNING = "warning"

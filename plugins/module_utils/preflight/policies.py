@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
 
-from ..addresses import FAMILIES, IPV4, IPV6, Network, family_of
-from ..errors import KernelError
+from ..base.addresses import FAMILIES, IPV4, IPV6, Network, family_of
+from ..base.errors import KernelError
 from ..kernel import facts
 from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import NetlinkSocket

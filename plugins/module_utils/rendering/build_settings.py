@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Iterable, Optional, Sequence, Tuple
 
-from ..addresses import IPV4, family_of
+from ..base.addresses import IPV4, family_of
 from ..cluster.model import Node
 from ..configuration.feature_gates import ALLOW_SERVICE_EXTERNAL_IPS
 from ..configuration.model import (

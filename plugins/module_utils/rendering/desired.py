@@ -25,8 +25,8 @@ from typing import (
     Tuple,
 )
 
+from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
-from ..progress import Progress, unheeded
 from ..resources import Change
 from ..serviceports.info import ServicePortInfo, ServicePortName
 from .merged import ABSENT, Entry, MergedTables

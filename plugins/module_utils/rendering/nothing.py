@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
-from ..mode_names import NONE
+from ..base.mode_names import NONE
 from ..serviceports.info import ServicePortInfo
 from .merged import Entry
 from .rendering import Options, Rendering

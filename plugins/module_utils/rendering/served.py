@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Iterable, Mapping, Set
 
-from ..addresses import unpacked
+from ..base.addresses import unpacked
 from ..serviceports.info import ServicePortInfo
 from .iptables.fixed import SERVICES
 from .iptables.names import CLUSTER_PREFIX, LOCAL_PREFIX

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Collection, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from ..addresses import IPV6
+from ..base.addresses import IPV6
 from ..cluster.account import EIGHTHS
 from ..cluster.model import EndpointSlice, Failing
 from .info import Endpoint

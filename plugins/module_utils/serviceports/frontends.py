@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional, Tuple
 
-from ..addresses import IPV4, family_of
+from ..base.addresses import IPV4, family_of
 from ..cluster.claims import Claim
 from ..cluster.state import ClusterState
 from .info import ServicePortName

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Tuple
 
-from ..addresses import address_and_port
+from ..base.addresses import address_and_port
 from ..cluster.account import EIGHTHS
 from ..cluster.model import NO_POLICY, NamespacedName, ServicePolicy
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from ..addresses import IPV4, IPV6, UNSPECIFIED, canonical_address, family_of
+from ..base.addresses import IPV4, IPV6, UNSPECIFIED, canonical_address, family_of
+from ..base.errors import ConfigurationError
 from ..cluster.model import Node
-from ..errors import ConfigurationError
 
 
 class NodeAddresses(NamedTuple):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-from ..addresses import IPV4, IPV6, Network, canonical_address, family_of, networks_of, parse_network
-from ..errors import ConfigurationError
+from ..base.addresses import IPV4, IPV6, Network, canonical_address, family_of, networks_of, parse_network
+from ..base.errors import ConfigurationError
 
 PRIMARY = "primary"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
-from ..addresses import IPV6
+from ..base.addresses import IPV6
 from ..cluster.model import Service, ServicePolicy, ServicePort
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
 from ..configuration.sections.service_policy import ServicePolicySettings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator, Optional, Tuple
 
-from ..addresses import Network, address_bits, networks_of
+from ..base.addresses import Network, address_bits, networks_of
 from .info import Sources
 
 

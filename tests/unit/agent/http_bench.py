@@ -11,11 +11,11 @@ import socket
 import time
 from typing import NamedTuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff, Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import Limits
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.message import Response
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.connections import Limits
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.message import Response
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.server import HttpServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Backoff, Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from tests.unit.waiting import PATIENCE
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import io
 from typing import Any, Dict, List, Optional
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy, policy_table
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy, policy_table
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
     NetworkPolicySettings,
 )

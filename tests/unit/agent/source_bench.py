@@ -11,14 +11,14 @@ from types import SimpleNamespace
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluster_source import ClusterSource
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import (
     CLUSTER_NETWORK_POLICIES,
     NAMESPACES,
     NETWORK_POLICIES,
     PODS,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
 SERVICE = {

@@ -8,24 +8,24 @@ from __future__ import annotations
 import io
 from types import SimpleNamespace
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.other_proxy import OtherProxy
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node, watching
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.losses import EndpointLossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.proxier import Proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.setup import Proxiers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, watching
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import EndpointLossWatch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.proxier import Proxier
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Proxiers
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Mode, Subsystems
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings

@@ -10,14 +10,14 @@ import io
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import agent as module
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent import timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.control import ControlRequest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlRequest
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.systemd import Systemd
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads import timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from tests.lab import manifests
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

@@ -14,15 +14,15 @@ import time
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import forwarding
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http import connections
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.surface import parse_address
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import cold_batches
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http import connections
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import WARNING, LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import parse_address
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import WARNING, LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.systemd import Systemd
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.inbox import Inbox
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration

@@ -12,9 +12,9 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.clients import ApiClients
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 
 OWN, OTHER = "https://192.0.2.11:6443", "https://192.0.2.12:6443"
 

@@ -11,15 +11,15 @@ import threading
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.servers import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.servers import (
     CLUSTER,
     CONFIGURATION,
     KUBECONFIG,
     SERVER_NAME,
     Candidate,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection, resolve
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 
 OWN = Candidate("", KUBECONFIG)

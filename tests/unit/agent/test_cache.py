@@ -13,7 +13,8 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import SnapshotError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import (
     FORMAT,
     VERSION,
     open_cache,
@@ -21,7 +22,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache impor
     write_cache,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
 
 OBJECTS = [{"kind": "Service", "metadata": {"name": f"s{number}", "namespace": "d"}} for number in range(50)]
 ENCODED = [json.dumps(item).encode() for item in OBJECTS]

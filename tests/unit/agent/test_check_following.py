@@ -16,21 +16,21 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.checks
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.follower import RETRY_SECONDS, CheckFollower
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober, Verdict, VerdictChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.targets import choose, not_allowed
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.failures import Steps
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import (
     MOST_OF_NAMESPACE,
     LimitedLog,
     Log,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import Steps
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
     Failing,
     NamespacedName,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.health_checks import HealthChecks
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.endpoints import mark_failing
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint

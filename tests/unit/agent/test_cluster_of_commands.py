@@ -10,12 +10,12 @@ import socket
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.servers import named_servers
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.servers import named_servers
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import cluster_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cluster_source import Sources, read_objects
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.api_servers import ApiServerSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, make_server_certificate, write_kubeconfig

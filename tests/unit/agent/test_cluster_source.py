@@ -13,12 +13,12 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import FirstObjects
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import (
     NETWORK_POLICIES,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from tests.unit.agent.source_bench import KINDS, NODE, SERVICE, Bench, names
 
 

@@ -10,7 +10,11 @@ import weakref
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.collector import begin_loading, collect, end_loading
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.collector import (
+    begin_loading,
+    collect,
+    end_loading,
+)
 
 
 @pytest.fixture(autouse=True)

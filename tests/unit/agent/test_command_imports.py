@@ -120,7 +120,7 @@ def test_only_run_imports_the_agent(archive: str, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("none")
     _code, *modules = loaded(archive, "converge", "--kubeconfig", str(tmp_path / "none"), "--token", str(token))
-    assert {f"kubenode_proxy.cluster.access.{name}" for name in ("servers", "token_renewal")} <= set(modules)
+    assert {f"kubenode_proxy.cluster.api.access.{name}" for name in ("servers", "token_renewal")} <= set(modules)
     assert "agent" not in heavy(modules)
     _code, *modules = loaded(archive, "run", "--config", str(tmp_path / "none.yaml"))
     assert "agent" in heavy(modules)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drain import Drain
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import (
     ProxyHealth,
     service_health_answer,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName, Node
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.drain import command
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain import record as records

@@ -21,10 +21,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
     node_reference,
     service_reference,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.event_reasons import OTHER, Reason, Subject
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store

@@ -13,29 +13,29 @@ import socket
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlServer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.control import ControlServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import (
+    ConfigurationError,
+    ProxyError,
+    UnknownDestination,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.absent_service import why_absent
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.explain import (
-    desired_family,
-    explain,
-    explanation_document,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import (
     ask_agent,
     error_answer,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import (
-    ConfigurationError,
-    ProxyError,
-    UnknownDestination,
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import (
+    desired_family,
+    explain,
+    explanation_document,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.apiserver.server import ApiServer

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import other_modes, proxier, watching
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import EndpointLossWatch
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import other_modes, proxier, watching
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.losses import EndpointLossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
 from tests.lab import manifests
 from tests.unit.agent.sync_bench import Drift, SyncBench, service

@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import FirstServices
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ListResult
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ListResult
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors import ApiStatusError
 
 
 class Client:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.proxier import Proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.proxier import Proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import (
     ProxyHealth,
     service_health_answer,
 )

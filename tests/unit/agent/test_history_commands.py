@@ -14,13 +14,13 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import confirm_command, rollback_command
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import ConfirmReport
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.form import StateRecord
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import RollbackReport
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import TableChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import CHAIN, SavedChainKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.confirm import ConfirmReport
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.form import StateRecord
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import RollbackReport
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import ChainsState, NodeState
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 
 CHAINS = ChainsState("IPv4", "nft", (), {SavedChainKey(CHAIN, "nat", "KUBE-SERVICES"): ()})
 

@@ -15,23 +15,23 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.connections import (
     Limits,
     limits_of,
     raise_open_files,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.message import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.message import (
     MOST_HEAD_BYTES,
     BadRequest,
     HttpRequest,
     head_length,
     parse_head,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.server import (
     DEADLINE,
     EVICTED,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from tests.lab.idle import hold_idle
 from tests.unit.agent.http_bench import (
     GET,

@@ -14,14 +14,14 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.connections import raise_open_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.server import HttpServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import (
     GRACE_SECONDS,
     STUCK_SECONDS,
     Supervisor,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.loop import LONGEST_WAIT_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from tests.unit.agent.http_bench import (

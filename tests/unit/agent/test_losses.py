@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import WINDOW_SECONDS, EndpointLossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.losses import (
+    WINDOW_SECONDS,
+    EndpointLossWatch,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from tests.lab.clock import Clock
 

@@ -18,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import
     MOST,
     MemoryBudget,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch, Known
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import (
     Packed,
@@ -28,9 +29,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.room import NoRoom, Room
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.memory_group import memory_group

@@ -15,15 +15,15 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import Address, Surface
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.surface import Address, Surface
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import GATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import SysctlsResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import SysctlsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 
 RECORDED = Path(__file__).parents[2] / "conformance" / "cases" / "health-and-metrics"

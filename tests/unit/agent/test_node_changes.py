@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import RETRY_SECONDS
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node_follower
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.surface import RETRY_SECONDS
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node_follower
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from tests.unit.agent.sync_bench import SyncBench, service
 
 CIDRS = {"podCIDRs": ["10.244.1.0/24"]}

@@ -16,9 +16,10 @@ from typing import Any, Dict
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlRequest, ControlServer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.control import ControlRequest, ControlServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import agent_commands, commands
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, TableChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import agent_client
@@ -28,7 +29,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
     NoAgent,
     ask_agent,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 from tests.apiserver.accounts import sign
 from tests.unit.agent.node_command import ENDPOINTS, SERVICE, run

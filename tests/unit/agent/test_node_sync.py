@@ -12,9 +12,9 @@ from collections import Counter
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent import timers
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import MOST_OF_NAMESPACE
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import MOST_OF_NAMESPACE
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads import timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from tests.lab import manifests
 from tests.unit.agent.sync_bench import RESOURCE, SyncBench, service

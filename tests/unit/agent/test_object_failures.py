@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.failures import MOST_FAILURES
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.notices import MOST_NAMED
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.summaries import Summaries
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Known
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import items_of, text_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import proxier
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.notices import MOST_NAMED
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import MOST_FAILURES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.claims import Claims
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing import objects
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import MergedTables
 from tests.lab import manifests
 from tests.unit.agent.sync_bench import DictMode, SyncBench, service

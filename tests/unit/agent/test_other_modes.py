@@ -9,10 +9,10 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import other_modes
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Leftovers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import other_modes
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.setup import Leftovers
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from tests.unit.agent.sync_bench import SyncBench, service
 
 

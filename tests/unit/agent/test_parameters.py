@@ -11,12 +11,12 @@ import io
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import parameters
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.repairs import Repairs
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import sysctls as node_sysctls
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.repairs import Repairs
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import sysctls as node_sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import (
     HASH_SIZE,
     AtLeast,
     SysctlsResource,

@@ -11,10 +11,10 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import open_cache, read_cache
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import CLUSTER_NETWORK_POLICIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import CLUSTER_NETWORK_POLICIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import open_cache, read_cache
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.unit.agent.source_bench import (

@@ -12,19 +12,19 @@ from typing import Any, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import connection_cuts, policy, policy_table
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.policy_choices import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import connection_cuts, policy, policy_table
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.policy_choices import (
     PAUSE_FACTOR,
     PolicyChoices,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
     NetworkPolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import policy as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_findings
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import Connection
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import InterfaceAddress

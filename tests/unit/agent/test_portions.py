@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Set
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import INBOX_SECONDS
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import portions, proxier, syncer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.portions import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import portions, proxier, syncer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.portions import (
     PORTION_PAUSE_SECONDS,
     Portions,
     Size,

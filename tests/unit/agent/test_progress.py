@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import systemd as systemd_module
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry import systemd as systemd_module
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.systemd import Systemd
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import programs
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
     Change,

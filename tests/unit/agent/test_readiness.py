@@ -13,8 +13,8 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import readiness
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 
 CONFIGURATION = """apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration

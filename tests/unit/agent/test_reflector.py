@@ -12,20 +12,20 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Known
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Reflector
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import (
     LONGEST_PAUSE_SECONDS,
     Backoff,
     Supervisor,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import (
     NODES,
     SERVICE_CIDRS,
     SERVICES,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig

@@ -12,12 +12,12 @@ import urllib.parse
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Reflector
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Backoff
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import CLUSTER_NETWORK_POLICIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import CLUSTER_NETWORK_POLICIES
 from tests.apiserver.discovery import discovery
 from tests.apiserver.wire import Answer, Wire, failure, response
 from tests.lab.clock import Clock

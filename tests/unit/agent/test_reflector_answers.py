@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import api
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import client as api
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from tests.apiserver.wire import head, response, silent
 from tests.unit.agent.scripted_reflector import Run, event, events, page, service

@@ -9,9 +9,12 @@ import datetime
 import json
 import subprocess
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import api
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.exec_plugin import ExecPlugin, ExecSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import Access
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import client as api
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.exec_plugin import (
+    ExecPlugin,
+    ExecSettings,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import Access
 from tests.apiserver.wire import Answer, failure
 from tests.unit.agent.scripted_reflector import HOST, Run, bookmark, events, page, service
 

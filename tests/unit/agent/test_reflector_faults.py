@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Backoff
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
 from tests.apiserver.wire import Answer, broken, failure, head, response, silent
 from tests.unit.agent.scripted_reflector import Run, bookmark, event, events, page, service
 

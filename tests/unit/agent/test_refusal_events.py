@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, List, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import make_event, node_reference
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.refusal_events import RefusalEvents
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import (
     MOST_OF_NAMESPACE,
     LimitedLog,
     Log,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.refusal_events import RefusalEvents
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import StaticDirectory
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import Refusal
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import StaticDirectory
 
 
 def refusals(count: int, namespace: str = "shop") -> Tuple[Refusal, ...]:

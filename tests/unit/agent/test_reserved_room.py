@@ -16,8 +16,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.room import NoRoom, Room
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
     NetworkPolicySettings,
 )

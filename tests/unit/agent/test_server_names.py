@@ -13,10 +13,10 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.server_names import ServerNames
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access import names
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.servers import KUBECONFIG, Candidate
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access import names
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.servers import KUBECONFIG, Candidate
 from tests.unit.waiting import wait_for
 
 OWN = Candidate("", KUBECONFIG)

@@ -13,12 +13,12 @@ import urllib.request
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.service_health import ServiceHealthPorts
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import health_addresses
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.server import HttpServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.service_health import ServiceHealthPorts
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.surface import health_addresses
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings

@@ -13,13 +13,13 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import SLOTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.explain import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.report import ignored_annotations
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import (
     desired_family,
     explain,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.target import parse_target
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.report import ignored_annotations
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import hashing
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (
     RENDERING,

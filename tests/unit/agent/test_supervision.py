@@ -13,14 +13,14 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import (
     GRACE_SECONDS,
     STUCK_SECONDS,
     Backoff,
     Supervisor,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from tests.lab.clock import Clock
 from tests.unit.waiting import wait_for
 

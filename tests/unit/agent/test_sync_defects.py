@@ -9,15 +9,15 @@ import io
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.failures import Steps
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.fatal import Fatal
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node, proxier
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import EndpointLossWatch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.slow_start import SlowStart
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.sync_metrics import SyncMetrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import AFTER_FAILURE_SECONDS, Timers
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node, proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.losses import EndpointLossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.slow_start import SlowStart
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.sync_metrics import SyncMetrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import Steps
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.fatal import Fatal
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import AFTER_FAILURE_SECONDS, Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from tests.unit.agent.sync_bench import DictResource, Drift, SyncBench, service
 
 #: The steps of a sync that read the kernel's answers or the objects.

@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.proxier import Proxier
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.proxier import Proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.summaries import Summaries
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 
 
 @pytest.fixture

@@ -17,19 +17,22 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.clients import ApiClients
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.token import TokenKeeper
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access import token_file
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.token_file import read_token, store_token
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.token_renewal import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access import token_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.service_token import parse_token
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.token_file import (
+    read_token,
+    store_token,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.token_renewal import (
     CHECK_SECONDS,
     PAUSE_SECONDS,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import service_account
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.accounts import Accounts, claims_of, sign
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store

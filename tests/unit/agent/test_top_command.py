@@ -10,6 +10,7 @@ import json
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.top import command as top_command
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.top.lines import (
@@ -19,7 +20,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.command.top.lines i
     traffic_lines,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import NoAgent
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 
 EMPTY = dict.fromkeys(("connections", "packetsIn", "packetsOut", "bytesIn", "bytesOut", "active", "inactive"))
 

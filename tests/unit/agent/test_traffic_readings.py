@@ -11,8 +11,8 @@ from typing import Any, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import Traffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic import account
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic.account import Sample, connections_only

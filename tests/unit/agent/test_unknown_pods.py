@@ -10,9 +10,9 @@ import io
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
 from tests.unit.agent.policy_bench import KINDS, Kernel, follower, table_in_memory

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, PreflightError
 from tests.unit.agent.sync_bench import SyncBench, service
 
 

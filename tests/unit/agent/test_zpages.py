@@ -11,7 +11,7 @@ import re
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions, command_line_flags
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.zpages import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.zpages import (
     FLAGZ,
     STATUSZ,
     flagz,

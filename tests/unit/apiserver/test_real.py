@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NODES, SERVICES
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import NODES, SERVICES
 from tests.apiserver.real import Gate, RealStore
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store

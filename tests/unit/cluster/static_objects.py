@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 
 NAME = NamespacedName("static", "apiserver")
 

@@ -9,20 +9,20 @@ import urllib.parse
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient, list_objects
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient, list_objects
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors import (
     ApiStatusError,
     concerns_server,
     unless_absent,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import (
     CLUSTER_NETWORK_POLICIES,
     ENDPOINT_SLICES,
     NODES,
     SERVICE_CIDRS,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.wire import Answer, response

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.proxies import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.proxies import (
     environment_proxy,
     is_excepted,
     parse_proxy,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NODES, SERVICES
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection, resolve
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import NODES, SERVICES
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, make_client_certificate, write_kubeconfig
@@ -197,9 +197,9 @@ def test_neither_kubernetes_nor_urllib3_is_imported(server, certificates, tmp_pa
     path = write_kubeconfig(tmp_path / "k", server.url, certificates.authority, server.token)
     script = f"""
         import sys
-        from module_utils.cluster.api import ApiClient
-        from module_utils.cluster.resource_types import NODES
-        from module_utils.cluster.connection import ApiConnection
+        from module_utils.cluster.api.client import ApiClient
+        from module_utils.cluster.api.resource_types import NODES
+        from module_utils.cluster.api.connection import ApiConnection
         print(len(ApiClient(ApiConnection(kubeconfig={str(path)!r})).list(NODES).items))
         print(sorted({{"kubernetes", "urllib3", "requests", "yaml"}} & set(sys.modules)))
     """

@@ -11,17 +11,17 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient, list_objects
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError, Expired
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient, list_objects
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors import ApiStatusError, Expired
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import (
     ENDPOINT_SLICES,
     NODES,
     SERVICE_CIDRS,
     SERVICES,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, family_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES, family_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import (
     RATES,

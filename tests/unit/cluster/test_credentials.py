@@ -10,9 +10,12 @@ import subprocess
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.credentials import TokenFile
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.exec_plugin import ExecPlugin, ExecSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.credentials import TokenFile
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.exec_plugin import (
+    ExecPlugin,
+    ExecSettings,
+)
 from tests.lab.clock import Clock
 
 EXEC_VERSION = "client.authentication.k8s.io/v1"

@@ -11,9 +11,9 @@ from typing import Any, Dict, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_addresses import claims_at
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.lab import manifests
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.manifest_fields import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.manifest_fields import (
     check_endpoint_fields,
     check_fields,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing import prune
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from tests.unit.cluster.static_objects import NAME, altered, endpoint_slice, refused, service
 
 

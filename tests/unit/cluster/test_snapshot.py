@@ -13,8 +13,9 @@ import random
 import pytest
 import yaml
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import snapshot as module
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import SnapshotError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files import snapshot as module
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import (
     canonical_snapshot,
     compress,
     parse_snapshot,
@@ -23,7 +24,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot im
     write_snapshot,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
 
 
 def service(name):

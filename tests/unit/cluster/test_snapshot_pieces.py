@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import snapshot as module
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import SnapshotError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files import snapshot as module
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import (
     canonical_snapshot,
     parse_snapshot,
     read_snapshot,
     snapshot_objects,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
 from tests.benchmarks.large_cluster import large_cluster, printed
 
 OBJECTS = large_cluster(12, 3)

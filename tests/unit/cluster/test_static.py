@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import static
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files import static
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import StaticDirectory, parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import StaticDirectory, parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     NodeContext,
     all_service_ports,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.document import to_mapping
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.duration import (
     format_duration,
@@ -23,7 +24,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.values import split_host_port
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from tests.unit.configuration.kubeadm_configuration import KUBEADM
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

@@ -10,10 +10,10 @@ import json
 import pytest
 import yaml
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NodeProxyConfiguration
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 
 FIRST = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 SECOND = "apiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\n"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Node
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import KUBE_PROXY
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import conntrack_maximum
@@ -18,7 +19,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.secti
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
     ServicePolicySettings,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.build_settings import (
     dataplane_settings,
     local_traffic,

@@ -10,14 +10,14 @@ from typing import Any, Dict
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.kube_proxy_configuration import (
     ConfigMap,
     compared,
     find_configuration,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from tests.apiserver.daemonsets import kube_proxy_daemon_set
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store

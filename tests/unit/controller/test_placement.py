@@ -9,8 +9,9 @@ import copy
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placement import (
     DEFAULT_LABEL,
     Placement,
@@ -21,7 +22,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placemen
     with_rule,
     without_rule,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.daemonsets import DaemonSetController, kube_proxy_daemon_set
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store

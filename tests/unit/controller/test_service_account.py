@@ -9,11 +9,11 @@ import copy
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api_errors import ApiStatusError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.service_token import parse_token
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import service_account
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.service_account import Account
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.accounts import Accounts
 
 WHO = Account("kube-system", "kubenode-proxy")

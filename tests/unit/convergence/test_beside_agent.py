@@ -10,6 +10,7 @@ from typing import Any, List, Sequence, Tuple
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Failing, NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -21,7 +22,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
     parse_comparison,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.settings_digest import settings_digest
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import beside_agent
 from tests.lab import manifests
 

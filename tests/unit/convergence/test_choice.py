@@ -9,8 +9,9 @@ from typing import Any, List, Set
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes import choose
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Mode
@@ -21,7 +22,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.r
     with_listeners,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import ERROR, MODULES, Finding
 
 ALL = {"nftables", "ipvs", "iptables"}

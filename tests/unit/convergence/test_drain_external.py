@@ -10,10 +10,10 @@ import socket
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Service, ServicePort
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain import external
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.client_flow import ClientFlow
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.connections import parse_clients
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic

@@ -9,29 +9,29 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.command.connection_lines import connection_lines
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.connection import (
-    Subject,
-    connection_document,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.ends import parse_end
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.explain import (
-    ExplainedFamily,
-    desired_family,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.flow import origin_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.flows import Kernel
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.live import LiveConnection, Remembered
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import (
     KernelError,
     ProxyError,
     UnknownDestination,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.connection_lines import connection_lines
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.live import LiveConnection, Remembered
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.connection import (
+    Subject,
+    connection_document,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.ends import parse_end
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import (
+    ExplainedFamily,
+    desired_family,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.flow import origin_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.flows import Kernel
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.routes import Way
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
@@ -251,7 +251,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(type(mode), "live_connections", lambda *_args: [])
         monkeypatch.setattr(type(mode), "tracked_connections", lambda *_args: [])
         monkeypatch.setattr(type(mode), "remembered", lambda *_args: [])
-    module = "ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.flows.way_to"
+    module = "ansible_collections.kubenode.proxy.plugins.module_utils.explain.flows.way_to"
     monkeypatch.setattr(module, lambda _sock, _address: Way(False, "eth0"))
 
 
@@ -357,7 +357,7 @@ def test_what_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     mode = mode_named("nftables")
     for name in ("live_connections", "remembered"):
         monkeypatch.setattr(type(mode), name, refuse)
-    module = "ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.flows.way_to"
+    module = "ansible_collections.kubenode.proxy.plugins.module_utils.explain.flows.way_to"
     monkeypatch.setattr(module, refuse)
     found = document("nftables", NODE, "10.96.0.7:80", kernel=Kernel(KernelHandles(), refuse))
     assert found["problems"] == ["not permitted"] and found["flows"][0]["sourceIs"].startswith("this node itself")

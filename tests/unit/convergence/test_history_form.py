@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import directory, form, store
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import HistoryError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw.reading import (
     RawChain,
     RawSet,
     StatefulKey,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import KEYS
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctl_profile import KEYS
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import SavedChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import TABLE_KEY, ObjectKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import directory, form, store
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import ChainsState, NodeState
 from tests.campaigns import examples
 
 WORDS = st.text(alphabet="abcXYZ-0189", min_size=1, max_size=12)

@@ -10,12 +10,9 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import restore
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.leftovers import without_leftovers
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import ipvs as ipvs_stages
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs import IpvsResources
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs_filter_backend import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import ipvs as ipvs_stages
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.ipvs import IpvsResources
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.ipvs_filter_backend import (
     FilterBackendResources,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute, nested
@@ -38,6 +35,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     ObjectKey,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Kind, Resource, apply_plan, plan
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import restore
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.leftovers import without_leftovers
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import ChainsState, NodeState
 
 CLUSTER_IP = ipvs.VirtualServerKey("tcp", "10.96.0.1", 80)
 BY_TABLE = ipvs.VirtualServerKey("tcp", "192.0.2.1", 30001)

@@ -13,7 +13,14 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import (
+    HistoryError,
+    KernelError,
+    PreflightError,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import Completed
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import running
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
     arm,
     confirm,
     directory,
@@ -23,10 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
     store,
     units,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import NodeState
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, KernelError, PreflightError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import Completed
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import running
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import NodeState
 
 
 @pytest.fixture

@@ -12,18 +12,18 @@ import time
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, HistoryError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import request as request_module
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_profile, sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
     directory,
     guard,
     restore,
     state,
     store,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, HistoryError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile, sysctls
 
 
 @pytest.fixture

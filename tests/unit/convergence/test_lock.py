@@ -12,6 +12,7 @@ from typing import List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import lock as lock_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.ledger import (
     Flows,
@@ -19,7 +20,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
     write_ledger,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 
 
 def held_by(directory: Path) -> str:

@@ -9,8 +9,8 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import localnet
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import localnet
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.ipvs import (
     IpvsResources,
     OnlyOurServers,
     after_servers,

@@ -14,13 +14,13 @@ from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.attempts import (
     parse_probe,
     run_probes,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.probe import Probe, default_probes
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 
 HOST = "127.0.0.1"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.listing import NftChain
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains as chains_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import saved as saved_module

@@ -10,7 +10,8 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext, FamilyServices
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.probe import Probe
@@ -20,7 +21,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing
     probe_targets,
     traffic_targets,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 

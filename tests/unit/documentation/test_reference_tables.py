@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Set
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import findings
 from tests.conftest import ROOT
 
@@ -50,7 +50,7 @@ def test_every_metric_of_userspace_mode_is_listed_with_its_type() -> None:
     prefix = "kubenode_proxy_forwarding_"
     metrics = Metrics()
     metrics.forwarding = lambda: dict.fromkeys(
-        re.findall(r'\("(\w+)", "\w+", "', (ROOT / "plugins/module_utils/agent/surface/metrics.py").read_text()), 1
+        re.findall(r'\("(\w+)", "\w+", "', (ROOT / "plugins/module_utils/agent/telemetry/metrics.py").read_text()), 1
     )
     exposed = {
         (sample.name[len(prefix) :], family.type)

@@ -14,11 +14,10 @@ import pytest
 import yaml
 
 from ansible_collections.kubenode.proxy.plugins import module_utils
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import NodeState
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.report import counts
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import TableChange
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT, VARIANTS, XtablesVariant
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import change_result, drift_summary
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.tables import change_records
@@ -29,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
     Resource,
     label,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import NodeState
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE = ROOT / "plugins" / "module_utils"

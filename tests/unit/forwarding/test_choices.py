@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import is_admitted
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import is_admitted
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.balancing import (
     MOST_COUNTED,
     Balancer,

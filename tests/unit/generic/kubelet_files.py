@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Dict, List, Optional
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.certificate import Place
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
     KubeconfigChange,
     point_to,

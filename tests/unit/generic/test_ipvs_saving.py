@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, family_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES, family_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import ipvs_saving
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import ipvs_services as listed
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import ipvs_services as listed
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import kernel_release
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (

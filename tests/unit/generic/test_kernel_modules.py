@@ -13,9 +13,10 @@ import pytest
 # The environments of the oldest and newest Python do not have it.
 pytest.importorskip("ansible")
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_parameters import (
     ModuleParametersResource,
     parse_parameters,
 )

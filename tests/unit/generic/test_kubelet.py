@@ -11,12 +11,12 @@ from typing import Iterator
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.certificate import Place
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.server_field import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.server_field import (
     server_field,
     with_server,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
     parse_place,
 )

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.certificate import Place
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import kubelet_use
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import read_record, restore
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet_use import reads_between

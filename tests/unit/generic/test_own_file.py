@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import boot_file, own_file
 
 DEFAULT = "/etc/sysctl.d/99-kubenode-proxy.conf"

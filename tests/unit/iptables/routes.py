@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, Tuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import family_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import family_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
     ServicePortInfo,

@@ -15,7 +15,12 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV4, family_of, parse_network
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import (
+    FAMILIES,
+    IPV4,
+    family_of,
+    parse_network,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.iptables import IPTABLES_MODE
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save

@@ -11,7 +11,7 @@ from typing import List, Optional, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import read_entry
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.stale import frontends
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import messages as ipset_messages

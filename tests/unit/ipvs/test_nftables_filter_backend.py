@@ -9,14 +9,14 @@ from typing import Any, Dict, List, Set
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.still_connected import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.still_connected import (
     StillConnected,
     node_port_record,
     node_ports,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_profile import modules_for
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_profile import modules_for
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES, RENDERING

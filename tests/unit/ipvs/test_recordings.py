@@ -15,7 +15,7 @@ from typing import Set, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, family_of, parse_network
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import CHAINS

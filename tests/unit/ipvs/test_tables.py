@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Sequence, Set, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import CHAINS, ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ALL_CHAINS, OWN_CHAINS

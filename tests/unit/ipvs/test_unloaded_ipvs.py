@@ -10,8 +10,8 @@ import struct
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import servers
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
     attribute,

@@ -11,8 +11,8 @@ from typing import List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import socket as conntrack_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import tcp_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import cutting_connections

@@ -15,8 +15,9 @@ from typing import Dict, Tuple
 import pytest
 import yaml
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import modules
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT, XtablesVariant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import features
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_parameters import (
     ModuleParametersResource,
     ParameterKey,
     modprobe_file,

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_files, sysctl_profile, sysctls
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import (
+    sysctl_files,
+    sysctl_profile,
+    sysctls,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import AtLeast
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
 FORWARD = "net.ipv4.ip_forward"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext, FamilyServices
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs import IpvsMode
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs_iptables import IPVS_MODE
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs_nftables import IPVS_WITH_NFTABLES
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, PreflightError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import AtLeast
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import LEGACY, NFT, XtablesVariant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     check,

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, programs, sysctl_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, programs
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import features, findings, processes
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import boot_directories, sysctl_files, sysctls
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import boot_directories
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_files, sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import AtLeast
 
 FORWARD = "net.ipv4.ip_forward"
 MAXIMUM = "net.netfilter.nf_conntrack_max"

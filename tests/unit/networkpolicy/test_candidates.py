@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policy_model import Namespace, Pod, PodPeer
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.selectors import parse_selector
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policies.policy_model import (
+    Namespace,
+    Pod,
+    PodPeer,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policies.selectors import parse_selector
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching import candidates
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching.candidates import (
     FEWEST_PODS,

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import networks_of, packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import networks_of, packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.connection_lines import connection_lines
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.ends import parse_end
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.policy import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import annotation_warnings
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.ends import parse_end
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.policy import (
     PolicyExplainer,
     Resolved,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import annotation_warnings
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import HERE
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 

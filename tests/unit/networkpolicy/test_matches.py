@@ -9,8 +9,8 @@ import functools
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.selectors import LabelSelector
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policies.selectors import LabelSelector
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import (
     limits,

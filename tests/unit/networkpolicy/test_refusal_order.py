@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policy_model import DIRECTIONS
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policies.policy_model import DIRECTIONS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import limits
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.budget import Demand

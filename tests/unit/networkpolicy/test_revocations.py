@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.revocations import revoked

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import HealthCheck, NamespacedName
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from tests.conftest import ROOT
 
 NAME = NamespacedName("static", "apiserver")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import archive, identity
 
 SOURCE = Path(__file__).resolve().parents[3] / "plugins/module_utils"
@@ -25,7 +25,8 @@ SOURCE = Path(__file__).resolve().parents[3] / "plugins/module_utils"
 def small_engine(directory: Path) -> Path:
     """Return a source tree in the engine's layout whose command prints its own hash."""
     shutil.copytree(SOURCE / "packaging", directory / "packaging", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(SOURCE / "errors.py", directory)
+    shutil.copytree(SOURCE / "base", directory / "base", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SOURCE / "resources.py", directory)
     (directory / "command").mkdir()
     lines = ["from ..packaging.identity import engine_hash", "def main(argv):", "    print(engine_hash())"]
     (directory / "command/cli.py").write_text("\n".join([*lines, "    return len(argv)", ""]))
@@ -37,12 +38,12 @@ def small_engine(directory: Path) -> Path:
 def test_same_source_gives_same_bytes_whatever_times_and_caches(tmp_path):
     first = small_engine(tmp_path / "one")
     second = small_engine(tmp_path / "two")
-    os.utime(second / "errors.py", (1, 1))
+    os.utime(second / "resources.py", (1, 1))
     (second / "__pycache__").mkdir()
-    (second / "__pycache__/errors.cpython-311.pyc").write_bytes(b"x")
+    (second / "__pycache__/resources.cpython-311.pyc").write_bytes(b"x")
     (second / "notes.txt").write_text("not shipped")
     assert archive.pack(str(first)) == archive.pack(str(second))
-    (second / "errors.py").write_text((second / "errors.py").read_text() + "\n")
+    (second / "resources.py").write_text((second / "resources.py").read_text() + "\n")
     assert archive.pack(str(first)).identity != archive.pack(str(second)).identity
 
 

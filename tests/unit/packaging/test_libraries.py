@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import libraries
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import Target
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from tests import pins
 
 NODE = Target("3.11", "x86_64")

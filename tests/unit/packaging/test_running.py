@@ -12,9 +12,9 @@ import zipfile
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import revert
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import running
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import revert
 
 
 def test_the_program_runs_on_its_own(tmp_path):
@@ -33,7 +33,7 @@ def test_the_same_source_gives_the_same_bytes():
 
 def test_code_that_needs_ansible_is_excluded():
     files = running.running_files()
-    assert "convergence/history/revert.py" in files
+    assert "rollback/revert.py" in files
     assert not any(path.startswith("module_support/") for path in files)
 
 

@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("ansible")
 import yaml
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlServer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.control import ControlServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import control_socket
 from tests.unit.roles.rendering import ROLES, local_hosts, play_on, played
 

@@ -9,7 +9,7 @@ from typing import Any, Dict
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.summaries import Summaries
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED

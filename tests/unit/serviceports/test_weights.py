@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import MOST_PLACES, PLACES_OF_ENDPOINT
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Failing, NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune

@@ -18,15 +18,15 @@ from typing import Callable, Dict, NamedTuple, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils import regular_files
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.credentials import TokenFile
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.base import regular_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.credentials import TokenFile
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain.record import read_record
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import pending
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger, state_directory
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import pending
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "root:*:20000:0:99999:7:::\n"

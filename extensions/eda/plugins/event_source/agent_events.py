@@ -153,7 +153,7 @@ def checked(args: Dict[str, Any]) -> Dict[str, Any]:
 def connector(options: Dict[str, Any]) -> Callable[[], Any]:
     """Return a function that returns a new client of the API server."""
     arguments, api, connections = (
-        engine(name) for name in ("module_support.arguments", "cluster.api", "cluster.connection")
+        engine(name) for name in ("module_support.arguments", "cluster.api.client", "cluster.api.connection")
     )
 
     def connect() -> Any:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from typing import Callable
 
-from ...cluster.access.abortable import Expect
-from ...cluster.access.servers import ANSWER_SECONDS
-from ...cluster.api import ApiClient
+from ...cluster.api.access.abortable import Expect
+from ...cluster.api.access.servers import ANSWER_SECONDS
+from ...cluster.api.client import ApiClient
 from ...configuration.sections.api_servers import ApiServerSettings
-from ..supervision import Supervisor
-from ..surface.log import LimitedLog, Log
-from ..surface.metrics import Metrics
+from ..telemetry.log import LimitedLog, Log
+from ..telemetry.metrics import Metrics
+from ..threads.supervision import Supervisor
 from .clients import ApiClients
 from .events import EventPoster
 from .server_check import ServerCheck

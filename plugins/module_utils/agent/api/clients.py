@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 from typing import Callable, Optional, Set
 
-from ...cluster.access.abortable import Expect
-from ...cluster.access.servers import CONNECT_SECONDS, Candidate
-from ...cluster.api import ApiClient
-from ..surface.log import Log
-from ..surface.metrics import Metrics
+from ...cluster.api.access.abortable import Expect
+from ...cluster.api.access.servers import CONNECT_SECONDS, Candidate
+from ...cluster.api.client import ApiClient
+from ..telemetry.log import Log
+from ..telemetry.metrics import Metrics
 from .servers import ApiServers
 
 

@@ -14,16 +14,16 @@ import urllib.parse
 import uuid
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
-from ...cluster.access.abortable import AbortableClient, Connect
-from ...cluster.api import ApiClient
-from ...cluster.api_errors import ApiStatusError
-from ...cluster.resource_types import NODES
-from ...errors import ApiError, ProxyError, Refusal
+from ...base.errors import ApiError, ProxyError, Refusal
+from ...cluster.api.access.abortable import AbortableClient, Connect
+from ...cluster.api.client import ApiClient
+from ...cluster.api.errors import ApiStatusError
+from ...cluster.api.resource_types import NODES
 from ...event_reasons import Reason, Subject
-from ..supervision import Task
-from ..surface.log import WARNING as WARNING_LEVEL
-from ..surface.log import LimitedLog, Log
-from ..surface.metrics import Metrics
+from ..telemetry.log import WARNING as WARNING_LEVEL
+from ..telemetry.log import LimitedLog, Log
+from ..telemetry.metrics import Metrics
+from ..threads.supervision import Task
 from .event_budget import EventBudget
 
 NORMAL, WARNING = "Normal", "Warning"

@@ -14,9 +14,9 @@ import random
 import threading
 from typing import Callable
 
-from ...cluster.access.abortable import AbortableClient, Connect, Expect
-from ...errors import ProxyError
-from ..supervision import Task
+from ...base.errors import ProxyError
+from ...cluster.api.access.abortable import AbortableClient, Connect, Expect
+from ..threads.supervision import Task
 
 #: As often as kubelet renews its Lease by default (nodeLeaseDurationSeconds / 4), each time up to a quarter later.
 INTERVAL_SECONDS = 10.0

@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from typing import Callable, Sequence
 
-from ...cluster.access.names import addresses_of_name
-from ..supervision import Task
+from ...cluster.api.access.names import addresses_of_name
+from ..threads.supervision import Task
 from .servers import ApiServers
 
 #: The lifetime of many records of load balancers in the DNS.

@@ -14,15 +14,15 @@ import threading
 import time
 from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from ...cluster.access.names import is_name
-from ...cluster.access.servers import KUBECONFIG, Candidate, configured_servers, named_servers
+from ...cluster.api.access.names import is_name
+from ...cluster.api.access.servers import KUBECONFIG, Candidate, configured_servers, named_servers
+from ...cluster.api.connection import scheme_host_and_port
 from ...cluster.api_addresses import KUBERNETES, NO_CLAIMS, claims_at
 from ...cluster.claims import Claim
-from ...cluster.connection import scheme_host_and_port
 from ...cluster.model import EndpointSlice
 from ...cluster.state import ClusterState
 from ...convergence.runtime.agent_status import ServerStatus
-from ..surface.log import Log
+from ..telemetry.log import Log
 
 #: Seconds for which a server that has failed is not chosen if there is another one.
 _AVOID_SECONDS = 60.0

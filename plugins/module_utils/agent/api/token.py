@@ -9,10 +9,10 @@ import threading
 import time
 from typing import Callable
 
-from ...cluster.access.abortable import Connect
-from ...cluster.access.token_renewal import CHECK_SECONDS, TokenRenewal
-from ..supervision import Task
-from ..surface.log import Log
+from ...cluster.api.access.abortable import Connect
+from ...cluster.api.access.token_renewal import CHECK_SECONDS, TokenRenewal
+from ..telemetry.log import Log
+from ..threads.supervision import Task
 
 
 class TokenKeeper(TokenRenewal):

@@ -12,7 +12,7 @@ import socket
 import ssl
 from typing import Dict, NamedTuple, Optional, Tuple
 
-from ...addresses import IPV6, address_and_port, family_of
+from ...base.addresses import IPV6, address_and_port, family_of
 from ...cluster.model import HealthCheck, NamespacedName
 
 _MOST_HEAD_BYTES = 4096

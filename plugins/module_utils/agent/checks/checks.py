@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from typing import Callable, Collection, Dict, List, Mapping, Sequence, Set, Tuple
 
-from ...addresses import family_of
+from ...base.addresses import family_of
+from ...base.errors import KernelError
 from ...cluster.model import Failing, NamespacedName
 from ...configuration.sections.health_checks import HealthChecks
 from ...convergence.runtime.agent_status import CheckStatus
-from ...errors import KernelError
 from ...event_reasons import Reason
 from ..api.events import NORMAL, WARNING, Post, service_reference
+from ..services.proxier import Proxier
 from ..source.view import ClusterView
-from ..supervision import Supervisor
-from ..surface.log import INFO, LimitedLog, Log
-from ..surface.metrics import Metrics
-from ..sync.proxier import Proxier
+from ..telemetry.log import INFO, LimitedLog, Log
+from ..telemetry.metrics import Metrics
+from ..threads.supervision import Supervisor
 from .attempt import Target
 from .prober import Prober, Verdict, VerdictChange
 from .targets import Places, choose, not_allowed, places_of

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Callable, Tuple
 
-from ..failures import Steps
-from ..sync.node import NodeSync
-from ..timers import Timers
+from ..services.node import NodeSync
+from ..threads.failures import Steps
+from ..threads.timers import Timers
 from ..views import Views
 from .checks import Checks
 from .prober import VerdictChange

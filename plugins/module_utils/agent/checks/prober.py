@@ -10,8 +10,8 @@ import threading
 from typing import Callable, Dict, Iterable, NamedTuple, Optional, Set
 
 from ...base.loop import LONGEST_WAIT_SECONDS, Loop
-from ..supervision import Task
-from ..timers import monotonic
+from ..threads.supervision import Task
+from ..threads.timers import monotonic
 from .attempt import Attempt, Failed, Target, TlsContexts
 
 #: The maximum random addition to an interval, as a share of it, so that the nodes of a cluster do not check in step.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 from typing import Dict, Optional, Sequence
 
+from ...base.errors import KernelError
 from ...convergence.handles import KernelHandles
-from ...errors import KernelError
 from ...kernel.netlink.request_tap import RequestTap
 from ...kernel.rtnetlink.links import MONITORING_DEVICE, MONITORING_KIND, MonitoringDeviceResource
 from ...resources import Change, Stage, apply_plan, plan

@@ -8,13 +8,13 @@ from __future__ import annotations
 import socket
 from typing import Dict, Iterable, Sequence
 
-from ...addresses import is_link_local
+from ...base.addresses import is_link_local
 from ...kernel.nftables.monitor import ChainMonitor, NftMonitor, TableMonitor
 from ...kernel.nftables.resource import NftablesResource
 from ...kernel.rtnetlink.address_monitor import AddressEvent, AddressMonitor, LinkRemoved
 from ...kernel.xtables.chains import ChainsResource
 from ...resources import Kind
-from ..sync.proxier import Proxier
+from ..services.proxier import Proxier
 
 XTABLES_TABLES = ("mangle", "filter", "nat")
 #: Names of our chains, and jumps to them from chains of other programs, all contain this.

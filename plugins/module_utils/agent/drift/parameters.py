@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Tuple
 
-from ...convergence.stages.sysctls import sysctl_stage
-from ...errors import KernelError
-from ...kernel.sysctls import Wanted
+from ...base.errors import KernelError
+from ...convergence.modes.stages.sysctls import sysctl_stage
+from ...kernel.parameters.sysctls import Wanted
 from ...resources import Change, plan
 
 #: Seconds between reads of the parameters.

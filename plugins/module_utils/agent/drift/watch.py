@@ -14,14 +14,14 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import Callable, Dict, List, NamedTuple, Sequence
 
+from ...base.errors import KernelError
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Subsystems
-from ...errors import KernelError
 from ...kernel.ipvs.outline import ServersContent, ServersOutline
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.variant import LEGACY
-from ..surface.log import Log
-from ..sync.proxier import Proxier
+from ..services.proxier import Proxier
+from ..telemetry.log import Log
 from .netlink_tap import NetlinkTap
 from .notifications import AddressWatch, Watch, nftables_watch, xtables_nft_watch
 from .polls import LegacyWatch, PollWatch, sets_digest

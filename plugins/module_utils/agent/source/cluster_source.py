@@ -9,10 +9,10 @@ import contextlib
 import random
 from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Optional, Protocol, Sequence, Union
 
-from ...cluster.api import ApiClient
-from ...cluster.parsing.prune import prune
-from ...cluster.policy_objects import KEPT_KINDS
-from ...cluster.resource_types import (
+from ...base.errors import Refusal
+from ...base.progress import Progress, unheeded
+from ...cluster.api.client import ApiClient
+from ...cluster.api.resource_types import (
     ENDPOINT_SLICES,
     NODES,
     OPTIONAL,
@@ -20,11 +20,11 @@ from ...cluster.resource_types import (
     SERVICES,
     ResourceType,
 )
-from ...errors import Refusal
-from ...progress import Progress, unheeded
-from ..supervision import Supervisor, Task
-from ..surface.log import Log
-from ..timers import monotonic
+from ...cluster.parsing.policy_objects import KEPT_KINDS
+from ...cluster.parsing.prune import prune
+from ..telemetry.log import Log
+from ..threads.supervision import Supervisor, Task
+from ..threads.timers import monotonic
 from .first_services import FirstObjects, FirstServices, is_first
 from .keeper import CacheKeeper
 from .known import Batch

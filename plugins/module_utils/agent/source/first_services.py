@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 from typing import AbstractSet, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ...cluster.api import ApiClient
-from ...cluster.api_errors import ApiStatusError
+from ...cluster.api.client import ApiClient
+from ...cluster.api.errors import ApiStatusError
+from ...cluster.api.resource_types import ENDPOINT_SLICES, NODES, SERVICES, ResourceType
 from ...cluster.model import EndpointSlice, NamespacedName
 from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
 from ...cluster.parsing.objects import ParsedObject
 from ...cluster.parsing.prune import prune
-from ...cluster.resource_types import ENDPOINT_SLICES, NODES, SERVICES, ResourceType
 from .known import Batch, check_identity
 
 #: What a new node needs first: access to the API server, and name resolution.

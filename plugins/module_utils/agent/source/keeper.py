@@ -11,11 +11,11 @@ import queue
 import time
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
 
-from ...cluster.cache import open_cache, write_cache
+from ...base.errors import SnapshotError
+from ...cluster.files.cache import open_cache, write_cache
 from ...cluster.parsing.objects import ObjectKey
-from ...errors import SnapshotError
-from ..supervision import Task
-from ..surface.log import Log
+from ..telemetry.log import Log
+from ..threads.supervision import Task
 from .packed import Packed, items_of, text_in
 from .room import WHOLE_RESERVE, Room
 from .view import ClusterView

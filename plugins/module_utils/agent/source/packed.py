@@ -28,8 +28,8 @@ from typing import (
     Union,
 )
 
+from ...base.regular_files import parse_json
 from ...cluster.parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
-from ...regular_files import parse_json
 
 #: Made once: json.dumps makes an encoder for each call with separators. Decoded JSON contains no cycles.
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode

@@ -16,16 +16,16 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterable, Optional, Set
 
-from ...cluster.answers import InvalidAnswer, WatchEvent
-from ...cluster.api import ApiClient
-from ...cluster.api_errors import ApiStatusError, Expired, WatchFailed
-from ...cluster.discovery import is_absent
+from ...base.errors import ApiError, ProxyError, Refusal, defect_text
+from ...cluster.api.answers import InvalidAnswer, WatchEvent
+from ...cluster.api.client import ApiClient
+from ...cluster.api.discovery import is_absent
+from ...cluster.api.errors import ApiStatusError, Expired, WatchFailed
+from ...cluster.api.resource_types import ResourceType
 from ...cluster.fields import Invalid, shown
 from ...cluster.parsing.objects import ObjectKey, object_key
-from ...cluster.resource_types import ResourceType
-from ...errors import ApiError, ProxyError, Refusal, defect_text
-from ..supervision import Backoff, Task
-from ..surface.log import Log
+from ..telemetry.log import Log
+from ..threads.supervision import Backoff, Task
 from .known import Batch, Known, Listed, check_identity
 from .room import UNLIMITED, NoRoom, Room
 

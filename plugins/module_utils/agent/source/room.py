@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ...errors import ApiError
+from ...base.errors import ApiError
 
 #: Which share of the reserve the objects of a kind may use. They are held back last, because without them traffic is
 #: allowed that should be denied. Policies, which tenants create, must leave room for the pods that they select.

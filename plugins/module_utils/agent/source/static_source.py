@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from ...cluster.static import StaticDirectory, StaticObjects
-from ..surface.log import Log
+from ...cluster.files.static import StaticDirectory, StaticObjects
+from ..telemetry.log import Log
 from .view import ClusterView
 
 #: How often to look for changed files. A look costs one stat(2) for each file.

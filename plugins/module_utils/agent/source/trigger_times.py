@@ -9,7 +9,7 @@ import datetime
 import time
 from typing import Dict, Iterable, List
 
-from ...addresses import FAMILIES
+from ...base.addresses import FAMILIES
 from ...cluster.model import EndpointSlice, NamespacedName
 
 _MOST_TIMES = 100

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 from typing import Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
+from ...base.errors import Refusal
+from ...base.progress import Progress, unheeded
 from ...cluster.account import Rates
 from ...cluster.claims import Claim
+from ...cluster.files.static import StaticObjects
 from ...cluster.model import YOUNGEST, EndpointSlice, Failing, NamespacedName, Service
 from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key, parsed_object
-from ...cluster.policy_model import Pod
+from ...cluster.policies.policy_model import Pod
 from ...cluster.state import ClusterState, Rising
-from ...cluster.static import StaticObjects
-from ...errors import Refusal
-from ...progress import Progress, unheeded
-from ..failures import MOST_FAILURES, NOT_OF_ONE_OBJECT, Failures
+from ..threads.failures import MOST_FAILURES, NOT_OF_ONE_OBJECT, Failures
 from .known import Batch
 from .packed import Item, parsed_items, text_in
 from .room import RESERVED_FOR, UNLIMITED, WHOLE_RESERVE, Room

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Tuple
 
 from ..fields import Invalid, dns_subdomain, fields_of, integer, mapping, sequence, shown, text
-from ..policy_model import (
+from ..policies.policy_model import (
     ACCEPT,
     ADMIN,
     BASELINE,
@@ -27,7 +27,7 @@ from ..policy_model import (
     PolicyPort,
     PolicyRule,
 )
-from ..selectors import parse_selector
+from ..policies.selectors import parse_selector
 from .network_policy import is_port_name, read_network
 
 _ACTIONS = (ACCEPT, DENY, PASS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
-from ...addresses import IPV4, IPV6, canonical_address, family_of
+from ...base.addresses import IPV4, IPV6, canonical_address, family_of
 from ..fields import (
     Invalid,
     dns_label,

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
-from ...addresses import Network, parse_network
+from ...base.addresses import Network, parse_network
 from ..fields import Invalid, dns_label, dns_subdomain, fields_of, integer, mapping, protocol, sequence, shown, text
-from ..policy_model import (
+from ..policies.policy_model import (
     DIRECTIONS,
     EGRESS,
     INGRESS,
@@ -27,7 +27,7 @@ from ..policy_model import (
     PolicyPort,
     PolicyRule,
 )
-from ..selectors import EVERYTHING, parse_selector
+from ..policies.selectors import EVERYTHING, parse_selector
 
 _PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
 _SPEC_FIELDS = ("podSelector", "policyTypes", "ingress", "egress")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
-from ...addresses import canonical_network
-from ...errors import Refusal, defect_text
+from ...base.addresses import canonical_network
+from ...base.errors import Refusal, defect_text
 from ..fields import Invalid, address, dns_subdomain, mapping, once, sequence, shown, text
 from ..model import EndpointSlice, Node, Service, ServiceCIDR
-from ..policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
+from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 from .cluster_network_policy import parse_cluster_network_policy
 from .endpoint_slice import parse_endpoint_slice
 from .network_policy import parse_network_policy

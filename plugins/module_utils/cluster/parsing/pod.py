@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
-from ...addresses import canonical_address, family_of, packed
+from ...base.addresses import canonical_address, family_of, packed
 from ..fields import Invalid, dns_label, dns_subdomain, flag, integer, mapping, once, protocol, sequence, shown, text
-from ..policy_model import ContainerPort, Namespace, Pod
+from ..policies.policy_model import ContainerPort, Namespace, Pod
 
 _ENDED = ("Succeeded", "Failed")
 _ALWAYS = "Always"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from ...addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
+from ...base.addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
 from ..fields import (
     LINK_LOCAL,
     LOOPBACK,

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Tuple
 
-from ...addresses import canonical_address, canonical_network
 from ...base import ipvs_schedulers
+from ...base.addresses import canonical_address, canonical_network
 from ..fields import Invalid, duration, shown
 from ..model import NO_POLICY, ServicePolicy
 

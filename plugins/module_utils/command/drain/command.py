@@ -15,6 +15,8 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ...base.errors import KernelError, ProxyError
+from ...base.timestamps import timestamp
 from ...convergence.drain.external import Serving, describe, external_connections, parse_serving
 from ...convergence.drain.record import (
     MOST_SECONDS,
@@ -25,8 +27,6 @@ from ...convergence.drain.record import (
     write_record,
 )
 from ...convergence.runtime.agent_client import Answer, NoAgent, ask_agent
-from ...errors import KernelError, ProxyError
-from ...timestamps import timestamp
 from ..result import LEFT, NOT_RUNNING, OK, CommandResult, Refused
 from .lines import drain_line
 

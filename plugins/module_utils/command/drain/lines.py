@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from ...timestamps import timestamp
+from ...base.timestamps import timestamp
 
 
 def drain_line(answer: Mapping[str, Any]) -> str:

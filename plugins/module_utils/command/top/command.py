@@ -11,8 +11,8 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, Optional, TextIO, TypeVar
 
+from ...base.errors import ProxyError
 from ...convergence.runtime.agent_client import NoAgent, ask_agent
-from ...errors import ProxyError
 from ..result import NOT_RUNNING, OK, CommandResult, Refused
 from .lines import busiest, rated, traffic_lines
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ...timestamps import timestamp
+from ...base.timestamps import timestamp
 
 WIDTH = 80
 _UNITS = "kMGTPE"

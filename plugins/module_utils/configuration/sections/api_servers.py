@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Optional, Tuple
 
-from ...addresses import canonical_address, split_port
+from ...base.addresses import canonical_address, split_port
 from ...cluster.fields import shown
 from ..field import AGENT, Field
 from ..reader import Section

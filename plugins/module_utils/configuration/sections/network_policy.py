@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, NamedTuple, Tuple
 
-from ...cluster.resource_types import (
+from ...cluster.api.resource_types import (
     CLUSTER_NETWORK_POLICIES,
     NAMESPACES,
     NETWORK_POLICIES,

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ...timestamps import timestamp
+from ...base.timestamps import timestamp
 from .changes import Changes, changes
 from .drift import differences, merged
 from .nodes import (

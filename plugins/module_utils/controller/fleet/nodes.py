@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ...errors import one_line
+from ...base.errors import one_line
 
 TEXT_LIMIT = 1000
 NAME_LIMIT = 253

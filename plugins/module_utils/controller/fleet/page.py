@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ...timestamps import timestamp
+from ...base.timestamps import timestamp
 from .changes_section import changes_section
 from .document import (
     KINDS,

@@ -9,7 +9,7 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from ...errors import ConfigurationError
+from ...base.errors import ConfigurationError
 
 
 def _read_json(path: str) -> Any:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
-from ...addresses import FAMILIES, Network, address_and_port, packed, parse_network, unpacked
+from ...base.addresses import FAMILIES, Network, address_and_port, packed, parse_network, unpacked
+from ...base.errors import ProxyError
 from ...cluster.model import Service
-from ...errors import ProxyError
 from ...kernel.client_flow import ClientFlow
 from ...kernel.conntrack.client_flows import client_flows
 from ...kernel.ipvs.connections import client_connections

@@ -15,9 +15,9 @@ import os
 import stat
 from typing import Any, NamedTuple, Optional
 
-from ...errors import ProxyError
-from ...regular_files import open_regular, parse_json, read_descriptor
-from ...whole_files import write_whole
+from ...base.errors import ProxyError
+from ...base.regular_files import open_regular, parse_json, read_descriptor
+from ...base.whole_files import write_whole
 from ..runtime.state_directory import prepare_state_directory
 
 DEFAULT_FILE = "/var/lib/kubenode-proxy/drain.json"

@@ -16,12 +16,12 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, LiveConnection, Remembered
-from ..stages.userspace import address_device_stage, userspace_addresses
 from .iptables import IPTABLES_MODE, IptablesMode
 from .ipvs_iptables import IPVS_MODE, IpvsWithIptables
 from .ipvs_nftables import IPVS_WITH_NFTABLES, IpvsWithNftables
 from .mode import Adjustments, Mode
 from .nftables import NFTABLES_MODE, NftablesMode
+from .stages.userspace import address_device_stage, userspace_addresses
 from .userspace import USERSPACE_MODE, ForwardedConnections
 
 if TYPE_CHECKING:

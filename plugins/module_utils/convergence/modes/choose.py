@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ...errors import ConfigurationError, PreflightError
+from ...base.errors import ConfigurationError, PreflightError
+from ...base.mode_names import AUTO, IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
 from ...kernel.facts import supported_families
-from ...mode_names import AUTO, IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
 from ...preflight.check import Intention, preflight
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import CONFLICTS, ERROR, FORWARD_DROP, Finding, judge
 from ..handles import NO_AGENT, KernelHandles
 from ..request import Request
 from ..runtime.state_directory import control_socket
-from ..stages.ipvs_filter_backend import set_resources
 from .mode import Mode
 from .registry import FILTER_BACKENDS, ipvs_with, mode_object, with_listeners
+from .stages.ipvs_filter_backend import set_resources
 
 #: The modes that ``auto`` tries, in this order; if none is possible, the agent forwards connections itself.
 _PREFERRED: Tuple[str, ...] = (NFTABLES, IPVS, IPTABLES)

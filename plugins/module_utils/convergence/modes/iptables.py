@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 
+from ...base.errors import ProxyError
 from ...configuration.model import KubeProxyConfiguration
-from ...errors import ProxyError
 from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
 from ...kernel.xtables.recent import last_seen
 from ...kernel.xtables.restore import RestoreError
@@ -25,8 +25,8 @@ from ...serviceports.info import ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, Remembered
-from ..stages.chains import chain_stages, xtables_families
 from .mode import Families, Mode, Subsystems
+from .stages.chains import chain_stages, xtables_families
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence
 
-from ...addresses import address_and_port, networks_of, parse_network
+from ...base.addresses import address_and_port, networks_of, parse_network
 from ...configuration.model import KubeProxyConfiguration
 from ...event_reasons import Reason
 from ...kernel.ipvs.connections import open_connections
@@ -33,9 +33,9 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, LiveConnection, Remembered
-from ..stages.ipvs import IpvsResources, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
-from ..stages.ipvs_filter_backend import device_stage
 from .mode import Adjustments, Deprecation, Mode
+from .stages.ipvs import IpvsResources, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
+from .stages.ipvs_filter_backend import device_stage
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends

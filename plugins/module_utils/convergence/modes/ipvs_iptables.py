@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Iterable, List, Sequence, Tuple
 
-from ...errors import ProxyError
+from ...base.errors import ProxyError
 from ...kernel.xtables.restore import RestoreError
 from ...preflight.check import ModeNeeds
 from ...preflight.features import IPVS_EXTENSIONS
@@ -20,11 +20,11 @@ from ...rendering.ipvs.mode import RENDERING
 from ...resources import Stage
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
-from ..stages.chains import chain_stages, shared_chain_stages, xtables_families
-from ..stages.ipvs_filter_backend import set_resources, unloaded_set_resources
-from ..stages.still_connected import replaces_iptables_mode
 from .ipvs import IpvsMode
 from .mode import Families, Subsystems
+from .stages.chains import chain_stages, shared_chain_stages, xtables_families
+from .stages.ipvs_filter_backend import set_resources, unloaded_set_resources
+from .stages.still_connected import replaces_iptables_mode
 
 
 class IpvsWithIptables(IpvsMode):

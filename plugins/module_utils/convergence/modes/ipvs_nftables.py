@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from ...errors import ProxyError
+from ...base.errors import ProxyError
 from ...kernel.nftables.resource import TransactionRefused
 from ...kernel.rtnetlink.links import AddressesResource
 from ...preflight.check import ModeNeeds
@@ -17,9 +17,9 @@ from ...rendering.ipvs.nftables_layout import IPVS_TABLE, RESOURCE
 from ...resources import NotThereYet, Stage
 from ..family import FamilyTables
 from ..handles import KernelHandles
-from ..stages.ipvs import after_servers
 from .ipvs import IpvsMode
 from .mode import Subsystems
+from .stages.ipvs import after_servers
 from .validated import TableNeeds, ValidatedMode
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ...base.errors import ProxyError
 from ...configuration.model import KubeProxyConfiguration
-from ...errors import ProxyError
 from ...event_reasons import Reason
 from ...kernel.xtables.variant import XtablesVariant
 from ...preflight.check import ModeNeeds

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, Sequence, Tuple
 
+from ...base.errors import KernelError, ProxyError
 from ...configuration.model import KubeProxyConfiguration
-from ...errors import KernelError, ProxyError
 from ...kernel.netlink.protocol import NETLINK_NETFILTER
 from ...kernel.netlink.socket import NetlinkSocket
 from ...kernel.nftables.traffic.clients import remembered_seconds

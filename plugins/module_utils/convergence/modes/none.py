@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
+from ...base.mode_names import NONE
 from ...configuration.model import KubeProxyConfiguration
-from ...mode_names import NONE
 from ...preflight.check import ModeNeeds
 from ...rendering.nothing import RENDERING
 from ...resources import Stage

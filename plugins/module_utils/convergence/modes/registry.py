@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Tuple
 
+from ...base.mode_names import IPTABLES, IPVS, NFTABLES, NONE, USERSPACE
 from ...cluster.state import ClusterState
-from ...mode_names import IPTABLES, IPVS, NFTABLES, NONE, USERSPACE
 from ...serviceports.policy import is_forwarded
 from .mode import Mode
 

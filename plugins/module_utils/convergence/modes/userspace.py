@@ -22,8 +22,8 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, LiveConnection, Remembered
-from ..stages.userspace import address_device_stage, userspace_addresses
 from .mode import Adjustments, Families, Mode, Subsystems
+from .stages.userspace import address_device_stage, userspace_addresses
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends

@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, List, Sequence
 from urllib.parse import urlsplit
 
-from ...addresses import canonical_address
-from ...errors import ConfigurationError
+from ...base.addresses import canonical_address
+from ...base.errors import ConfigurationError
 from .probe import DEFAULT_NAME, Probe, ProbeResult
 
 _PORTS = {"http": 80, "https": 443, "dns": 53}

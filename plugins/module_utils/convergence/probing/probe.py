@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Tuple
 
-from ...addresses import address_and_port
+from ...base.addresses import address_and_port
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ...base.errors import ConfigurationError
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
-from ...errors import ConfigurationError
 from ...serviceports.info import ServicePortInfo
 from ..family import FamilyServices
 from .probe import API_SERVER, DEFAULT_NAME, Probe, ProbeResult, default_services

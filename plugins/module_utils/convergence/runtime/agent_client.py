@@ -11,8 +11,8 @@ import socket
 import time
 from typing import Any, Dict, Type
 
-from ...errors import ProxyError, UnknownDestination
-from ...regular_files import parse_json
+from ...base.errors import ProxyError, UnknownDestination
+from ...base.regular_files import parse_json
 
 #: Limit of an answer in bytes: the explanation of a Service with 100,000 endpoints takes about 20 MB.
 _MOST_ANSWER_BYTES = 64 << 20

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from ...addresses import canonical_address
+from ...base.addresses import canonical_address
+from ...base.errors import ProxyError
 from ...cluster.model import Failing, NamespacedName
 from ...cluster.state import Rising
-from ...errors import ProxyError
 from ..request import TableChange
 from .agent_client import ask_agent
 

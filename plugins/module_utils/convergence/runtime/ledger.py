@@ -20,10 +20,10 @@ import json
 import os
 from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence
 
-from ...addresses import canonical_address
-from ...errors import KernelError
+from ...base.addresses import canonical_address
+from ...base.errors import KernelError
+from ...base.regular_files import open_regular, parse_json, read_regular
 from ...kernel.files import remove_file
-from ...regular_files import open_regular, parse_json, read_regular
 from ...serviceports.flows import Frontend, frontends_of, serving_digest
 from ...serviceports.info import ServicePortInfo
 from ...serviceports.udp import udp_digest

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
-from ...addresses import canonical_address, family_of
-from ...errors import KernelError, PreflightError
+from ...base.addresses import canonical_address, family_of
+from ...base.errors import KernelError, PreflightError
 from ...rendering.userspace.model import Listener, ListenerKey, listener_line
 from ...resources import Change, Kind, Resource
 from ..handles import NO_AGENT, ListenerAccess

@@ -20,8 +20,8 @@ import time
 from types import TracebackType
 from typing import Optional, Type
 
-from ...errors import KernelError
-from ...regular_files import open_regular
+from ...base.errors import KernelError
+from ...base.regular_files import open_regular
 from .state_directory import prepare_state_directory
 
 #: The holder's name that the agent writes to the file; it holds the lock while it runs.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, Iterable, Iterator, List, Optional, Set, Tuple
 
-from ...addresses import address_and_port, family_of, unpacked
+from ...base.addresses import address_and_port, family_of, unpacked
 from ...kernel.ipvs.statistics import real_server_statistics, virtual_server_statistics
 from ...kernel.netlink.protocol import NETLINK_NETFILTER
 from ...kernel.netlink.socket import NetlinkSocket

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, NamedTuple, Sequence, Union
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ..runtime.lock import ConvergenceLock
 from .inputs import Unusable, engine_digest, options_digest, read_files
 from .record import Record, State, read_record

@@ -14,7 +14,7 @@ import time
 import zlib
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ...regular_files import open_regular
+from ...base.regular_files import open_regular
 
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 256

@@ -16,8 +16,8 @@ import os
 import stat
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ...regular_files import open_regular, parse_json, read_descriptor
-from ...whole_files import write_whole
+from ...base.regular_files import open_regular, parse_json, read_descriptor
+from ...base.whole_files import write_whole
 
 FILE = "unchanged.json"
 _VERSION = 1

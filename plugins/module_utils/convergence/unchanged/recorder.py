@@ -14,7 +14,7 @@ import json
 import os
 from typing import Any, Dict, Iterator, List, Optional
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ..witness import Observed, Witness
 from .decision import Question
 from .inputs import Files, Unusable, engine_digest, options_digest, read_files

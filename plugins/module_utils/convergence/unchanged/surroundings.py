@@ -17,13 +17,13 @@ import socket
 import time
 from typing import Any, Dict, Iterable, List
 
-from ...errors import KernelError
+from ...base.errors import KernelError
+from ...base.regular_files import parse_json, read_regular
 from ...kernel import facts
 from ...kernel.ipset.names import set_names
 from ...kernel.nftables.generation import read_generation
 from ...preflight.findings import Finding
 from ...preflight.processes import process_findings, processes, ufw_findings
-from ...regular_files import parse_json, read_regular
 from ..runtime.state_directory import LEDGER, LEDGER_BYTES, PENDING
 from .record import State
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import struct
 from typing import AbstractSet, Callable, Iterator, NamedTuple, Optional, Tuple
 
-from ...addresses import IPV6
-from ...progress import Progress, unheeded
+from ...base.addresses import IPV6
+from ...base.progress import Progress, unheeded
 from ..netlink.attributes import attribute, nested, parse_attributes
 from ..netlink.protocol import Slice
 from .messages import (

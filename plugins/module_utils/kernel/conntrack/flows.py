@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ...addresses import IPV6, unpacked
+from ...base.addresses import IPV6, unpacked
 from ..netlink.attributes import attribute, nested, parse_attributes
 from .messages import (
     CTA_FILTER_ORIG_FLAGS,

@@ -13,7 +13,7 @@ import socket
 import struct
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 
-from ...addresses import IPV6, packed
+from ...base.addresses import IPV6, packed
 from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes
 
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x0101, 0x0102

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Generator, Iterable, Iterator, List, Optional, Sequence, Type, TypeVar
 
-from ...addresses import IPV6
-from ...errors import KernelError
-from ...progress import Progress, unheeded
+from ...base.addresses import IPV6
+from ...base.errors import KernelError
+from ...base.progress import Progress, unheeded
 from ..netlink.attributes import attribute, nested
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_interrupted, is_missing, is_not_understood
 from ..netlink.protocol import NETLINK_NETFILTER, Message, Slice

@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import Collection, Iterator, List, NamedTuple, Tuple
 
-from ...addresses import IPV6
+from ...base.addresses import IPV6
 from ..netlink.attributes import attribute, nested, parse_attributes
 from ..netlink.outcomes import is_missing
 from ..netlink.protocol import Message

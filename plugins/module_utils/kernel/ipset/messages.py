@@ -13,8 +13,8 @@ import socket
 import struct
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ...addresses import IPV4, IPV6, packed, unpacked
-from ...errors import KernelError
+from ...base.addresses import IPV4, IPV6, packed, unpacked
+from ...base.errors import KernelError
 from ...rendering.ipvs.model import SetDefinition
 from ..netlink.attributes import (
     NLA_F_NET_BYTEORDER,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Type
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ...rendering.ipvs.model import SetDefinition, SetElementKey
 from ...rendering.ipvs.sets import BITMAP_PORT
 from ...rendering.ipvs.text import set_line

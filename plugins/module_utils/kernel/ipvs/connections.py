@@ -15,8 +15,8 @@ from __future__ import annotations
 import socket
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-from ...addresses import IPV4, packed, unpacked
-from ...errors import KernelError
+from ...base.addresses import IPV4, packed, unpacked
+from ...base.errors import KernelError
 from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
 from ..client_flow import ClientFlow, Wanted
 

@@ -13,8 +13,8 @@ import socket
 import struct
 from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
-from ...addresses import IPV4, IPV6, UNSPECIFIED, packed, unpacked
-from ...errors import KernelError
+from ...base.addresses import IPV4, IPV6, UNSPECIFIED, packed, unpacked
+from ...base.errors import KernelError
 from ...rendering.ipvs.model import (
     FIREWALL_MARK,
     HASHED,

@@ -9,8 +9,8 @@ from typing import AbstractSet, FrozenSet
 
 from ..built_in import answers
 from ..facts import kernel_release
-from ..module_profile import scheduler_module
-from ..modules import available_modules, present_modules
+from ..modules.module_profile import scheduler_module
+from ..modules.modules import available_modules, present_modules
 
 
 def usable_schedulers(names: AbstractSet[str], load: bool, root: str = "") -> FrozenSet[str]:

@@ -14,8 +14,8 @@ import contextlib
 import errno
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
-from ...addresses import IPV4, family_of
-from ...errors import KernelError
+from ...base.addresses import IPV4, family_of
+from ...base.errors import KernelError
 from ...rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ...rendering.ipvs.text import real_server_line, virtual_server_line
 from ...resources import Change, Kind, Resource

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from .attributes import attribute, attribute_text, parse_attributes, text_attribute
 from .outcomes import NetlinkRefusal, is_missing
 from .socket import NetlinkSocket

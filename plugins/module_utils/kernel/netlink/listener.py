@@ -9,8 +9,8 @@ import errno
 import socket
 from typing import Iterator, List, NamedTuple, Sequence, Type, TypeVar
 
-from ...errors import KernelError
-from ...socket_filter import ALL_BYTES, JUMP_EQUAL, LOAD_WORD, RETURN, Instruction, attach
+from ...base.errors import KernelError
+from ...base.socket_filter import ALL_BYTES, JUMP_EQUAL, LOAD_WORD, RETURN, Instruction, attach
 from .protocol import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 
 Self = TypeVar("Self", bound="NetlinkListener")

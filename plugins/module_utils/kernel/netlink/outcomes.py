@@ -13,7 +13,7 @@ import os
 import struct
 from typing import List, NamedTuple
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from .attributes import attribute_text, parse_attributes
 
 _NLM_F_CAPPED = 0x100

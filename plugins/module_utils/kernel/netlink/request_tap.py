@@ -15,8 +15,8 @@ import socket
 import struct
 from typing import List, Sequence, Tuple
 
-from ...errors import KernelError
-from ...socket_filter import JUMP_BITS, JUMP_EQUAL, LOAD_BYTE, LOAD_HALF, LOAD_WORD, RETURN, Instruction, attach
+from ...base.errors import KernelError
+from ...base.socket_filter import JUMP_BITS, JUMP_EQUAL, LOAD_BYTE, LOAD_HALF, LOAD_WORD, RETURN, Instruction, attach
 from .protocol import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
 
 # Every IPVS command is a change except these queries: get service, destination, daemon, config, info.

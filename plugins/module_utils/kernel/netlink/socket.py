@@ -29,8 +29,8 @@ import struct
 from itertools import islice
 from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Union
 
-from ...errors import KernelError
-from ...progress import Progress, unheeded
+from ...base.errors import KernelError
+from ...base.progress import Progress, unheeded
 from .encoding import encode_ready, encode_sends
 from .outcomes import MessageError, NetlinkRefusal, Outcome, Reply, extended_text
 from .protocol import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import Iterable, List, NamedTuple
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ..netlink.attributes import parse_attributes
 from ..netlink.outcomes import Reply
 from ..netlink.protocol import NETLINK_NETFILTER

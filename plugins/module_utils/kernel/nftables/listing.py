@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, NamedTuple, Optional
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ...rendering.nftables.objects import TABLE_DORMANT
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.outcomes import NetlinkRefusal

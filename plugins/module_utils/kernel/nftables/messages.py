@@ -12,7 +12,7 @@ import struct
 from functools import lru_cache
 from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from ...addresses import IPV6
+from ...base.addresses import IPV6
 from ...rendering.nftables.expressions import SCHEMA
 from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.objects import (

@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, cast
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ...rendering.nftables.objects import (
     BaseHook,
     ElementKey,

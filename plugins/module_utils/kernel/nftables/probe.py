@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ...addresses import IPV6
-from ...errors import KernelError
+from ...base.addresses import IPV6
+from ...base.errors import KernelError
 from ...rendering.nftables.objects import Key, TableIdentity, Value
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings, LocalTraffic

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Dict, Iterator, List, Mapping, Optional, Type, TypeVar
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.objects import (
     ChainValue,

@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Dict, Iterator, NamedTuple, Union
 
-from ...addresses import IPV4, IPV6, unpacked
+from ...base.addresses import IPV4, IPV6, unpacked
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.listener import NetlinkListener
 from ..netlink.protocol import NETLINK_ROUTE

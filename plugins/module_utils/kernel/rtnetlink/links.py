@@ -13,8 +13,8 @@ import socket
 import struct
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
-from ...addresses import IPV6, address_bits, is_link_local, packed, unpacked
-from ...errors import KernelError
+from ...base.addresses import IPV6, address_bits, is_link_local, packed, unpacked
+from ...base.errors import KernelError
 from ...rendering.ipvs.model import DEVICE
 from ...rendering.ipvs.text import address_line
 from ...resources import Change, Kind, Resource

@@ -10,8 +10,8 @@ import socket
 import struct
 from typing import Iterator, NamedTuple, Optional, Set
 
-from ...addresses import IPV6, address_bits, family_of, packed
-from ...errors import KernelError
+from ...base.addresses import IPV6, address_bits, family_of, packed
+from ...base.errors import KernelError
 from ..netlink.attributes import attribute, parse_attributes
 from ..netlink.outcomes import NetlinkRefusal
 from ..netlink.socket import NetlinkSocket

@@ -23,7 +23,7 @@ from typing import (
     Tuple,
 )
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
 from ...rendering.iptables.commit_order import commits
 from ...rendering.iptables.portions import portions

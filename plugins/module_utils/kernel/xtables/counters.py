@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import Dict, List, NamedTuple
 
-from ...errors import KernelError
-from ...progress import Progress, unheeded
+from ...base.errors import KernelError
+from ...base.progress import Progress, unheeded
 from ...rendering.iptables.names import CLUSTER_PREFIX, ENDPOINT_PREFIX, LOCAL_PREFIX
 from ...rendering.iptables.tables import NAT
 from ..programs import run

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Collection, Set
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ...rendering.nftables.objects import TABLE_DORMANT, TableIdentity
 from ..netlink.outcomes import is_forbidden
 from ..netlink.protocol import NETLINK_NETFILTER

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Protocol, Tuple
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 from ...resources import Change, Kind, Resource
 from ..netlink.attributes import text_attribute as text
 from ..netlink.outcomes import is_busy, is_missing

@@ -22,8 +22,8 @@ import time
 from array import array
 from typing import Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
-from ...addresses import IPV6
-from ...errors import KernelError
+from ...base.addresses import IPV6
+from ...base.errors import KernelError
 from .lock import lock_file
 
 _GET_INFO, _GET_ENTRIES = 64, 65

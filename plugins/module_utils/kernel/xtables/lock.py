@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import List, Optional, Type
 
-from ...errors import KernelError
+from ...base.errors import KernelError
 
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 

@@ -13,7 +13,7 @@ import struct
 from typing import Dict, Iterable, Tuple
 
 from ..facts import kernel_release
-from ..modules import asking_loads, available_modules, present_modules
+from ..modules.modules import asking_loads, available_modules, present_modules
 from ..netlink.attributes import attribute_text, parse_attributes, text_attribute
 from ..netlink.outcomes import NetlinkRefusal, is_busy, is_existing
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE

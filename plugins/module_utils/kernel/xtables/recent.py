@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from typing import Iterable, Optional
 
-from ...addresses import canonical_address
-from ...errors import KernelError
+from ...base.addresses import canonical_address
+from ...base.errors import KernelError
 
 _DIRECTORY = "/proc/thread-self/net/xt_recent"
 #: CLOCK_MONOTONIC_COARSE, which advances with each tick: its resolution is the length of one.

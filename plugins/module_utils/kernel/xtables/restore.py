@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import List, Set
 
-from ...errors import KernelError
-from ...progress import Progress, unheeded
+from ...base.errors import KernelError
+from ...base.progress import Progress, unheeded
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_tables

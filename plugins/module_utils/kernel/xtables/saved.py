@@ -13,7 +13,7 @@ import difflib
 import functools
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...errors import ConfigurationError, KernelError
+from ...base.errors import ConfigurationError, KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
 from ...rendering.iptables.commit_order import Commit, commits
 from ...rendering.iptables.portions import ChainChange, portions

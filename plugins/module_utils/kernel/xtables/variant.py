@@ -13,11 +13,11 @@ import os
 import re
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from ...addresses import IPV4, IPV6
-from ...errors import KernelError, NotInstalledError
-from ...progress import Progress, unheeded
+from ...base.addresses import IPV4, IPV6
+from ...base.errors import KernelError, NotInstalledError
+from ...base.progress import Progress, unheeded
 from ..facts import kernel_release
-from ..modules import available_modules, present_modules
+from ..modules.modules import available_modules, present_modules
 from ..nftables.features import nat_refused
 from ..programs import Completed, find_program, run
 from .legacy_tables import TableReader

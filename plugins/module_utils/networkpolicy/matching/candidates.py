@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Collection, Dict, Iterable, Mapping, Set, Tuple
 
 from ...cluster.model import NamespacedName
-from ...cluster.policy_model import Namespace, Pod, PodPeer
-from ...cluster.selectors import LabelSelector
+from ...cluster.policies.policy_model import Namespace, Pod, PodPeer
+from ...cluster.policies.selectors import LabelSelector
 from .peers import weight
 from .port_names import PortNames
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...addresses import FAMILIES, Network, address_bits
-from ...cluster.policy_model import DIRECTIONS, EGRESS, BlockPeer, PodPeer, PolicyPort, PolicyRule
-from ...cluster.selectors import LabelSelector
+from ...base.addresses import FAMILIES, Network, address_bits
+from ...cluster.policies.policy_model import DIRECTIONS, EGRESS, BlockPeer, PodPeer, PolicyPort, PolicyRule
+from ...cluster.policies.selectors import LabelSelector
 from .ports import EVERYTHING, PROTOCOL_NUMBERS, PortSet, Range, union
 
 #: First and last address of a range, as numbers.

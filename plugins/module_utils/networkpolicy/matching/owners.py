@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Optional, Set, Tuple
 
-from ...addresses import packed
+from ...base.addresses import packed
 from ...cluster.model import NamespacedName
-from ...cluster.policy_model import Pod
+from ...cluster.policies.policy_model import Pod
 
 #: An address in network order: 4 or 16 bytes.
 Address = bytes

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
-from ...cluster.policy_model import Namespace, Pod
-from ...cluster.selectors import LabelSelector
+from ...cluster.policies.policy_model import Namespace, Pod
+from ...cluster.policies.selectors import LabelSelector
 from .peers import PeerEntry
 
 # Peers by a label that pods, or namespaces, must have, and those that require no certain one, by None.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, NamedTuple, Set
 
-from ...cluster.policy_model import ContainerPort, PodPeer
+from ...cluster.policies.policy_model import ContainerPort, PodPeer
 from .compiled import Block, peer_digest
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Tuple
 
-from ...cluster.policy_model import Namespace, PodPeer
+from ...cluster.policies.policy_model import Namespace, PodPeer
 from .peer_index import PeerIndex
 from .peers import PeerEntry
 

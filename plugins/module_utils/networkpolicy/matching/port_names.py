@@ -9,7 +9,7 @@ from collections import Counter
 from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional
 
 from ...cluster.model import NamespacedName
-from ...cluster.policy_model import EGRESS, ContainerPort, Pod
+from ...cluster.policies.policy_model import EGRESS, ContainerPort, Pod
 from .compiled import CompiledRule, NamedPort
 from .ports import PROTOCOL_NUMBERS
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
-from ...cluster.policy_model import ACCEPT, DENY
+from ...cluster.policies.policy_model import ACCEPT, DENY
 
 PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 PROTOCOL_NAMES = {number: name for name, number in PROTOCOL_NUMBERS.items()}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, List, Optional, Tuple
 
-from ...addresses import IPV6, address_bits, family_of, packed, parse_network, unpacked
+from ...base.addresses import IPV6, address_bits, family_of, packed, parse_network, unpacked
 from .rule_parsing import Option, ParsedRule, is_well_quoted, parse_rule, protocol_name, unquoted_target
 
 # Rules as the rendering writes them and both variants print them; tried first, as a node may have 100,000 of them.

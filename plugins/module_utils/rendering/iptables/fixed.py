@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
-from ...addresses import IPV4, IPV6, address_bits, parse_network
-from ...errors import ConfigurationError
+from ...base.addresses import IPV4, IPV6, address_bits, parse_network
+from ...base.errors import ConfigurationError
 from ..settings import DataplaneSettings
 from .names import NODE_PORTS_CHAIN, PREFIXES, SERVICES_CHAIN
 from .tables import FILTER, MANGLE, NAT, ChainKey, JumpKey, Ownership, Rules

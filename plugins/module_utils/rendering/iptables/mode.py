@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from itertools import chain as concatenated
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
-from ...addresses import IPV6
+from ...base.addresses import IPV6
 from ...serviceports.info import ServicePortInfo
 from ..decision import Arrival
 from ..merged import ABSENT, Entry, Journal, MergedTables

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from ...addresses import family_of, parse_network
+from ...base.addresses import family_of, parse_network
 from ..decision import Arrival
 from .fixed import EXTERNAL_SERVICES, FILTER_SERVICES, NODE_PORTS, PROXY_FIREWALL, SERVICES
 from .names import PREFIXES

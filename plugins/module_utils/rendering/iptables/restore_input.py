@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from ...errors import ConfigurationError
+from ...base.errors import ConfigurationError
 
 
 def one_line(text: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import IPV6, Network, networks_of
+from ...base.addresses import IPV6, Network, networks_of
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import shares
 from ..merged import Entry

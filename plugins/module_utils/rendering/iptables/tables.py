@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ...errors import ConfigurationError
+from ...base.errors import ConfigurationError
 from ...resources import Change, Kind
 from ...serviceports.info import ServicePortName
 from .commit_order import Commit, commits

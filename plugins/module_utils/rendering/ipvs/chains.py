@@ -12,7 +12,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import AbstractSet, Dict, Iterable, List, Mapping, Tuple
 
-from ...addresses import IPV6
+from ...base.addresses import IPV6
 from ...configuration.behaviour import KUBE_PROXY, Behaviour
 from ..iptables.fixed import (
     FORWARD,

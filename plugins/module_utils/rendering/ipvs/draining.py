@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Collection, Dict, Iterable, List, Mapping, MutableMapping
 
-from ...addresses import Network
+from ...base.addresses import Network
 from ...resources import Change
 from .model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import is_link_local, parse_network
+from ...base.addresses import is_link_local, parse_network
 from ...configuration.behaviour import Behaviour
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.weights import risen, shares

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-from ...addresses import address_and_port
+from ...base.addresses import address_and_port
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from .entries import Contribution, IpvsFacts

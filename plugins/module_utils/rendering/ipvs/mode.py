@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ...addresses import family_of
+from ...base.addresses import family_of
 from ...base.ipvs_schedulers import scheduler_of
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import risen, shares

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
-from ...addresses import IPV6, address_and_port, family_of
+from ...base.addresses import IPV6, address_and_port, family_of
 from ...resources import Kind
 
 DEVICE = "kube-ipvs0"

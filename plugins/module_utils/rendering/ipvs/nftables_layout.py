@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from ...addresses import IPV6, Network
+from ...base.addresses import IPV6, Network
 from ...resources import Kind
 from ..merged import Entry
 from ..nftables import expressions as x

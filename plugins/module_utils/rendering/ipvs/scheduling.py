@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import AbstractSet, FrozenSet, List, NamedTuple, Tuple
 
-from ...addresses import IPV6
+from ...base.addresses import IPV6
 from ...base.ipvs_schedulers import FALLBACK, SCHEDULER_FLAGS, WITH_PORT, scheduler_of
 from ...serviceports.info import ServicePortInfo
 from ..rendering import NO_SLOW_START

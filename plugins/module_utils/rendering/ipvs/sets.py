@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-from ...addresses import IPV6
+from ...base.addresses import IPV6
 from ...configuration.behaviour import KUBE_PROXY, Behaviour
 from .model import SetDefinition
 

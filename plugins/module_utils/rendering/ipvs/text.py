@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping
 
-from ...addresses import IPV6, address_and_port, address_bits, family_of
+from ...base.addresses import IPV6, address_and_port, address_bits, family_of
 from ...base.ipvs_schedulers import flag_names
 from .model import (
     DEVICE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from ...addresses import FAMILIES, IPV4, IPV6, Network
+from ...base.addresses import FAMILIES, IPV4, IPV6, Network
 from ..nftables import expressions as x
 from ..nftables.expressions import INTERFACE_NAME_BYTES, Expressions
 from ..nftables.objects import BaseHook, ChainValue, Rule

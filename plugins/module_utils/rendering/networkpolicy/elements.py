@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
-from ...addresses import IPV4, IPV6, family_of_packed
+from ...base.addresses import IPV4, IPV6, family_of_packed
 from ...networkpolicy import rows
 from ...networkpolicy.rows import ABSENT, Row
 from ...resources import Change

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from ...addresses import FAMILIES
+from ...base.addresses import FAMILIES
 from ..nftables import expressions as x
 from ..nftables.expressions import Expressions
 from ..nftables.objects import BaseHook, ChainValue, Expression, Rule

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple
 
-from ...addresses import FAMILIES, IPV6
+from ...base.addresses import FAMILIES, IPV6
 from ..nftables.objects import (
     ADDRESS_TYPES,
     CLASSID,

@@ -16,7 +16,7 @@ import hashlib
 from base64 import b32encode
 from typing import List, NamedTuple, Tuple
 
-from ...addresses import packed
+from ...base.addresses import packed
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import slots
 from ..merged import Entry

@@ -12,7 +12,7 @@ import struct
 from functools import lru_cache
 from typing import Dict, List, Optional, Tuple, Union
 
-from ...addresses import IPV6, Network
+from ...base.addresses import IPV6, Network
 from .objects import Expression, Rule
 
 CMP_EQUAL, CMP_NOT_EQUAL, CMP_AT_MOST, CMP_AT_LEAST = 0, 1, 3, 5

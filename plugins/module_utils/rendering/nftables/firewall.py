@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, Iterable, List, Sequence, Tuple
 
-from ...addresses import IPV6, Network, networks_of
+from ...base.addresses import IPV6, Network, networks_of
 from ...serviceports.info import ServicePortInfo, Sources
 from ..merged import Entry
 from ..settings import DataplaneSettings

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import FrozenSet, List, Sequence, Tuple
 
-from ...addresses import packed
 from ...base import ipvs_schedulers
+from ...base.addresses import packed
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..rendering import NO_SLOW_START
 from ..settings import DataplaneSettings

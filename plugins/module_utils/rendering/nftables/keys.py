@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...addresses import packed
+from ...base.addresses import packed
 from .objects import PROTOCOL_NUMBERS
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, List, Tuple
 
-from ...addresses import IPV6, Network, packed, parse_network
+from ...base.addresses import IPV6, Network, packed, parse_network
 from ..merged import Entry
 from ..settings import DataplaneSettings, LocalTraffic
 from . import expressions as x

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Dict, List, Optional, Tuple, Union
 
-from ...addresses import unpacked
+from ...base.addresses import unpacked
 from . import expressions as x
 from .objects import PROTOCOL_NAMES, Expression, Rule
 

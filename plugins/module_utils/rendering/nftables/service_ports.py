@@ -9,7 +9,7 @@ from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from ...addresses import IPV6
+from ...base.addresses import IPV6
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import slots
 from ..merged import Entry

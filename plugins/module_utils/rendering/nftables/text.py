@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Dict, List, Mapping, Tuple, cast
 
-from ...addresses import IPV4, IPV6, unpacked
+from ...base.addresses import IPV4, IPV6, unpacked
 from ...cluster.account import SLOTS
 from . import rule_text
 from .layout import NODE_PORT_KEY, SERVICES_TABLE

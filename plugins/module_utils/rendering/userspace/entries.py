@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import address_bits, family_of, is_link_local, networks_of, packed
+from ...base.addresses import address_bits, family_of, is_link_local, networks_of, packed
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName, Sources
 from ...serviceports.weights import slots
 from ..ipvs.entries import is_bindable, is_real_server

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ...addresses import family_of
+from ...base.addresses import family_of
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..decision import Arrival, Client, Masquerade
 from ..ipvs.text import address_line, device_line, ip_batch_text

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
-from ...addresses import address_and_port
+from ...base.addresses import address_and_port
 from ...resources import Kind
 
 DEVICE = "kube-userspace0"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
     EndpointSlice,
     Node,
@@ -19,7 +20,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import parse_object
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
 from tests.campaigns import examples
 from tests.unit.cluster.parsing.raw_objects import SERVICE_CIDR, endpoint_slice, node, service, with_ingress
 

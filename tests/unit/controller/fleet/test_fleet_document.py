@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet import document as documents
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
     About,
@@ -29,7 +30,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.no
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries, read_previous
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import collection_version
 from tests.conftest import ROOT
 from tests.fleet import samples

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.still_connected import StillConnected
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.still_connected import (
+    StillConnected,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,

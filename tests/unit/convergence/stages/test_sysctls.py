@@ -10,21 +10,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Node
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.render import render
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import sysctls as stages
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.sysctls import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import sysctls as stages
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.sysctls import (
     tracks_liberally,
     wanted_sysctls,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.render import render
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import profile_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import node_facts
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import wanted_values
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import unchangeable
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctl_profile import wanted_values
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import unchangeable
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import complete
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.build_settings import dataplane_settings
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ....errors import KernelError
+from ....base.errors import KernelError
 from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, TABLE_OWNER, TABLE_PERSIST, ObjectKey
 from ...netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
 from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported

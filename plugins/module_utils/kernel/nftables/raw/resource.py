@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any, Iterator, List, Tuple
 
-from ....errors import KernelError
+from ....base.errors import KernelError
 from ....rendering.ipvs.nftables_layout import IPVS_TABLE
 from ....rendering.networkpolicy import bridged
 from ....rendering.networkpolicy.sets import TABLE as POLICY_TABLE

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Callable, Iterator, List, Optional, Set
 
-from ....errors import KernelError
+from ....base.errors import KernelError
 from ....rendering.nftables.layout import FRONTENDS
 from ....rendering.nftables.objects import TABLE_NAME, ObjectKey
 from ....rendering.nftables.own_names import is_own

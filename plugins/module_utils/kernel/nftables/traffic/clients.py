@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from ....addresses import packed
+from ....base.addresses import packed
 from ....rendering.nftables.objects import TABLE_NAME
 from ...netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
 from ...netlink.outcomes import NetlinkRefusal, is_missing

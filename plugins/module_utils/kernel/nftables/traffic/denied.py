@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Tuple
 
-from ....addresses import FAMILIES
+from ....base.addresses import FAMILIES
 from ....networkpolicy.matching.owners import Address
 from ....rendering.networkpolicy import sets
 from ...netlink.protocol import NETLINK_NETFILTER

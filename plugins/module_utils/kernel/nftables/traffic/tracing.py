@@ -15,8 +15,8 @@ import select
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
 
-from ....addresses import packed
-from ....errors import KernelError
+from ....base.addresses import packed
+from ....base.errors import KernelError
 from ....rendering.decision import Arrival, Client
 from ....rendering.nftables import expressions as x
 from ....rendering.nftables.objects import PROTOCOL_NUMBERS, TABLE_OWNER, BaseHook, Expression, Rule, TableIdentity

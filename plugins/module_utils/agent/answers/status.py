@@ -1,0 +1,223 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's answers to the node command: its status, and explanations of how a destination is served."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Optional
+
+from ...base.addresses import canonical_address
+from ...base.timestamps import timestamp
+from ...convergence.drain.external import serving_document
+from ...convergence.runtime.agent_comparison import QUESTION as COMPARISON
+from ...convergence.runtime.agent_comparison import comparison_document
+from ...convergence.runtime.agent_status import AgentStatus, FamilyStatus
+from ...convergence.runtime.listeners import QUESTION as LISTENERS
+from ...convergence.runtime.listeners import listeners_document
+from ...explain.connection import Subject, connection_document
+from ...explain.ends import parse_end
+from ...explain.explain import ExplainedFamily, explain, explained_families, explanation_document
+from ...explain.flows import Kernel
+from ...explain.target import parse_target
+from ...packaging.identity import identity
+from ..services.notices import failures_of
+from ..services.setup import Proxiers
+from .agent_state import AgentState
+from .comparison import compare
+
+#: How many lines of a kind about objects the status has: two Services may have tens of thousands of conflicts.
+_MOST_NAMED = 100
+
+
+def status_document(state: AgentState) -> AgentStatus:
+    """Return the state of a running agent."""
+    proxiers, view = state.sync.proxiers, state.view
+    families: Dict[str, FamilyStatus] = {}
+    for family in proxiers.families if proxiers is not None else ():
+        totals = family.summaries.totals
+        families[family.family] = {
+            "services": len(family.summaries),
+            "ports": totals.ports,
+            "endpoints": totals.endpoints,
+            "draining": family.draining,
+            "entries": {table: len(rows) for table, rows in family.tables.desired.items()},
+            "iptables": str(family.variant) if family.variant is not None else "",
+        }
+    reflectors = state.source.reflectors
+    refused = (*view.state.refusals, *view.state.skipped)
+    failed = sorted(failures_of(view, proxiers.families if proxiers is not None else ()))
+    return {
+        "agent": "running",
+        "version": identity().text,
+        "engine": identity().engine,
+        "node": state.node,
+        "mode": proxiers.configuration.mode if proxiers is not None else "",
+        "modeReason": proxiers.mode_reason if proxiers is not None else "",
+        "behaviour": state.sync.configuration.behaviour.name,
+        "ipvsFilterBackend": proxiers.mode.filter_backend if proxiers is not None else "",
+        "healthy": state.healthy,
+        "otherProxy": state.other_proxy,
+        "since": round(state.started, 3),
+        "uptimeSeconds": round(time.time() - state.started, 1),
+        "apiServer": {
+            reflector.resource.name: "watching" if reflector.connected else reflector.error or "connecting"
+            for reflector in reflectors
+        },
+        "apiServerLostSeconds": {reflector.resource.name: round(reflector.lost_for, 1) for reflector in reflectors},
+        "apiServers": state.servers.status(),
+        "startedFromCache": state.source.from_cache,
+        "staticServices": {str(key): item.static for key, item in sorted(view.state.static_services.items())},
+        "checks": state.checks.status(),
+        "unchecked": _named(state.checks.unchecked),
+        "clusterKnown": view is state.source.view,
+        "lastSync": round(state.sync.last_sync_end, 3),
+        "lastError": state.sync.syncer.last_error,
+        "reloadError": state.reload_error,
+        "syncs": state.sync.syncer.syncs,
+        "driftRepaired": state.sync.syncer.repairs.count,
+        "refused": [str(refusal) for refusal in refused[:_MOST_NAMED]],
+        "refusedCount": len(refused),
+        "failed": [f"{item.name}: {item.error}" for item in failed[:_MOST_NAMED]],
+        "failedCount": len(failed),
+        "ignored": _ignored(proxiers),
+        "conflicts": [str(conflict) for conflict in view.state.conflicts.first(_MOST_NAMED)],
+        "conflictCount": len(view.state.conflicts),
+        "families": families,
+        "forwarding": state.forwarding.status(),
+        "drain": state.drain.status(),
+        "memory": state.memory.status(),
+        "networkPolicy": {**state.policy.status(), **state.policy.coverage()},
+    }
+
+
+def _ignored(proxiers: Optional[Proxiers]) -> List[str]:
+    """Return what annotations request that the mode or the kernel cannot do."""
+    families = proxiers.families if proxiers is not None else ()
+    return _named(sorted({line for family in families for lines in family.ignored.values() for line in lines}))
+
+
+def _named(lines: List[str]) -> List[str]:
+    others = len(lines) - _MOST_NAMED
+    return [*lines[:_MOST_NAMED], f"and {others} more"] if others > 0 else lines
+
+
+def status_text(state: AgentState) -> str:
+    """Return the agent's state in one line, for the service manager."""
+    drain = state.drain.status()
+    prefix = f"drained until {timestamp(drain['until'])}; " if drain["drained"] else ""
+    return prefix + _served_text(state)
+
+
+def _served_text(state: AgentState) -> str:
+    proxiers, syncer = state.sync.proxiers, state.sync.syncer
+    if proxiers is None:
+        return "waiting for the API server"
+    if state.other_proxy:
+        return state.other_proxy
+    if syncer.last_error:
+        return f"last sync failed: {syncer.last_error}"
+    if state.reload_error:
+        return f"reload failed, the previous configuration is in effect: {state.reload_error}"
+    if state.memory.exceeded:
+        return "memory limit exceeded: programmed rules are kept, updates are suspended"
+    policy_error = state.policy.status().get("error")
+    if policy_error:
+        return f"network policies: {policy_error}"
+    if not proxiers.mode.serves:
+        return f"network policies only: {state.policy.status().get('policies', 0)} policies"
+    services = max((len(family.summaries) for family in proxiers.families), default=0)
+    endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
+    origin = "state of the API server"
+    if state.view is not state.source.view:
+        origin = "essential Services only; waiting for the API server"
+    elif state.source.from_cache and not state.source.listed:
+        origin = "state kept on disk, API server unreachable"
+    return f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints ({origin})"
+
+
+def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
+
+    Raises ProxyError, whose text is such a message as well.
+
+    ``question``: ``command`` is status, explain, listeners, comparison, traffic or drain. explain has a
+    ``destination`` and possibly the address of a ``client``, or the ends ``from`` and ``to`` of a connection;
+    ``kernel`` False: do not read the kernel. comparison reads it only with ``kernel`` True, and may want to
+    ``describe`` each change. drain may ask to ``read`` the drain file, and for what is needed to count external
+    ``connections``; traffic may have a ``namespace``, want ``endpoints``, and give the time of the reading that is
+    ``known`` already.
+    """
+    command = question.get("command")
+    if command == "status":
+        return dict(status_document(state))
+    if command == "explain":
+        return _explanation(state, question)
+    if command == LISTENERS:
+        return {"listeners": listeners_document(state.forwarding.table())}
+    if command == COMPARISON:
+        return comparison_document(compare(state, bool(question.get("kernel")), bool(question.get("describe"))))
+    if command == "drain":
+        return _drain(state, question)
+    if command == "traffic":
+        return _traffic(state, question)
+    return {"error": f"unknown command {command!r}"}
+
+
+def _traffic(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+    document = state.traffic.document(
+        str(question.get("namespace", "")), bool(question.get("endpoints")), question.get("known")
+    )
+    return {"node": state.node, **document}
+
+
+def _drain(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+    if question.get("read"):
+        state.drain.read()
+    proxiers = state.sync.proxiers
+    document: Dict[str, Any] = {
+        **state.drain.status(),
+        "node": state.node,
+        "serves": proxiers is None or proxiers.mode.serves,
+    }
+    if question.get("connections") and proxiers is not None and state.view is state.source.view:
+        node = proxiers.node_view.node
+        document["serving"] = serving_document(
+            state.view.state.services.values(),
+            [family.settings for family in proxiers.families],
+            node.pod_cidrs if node is not None else (),
+            proxiers.mode.tracks_connections,
+        )
+        document["forwarded"] = [list(client) for client in state.forwarding.clients()]
+    return document
+
+
+def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+    proxiers = state.sync.proxiers
+    if proxiers is None:
+        return {"error": "the agent does not know the cluster yet"}
+    mode = proxiers.configuration.mode
+    families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
+    if not proxiers.mode.serves:
+        families = explained_families(state.view.state, proxiers.configuration, proxiers.node_view, proxiers.mode)
+    if "from" not in question:
+        target = parse_target(str(question.get("destination")))
+        client = canonical_address(str(question.get("client", ""))) or ""
+        return explanation_document(explain(state.view.state, families, mode, target, client))
+    source = parse_end(str(question["from"]), destination=False)
+    destination = parse_end(str(question.get("to")), destination=True)
+    policies = state.policy.explainer if state.policy.enabled or not proxiers.mode.serves else None
+    stages = {item.family: item.stages for item in proxiers.families}
+    kernel = None
+    if question.get("kernel", True):
+        kernel = Kernel(state.handles, lambda family: stages[family.context.family])
+    subject = Subject(
+        state=state.view.state,
+        families=families,
+        mode=proxiers.mode,
+        node=state.node,
+        kernel=kernel,
+        policies=policies,
+    )
+    return connection_document(subject, source, destination)

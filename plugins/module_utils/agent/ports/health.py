@@ -1,0 +1,140 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Health of the proxy: the answers of /healthz and /livez, and of the Services' health check node ports.
+
+This module has the state and the bodies of the answers; the sockets are in ``http.server``. Semantics, header and body
+formats are those of kube-proxy 1.36 (KEP-3836 for the node's eligibility): a family is unhealthy if a change has been
+pending for longer than the timeout; an idle agent is healthy. In addition, an agent with a stuck thread is unhealthy;
+and a drained node is not eligible, as in kube-proxy one that the autoscaler is about to delete.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from typing import Callable, Dict, Optional, Tuple
+
+from ...cluster.model import NamespacedName, Node
+from ..http.message import Response
+
+DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
+JSON_HEADERS = (("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff"))
+
+
+def json_time(seconds: Optional[float]) -> str:
+    """Format seconds since the epoch as Go does in JSON: RFC 3339 in UTC with fractions; None as its zero time."""
+    if seconds is None:
+        return "0001-01-01T00:00:00Z"
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+class ProxyHealth:
+    """Health per family and the eligibility of the node; safe to use from several threads.
+
+    ``timeout`` is in seconds (kube-proxy: twice the syncPeriod). ``clock`` returns seconds since the epoch, for the
+    answers; ``monotonic`` is the clock by which a change is pending for too long.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.timeout = timeout
+        #: Returns whether load balancers shall leave this node; the agent replaces it.
+        self.drained: Callable[[], bool] = bool
+        #: Returns whether only part of the Services is served yet; the agent replaces it.
+        self.preliminary: Callable[[], bool] = bool
+        #: Returns which other service proxy is noticed, in one line; the agent replaces it.
+        self.other_proxy: Callable[[], str] = str
+        self._clock = clock
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._updated: Dict[str, float] = {}
+        self._oldest_pending: Dict[str, float] = {}
+        self._node_eligible = False
+        self._stuck: Tuple[str, ...] = ()
+
+    def threads_stuck(self, names: Tuple[str, ...]) -> None:
+        """Record the agent's stuck threads; with any of them the agent is unhealthy."""
+        with self._lock:
+            self._stuck = names
+
+    def updated(self, family: str) -> None:
+        """Record that the loop of the family has started, or that a sync of it has succeeded."""
+        with self._lock:
+            self._updated[family] = self._clock()
+            self._oldest_pending.pop(family, None)
+
+    def queued(self, family: str) -> None:
+        """Record that a sync of the family was requested."""
+        with self._lock:
+            self._oldest_pending.setdefault(family, self._monotonic())
+
+    def forget(self, family: str) -> None:
+        """Forget a family that is not served any more."""
+        with self._lock:
+            self._updated.pop(family, None)
+            self._oldest_pending.pop(family, None)
+
+    def node_seen(self, node: Node) -> None:
+        """Record the current Node object. Do not call this for a deleted Node, whose last state remains in effect."""
+        with self._lock:
+            self._node_eligible = not node.deleting and DELETION_TAINT not in node.taint_keys
+
+    def _families(self) -> Dict[str, bool]:
+        now = self._monotonic()
+        return {
+            family: family not in self._oldest_pending or now - self._oldest_pending[family] < self.timeout
+            for family in sorted(self._updated)
+        }
+
+    @property
+    def healthy(self) -> bool:
+        """Return whether nothing is stuck or pending for longer than the timeout, and no other proxy is noticed."""
+        with self._lock:
+            return not self._stuck and not self.other_proxy() and all(self._families().values())
+
+    def answer(self, with_eligibility: bool) -> Response:
+        """Return the answer of /healthz (with the node's eligibility) or /livez (without)."""
+        with self._lock:
+            now = self._clock()
+            families = self._families()
+            updated = dict(self._updated)
+            eligible = self._node_eligible and not self.drained() and not self.preliminary()
+            # Load balancers, which look at the eligibility, need not leave: Services are served, if by two proxies.
+            healthy = not self._stuck and all(families.values()) and (with_eligibility or not self.other_proxy())
+        good = healthy and (eligible or not with_eligibility)
+        last = now if good else max(updated.values(), default=None)
+        body: Dict[str, object] = {"lastUpdated": json_time(last), "currentTime": json_time(now)}
+        if with_eligibility:
+            body["nodeEligible"] = eligible
+        body["healthy"] = healthy
+        if families:
+            body["status"] = {
+                family: {"lastUpdated": json_time(updated[family]), "healthy": state}
+                for family, state in families.items()
+            }
+        text = json.dumps(body, separators=(",", ":")).encode()
+        return Response(200 if good else 503, JSON_HEADERS, text)
+
+
+def service_health_answer(
+    service: NamespacedName, local_endpoints: int, proxy_healthy: bool, drained: bool = False
+) -> Response:
+    """Return the answer of a Service's health check node port, on any path, with KEP-1860's endpoint weight header.
+
+    A drain changes the status only: the endpoints exist, and the proxy is healthy.
+    """
+    body = {
+        "service": {"namespace": service.namespace, "name": service.name},
+        "localEndpoints": local_endpoints,
+        "serviceProxyHealthy": proxy_healthy,
+    }
+    headers = (*JSON_HEADERS, ("X-Load-Balancing-Endpoint-Weight", str(local_endpoints)))
+    good = local_endpoints > 0 and proxy_healthy and not drained
+    return Response(200 if good else 503, headers, json.dumps(body, indent="\t").encode())

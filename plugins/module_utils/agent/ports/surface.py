@@ -1,0 +1,243 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the agent serves over HTTP: health, metrics, configuration, mode, z-pages, and health check node ports."""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ...base.addresses import IPV6, is_link_local
+from ...base.errors import KernelError
+from ...clients import ClientRule
+from ...cluster.model import NamespacedName
+from ...configuration.document import to_mapping
+from ...configuration.feature_gates import COMPONENT_FLAGZ, COMPONENT_STATUSZ
+from ...configuration.model import KubeProxyConfiguration
+from ...packaging.identity import identity
+from ...rendering.settings import DataplaneSettings
+from ..http.connections import DEFAULT_LIMITS, Limits
+from ..http.message import HttpRequest, Responder, Response
+from ..http.server import HttpServer, OpenPort
+from ..services.proxier import Proxier
+from ..telemetry.log import LimitedLog
+from ..telemetry.metrics import Metrics
+from ..threads.supervision import Supervisor
+from . import zpages
+from .health import ProxyHealth
+from .service_health import FailedPort, ServiceHealthPorts
+
+RETRY_SECONDS = 5.0
+
+_TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
+_METRICS = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
+_JSON = (("Content-Type", "application/json"),)
+_NOT_RESETTABLE = Response(405, _TEXT, b"only GET and HEAD are served here\n")
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+
+def parse_address(text: str) -> Optional[Address]:
+    """Parse ``1.2.3.4:80``, ``[::1]:80`` or ``:80``; return None for empty text or port 0, which mean no server."""
+    host, _colon, port = text.rpartition(":")
+    if not port.isdecimal() or not int(port):
+        return None
+    return Address(host.strip("[]") or "::", int(port))
+
+
+class Listener:
+    """One of the agent's own ports, which is opened as soon as its address is free.
+
+    ``failure``: why it is not open; ``in_use``: because another program listens there.
+    """
+
+    def __init__(self, name: str, server: HttpServer, address: Optional[Address], respond: Responder) -> None:
+        self.name = name
+        self.address = address
+        self.failure = ""
+        self.in_use = False
+        self._server = server
+        self._respond = respond
+        self._open: Optional[OpenPort] = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether the port should be open and is not."""
+        return self.address is not None and self._open is None
+
+    @property
+    def port(self) -> int:
+        """The port on which it is open; 0 if it is not."""
+        return 0 if self._open is None else self._open.port
+
+    def move(self, address: Optional[Address]) -> None:
+        """Change the address; the port is not closed if it already listens there."""
+        if address != self.address:
+            self.close()
+            self.address = address
+            self.failure = ""
+
+    def open(self) -> bool:
+        """Try to open the port; return whether it is open or not wanted. ``failure`` is the reason of a failure."""
+        if self._open is None and self.address is not None:
+            try:
+                self._open = self._server.open(*self.address, self._respond, both_families=True)
+                self.failure = ""
+            except KernelError as error:
+                self.failure = str(error)
+                cause = error.__cause__
+                self.in_use = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+        return not self.pending
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class Surface:
+    """Everything that one agent serves over HTTP, by one thread of the supervisor.
+
+    ``log`` is for lines that clients cause. ``clients``: who is one client. ``flags``: the command line
+    options, for /flagz. ``started``: when the agent was started, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        configuration: KubeProxyConfiguration,
+        health: ProxyHealth,
+        metrics: Metrics,
+        log: LimitedLog,
+        supervisor: Supervisor,
+        *,
+        clients: ClientRule,
+        limits: Limits = DEFAULT_LIMITS,
+        flags: Optional[Mapping[str, str]] = None,
+        started: Optional[float] = None,
+    ) -> None:
+        self.health = health
+        metrics.show_identity(identity())
+        metrics.show_gates(configuration)
+        self.server = HttpServer(supervisor, log, clients, limits)
+        self._configuration = configuration
+        self._metrics = metrics
+        metrics.http_closed = lambda: self.server.closed
+        metrics.http_connections.set_function(lambda: self.server.connections)
+        self._flags = dict(flags or {})
+        self._started = time.time() if started is None else started
+        healthz, metrics_address = _own_addresses(configuration)
+        self.listeners = [
+            Listener("healthz", self.server, healthz, self._health_answer),
+            Listener("metrics", self.server, metrics_address, self._metrics_answer),
+        ]
+        self._pages: Dict[str, Callable[[HttpRequest], Response]] = {
+            "/metrics": lambda _request: Response(200, _METRICS, self._metrics.text()),
+            "/metrics/slis": self._service_levels,
+            "/healthz": lambda _request: Response(200, _TEXT, b"ok"),
+            "/healthz/ping": lambda _request: Response(200, _TEXT, b"ok"),
+            "/proxyMode": lambda _request: Response(200, _TEXT, self._configuration.mode.encode()),
+            "/configz": self._configz,
+            "/version": lambda _request: zpages.version_response(identity()),
+            "/flagz": lambda request: zpages.flagz(request.accept, self._flags),
+            "/statusz": self._statusz,
+        }
+        self._service_health: Dict[str, ServiceHealthPorts] = {}
+
+    def configure(self, configuration: KubeProxyConfiguration) -> None:
+        """Apply the configuration in effect; a port whose address does not change is not closed."""
+        self._configuration = configuration
+        self._metrics.show_gates(configuration)
+        for listener, address in zip(self.listeners, _own_addresses(configuration)):
+            listener.move(address)
+
+    def _health_answer(self, request: HttpRequest) -> Optional[Response]:
+        path = request.path
+        if path not in ("/healthz", "/livez"):
+            return None
+        answer = self.health.answer(with_eligibility=path == "/healthz")
+        counter = self._metrics.healthz if path == "/healthz" else self._metrics.livez
+        counter.labels(str(answer.code)).inc()
+        self._metrics.observe_health(path[1:], answer.code == 200)
+        return answer
+
+    def _metrics_answer(self, request: HttpRequest) -> Optional[Response]:
+        page = self._pages.get(request.path)
+        if page is None or not self._is_on(request.path):
+            return None
+        if request.method == "DELETE" and request.path != "/metrics/slis":
+            return _NOT_RESETTABLE
+        return page(request)
+
+    def _is_on(self, path: str) -> bool:
+        if path == "/flagz":
+            return self._configuration.gate(COMPONENT_FLAGZ)
+        if path == "/statusz":
+            return self._configuration.gate(COMPONENT_STATUSZ)
+        return True
+
+    def _service_levels(self, request: HttpRequest) -> Response:
+        if request.method == "DELETE":
+            self._metrics.reset_slis()
+            return Response(200, _TEXT, b"metrics reset\n")
+        return Response(200, _METRICS, self._metrics.text(slis=True))
+
+    def _configz(self, _request: HttpRequest) -> Response:
+        document = {"kubeproxy.config.k8s.io": to_mapping(self._configuration)}
+        return Response(200, _JSON, json.dumps(document).encode())
+
+    def _statusz(self, request: HttpRequest) -> Response:
+        listed = [path for path in self._pages if self._is_on(path)]
+        return zpages.statusz(request.accept, identity(), self._started, listed, time.time())
+
+    def sync_service_health(self, family: Proxier) -> List[FailedPort]:
+        """Open, close and update the health check node ports of a family; return new failures."""
+        ports = self._service_health.get(family.family)
+        if ports is None:
+            ports = self._service_health[family.family] = ServiceHealthPorts(self.server, self.health)
+        summaries = family.summaries
+        return ports.sync(health_addresses(family.settings), summaries.health_ports, summaries.health_counts)
+
+    def retry_service_health(self) -> List[FailedPort]:
+        """Retry to open ports that could not be opened; return new failures."""
+        return [failure for ports in self._service_health.values() if ports.failed for failure in ports.retry()]
+
+    @property
+    def failed_services(self) -> Dict[NamespacedName, str]:
+        """Services whose health check node port is not open on every address, and why."""
+        return {service: text for ports in self._service_health.values() for service, text in ports.failed.items()}
+
+    def serves(self, service: NamespacedName) -> bool:
+        """Return whether a Service has a health check node port in any family."""
+        return any(service in ports for ports in self._service_health.values())
+
+    def keep_families(self, families: Sequence[str]) -> None:
+        """Close the health check node ports of all other families."""
+        for family in [name for name in self._service_health if name not in families]:
+            self._service_health.pop(family).close()
+
+    def close(self) -> None:
+        """Close everything; nothing can be opened again."""
+        self.server.stop()
+
+
+def _own_addresses(configuration: KubeProxyConfiguration) -> Tuple[Optional[Address], Optional[Address]]:
+    return parse_address(configuration.healthz_bind_address), parse_address(configuration.metrics_bind_address)
+
+
+def health_addresses(settings: DataplaneSettings) -> Tuple[str, ...]:
+    """Return where health check node ports of a family listen: everywhere, or on the addresses that serve node ports.
+
+    Link-local IPv6 addresses are omitted, because listening on them requires an interface.
+    """
+    if not settings.node_port_cidrs:
+        return ("::",) if settings.family == IPV6 else ("0.0.0.0",)
+    return tuple(address for address in settings.node_port_addresses if not is_link_local(address))

@@ -1,0 +1,94 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What follows the syncs of a node after some time: checks, later syncs, and upkeep without any change."""
+
+from __future__ import annotations
+
+from typing import Callable, Optional
+
+from ..drift.parameters import PARAMETERS_SECONDS
+from ..threads.timers import Timers
+from .other_modes import DRAIN_SECONDS
+from .setup import Proxiers
+from .slow_start import SlowStart
+from .syncer import Syncer, SyncOutcome
+
+GAUGES_SECONDS = 30.0
+#: A full check costs O(cluster): it may take 1 % of a CPU, however short the periods are.
+CHECK_PAUSE_FACTOR = 100.0
+
+
+class Followups:
+    """Starts the timers of what follows a sync.
+
+    ``proxiers`` returns those of the mode in effect. ``request`` has the node synced, which finds out what is due;
+    ``check`` has everything compared with the kernel. ``changed`` is called when entries of the kernel were removed.
+    """
+
+    def __init__(
+        self,
+        timers: Timers,
+        syncer: Syncer,
+        slow_start: SlowStart,
+        *,
+        proxiers: Callable[[], Optional[Proxiers]],
+        request: Callable[[], None],
+        check: Callable[[], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._clock = timers.clock
+        self._syncer = syncer
+        self._slow_start = slow_start
+        self._proxiers = proxiers
+        self._changed = changed
+        self._check = timers.add("check everything", check)
+        self._held = timers.add("apply a change that was held back", request)
+        self._examine = timers.add("examine connections", request)
+        self._rise = timers.add("raise the share of new endpoints", request)
+        self._draining = timers.add("remove drained real servers", self._drain)
+        self._gauges = timers.add("refresh gauges", self._refresh_gauges)
+        self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
+
+    def synced(self, proxiers: Proxiers, outcome: SyncOutcome, started: float) -> None:
+        """Start the timers after a sync that ``started`` at that time; some run until they are due."""
+        now = self._clock()
+        period = proxiers.configuration.check_period
+        if outcome.observed:
+            self._check.restart(max(period, CHECK_PAUSE_FACTOR * (now - started)))
+        else:
+            # Also after the first sync of an empty node, which observes nothing at its end.
+            self._check.start(period)
+        pause = self._slow_start.delay()
+        if pause:
+            self._rise.restart(pause)
+        if outcome.held_until:
+            self._held.restart(max(0.0, outcome.held_until - now))
+        for family in proxiers.families:
+            if family.examines_later:
+                self._examine.start(family.examines_later)
+        if any(family.draining for family in proxiers.families):
+            self._draining.start(DRAIN_SECONDS)
+        self._gauges.start(GAUGES_SECONDS)
+        self._parameters.start(PARAMETERS_SECONDS)
+
+    def _drain(self) -> None:
+        proxiers = self._proxiers()
+        if proxiers is not None:
+            gone, left = self._syncer.drain(proxiers.families)
+            if gone:
+                self._changed()
+            if left:
+                self._draining.start(DRAIN_SECONDS)
+
+    def _refresh_gauges(self) -> None:
+        proxiers = self._proxiers()
+        if proxiers is not None:
+            for family in proxiers.families:
+                self._syncer.measures.count_rules(proxiers, family)
+
+    def _repair_parameters(self) -> None:
+        proxiers = self._proxiers()
+        if proxiers is not None:
+            self._syncer.repairs.repair_parameters(proxiers.sysctls)
+            self._parameters.start(PARAMETERS_SECONDS)

@@ -1,0 +1,82 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Log lines about objects that are served only in part or not at all, each written once while it applies."""
+
+from __future__ import annotations
+
+from typing import FrozenSet, Iterable, Sequence, Set, Tuple
+
+from ...cluster.claims import NO_CONFLICTS, Conflicts
+from ...cluster.model import NamespacedName
+from ...convergence.report import conflict_warnings
+from ..source.view import ClusterView
+from ..telemetry.log import LimitedLog, Log
+from ..telemetry.metrics import Metrics
+from ..threads.failures import Failure
+from .proxier import Proxier
+
+#: How many failures are logged at once; if there are more, they have the same reasons.
+MOST_NAMED = 20
+
+
+def failures_of(view: ClusterView, families: Iterable[Proxier]) -> FrozenSet[Failure]:
+    """Return the objects that cannot be processed in the view or in any family."""
+    return view.failures.all.union(*(family.failures.all for family in families))
+
+
+class Notices:
+    """Compares the conflicts, failures and limits of the last sync with those that are logged already."""
+
+    def __init__(self, *, metrics: Metrics, log: Log, limited: LimitedLog) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._limited = limited
+        self._conflicts = NO_CONFLICTS
+        self._failures: FrozenSet[Failure] = frozenset()
+        self._unserved: Set[Tuple[NamespacedName, str]] = set()
+        self._kept_chains: Set[Tuple[str, str]] = set()
+
+    def report(self, view: ClusterView, families: Sequence[Proxier]) -> None:
+        """Log what is new, and set the metrics."""
+        self._report_failures(view, families)
+        self._report_conflicts(view.state.conflicts)
+        self._report_unserved(families)
+        self._report_kept_chains(families)
+
+    def _report_failures(self, view: ClusterView, families: Sequence[Proxier]) -> None:
+        found = failures_of(view, families)
+        new = sorted(found - self._failures)
+        for failure in new[:MOST_NAMED]:
+            text = "an object cannot be processed and keeps its last state; this is a defect of the agent"
+            self._limited.error(("failure", failure.key), text, object=failure.name, error=failure.error)
+        if len(new) > MOST_NAMED:
+            self._limited.error("failure", "further objects cannot be processed", objects=len(new) - MOST_NAMED)
+        self._failures = found
+        self._metrics.objects_failed.set(len({failure.key for failure in found}))
+
+    def _report_conflicts(self, conflicts: Conflicts) -> None:
+        """Log each address and node port that a Service claims and does not get."""
+        if conflicts is self._conflicts:
+            return
+        for line in conflict_warnings(conflicts.since(self._conflicts)):
+            # A Service that is created and deleted again and again repeats its conflicts.
+            self._limited.warning(("conflict", line), "an address is claimed twice", conflict=line)
+        self._conflicts = conflicts
+        self._metrics.conflicts.set(len(conflicts))
+
+    def _report_unserved(self, families: Sequence[Proxier]) -> None:
+        """Log each ServicePort that the mode cannot serve."""
+        found = {(service, line) for family in families for service, lines in family.unserved.items() for line in lines}
+        for service, line in sorted(found - self._unserved):
+            text = "a Service cannot be served in this mode"
+            self._limited.about("unserved", service.namespace, text, service=line)
+        self._unserved = found
+
+    def _report_kept_chains(self, families: Sequence[Proxier]) -> None:
+        """Log each chain that is kept because a rule of another program jumps to it."""
+        found = {(family.family, chain) for family in families for chain in family.kept_chains}
+        for family, chain in sorted(found - self._kept_chains):
+            text = "a chain of a former Service is kept, empty, because a rule of another program jumps to it"
+            self._log.warning(text, family=family, chain=chain)
+        self._kept_chains = found

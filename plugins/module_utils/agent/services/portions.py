@@ -1,0 +1,175 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The Services that wait while others are synced, because they make many entries.
+
+One change of an endpoint may replace a hundred thousand entries of a Service, and a user may change many such Services
+at once. Programmed together with these, the change of another Service would wait for all of them. So Services that make
+more entries than their size suggests wait once there are too many entries for one sync, and follow in portions: several
+Services, or some ports of one. What an entry takes differs with its kind, the tables and the load of the node, so
+portions that take long become smaller.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Callable, Dict, FrozenSet, NamedTuple, Set
+
+from ...cluster.model import NamespacedName
+from ..threads.timers import Pace, Timers
+from .steps import Step
+
+#: The most entries in one portion, unless a single port has more: in nftables mode, those of lists are replaced in an
+#: eighth of a second.
+MOST_ENTRIES = 10_000
+#: The time that a portion may take; after one that took longer, the next ones are smaller.
+MOST_SECONDS = 0.5
+PORTION_PAUSE_SECONDS = 0.1
+#: While changes have arrived that are not processed yet, portions take a tenth of the loop's time.
+BEHIND_PAUSE_FACTOR = 9.0
+
+
+class Size(NamedTuple):
+    """The entries of a Service, 0 if there are not more than its size suggests, and the number of its ports."""
+
+    entries: int
+    ports: int = 1
+
+
+SizeOf = Callable[[NamespacedName], Size]
+
+
+class _Waiting:
+    """A Service that waits. ``left``: the ports that are still to be programmed, from the ``first`` on."""
+
+    def __init__(self, size: Size) -> None:
+        self.entries = size.entries
+        self._ports = self._left = max(1, size.ports)
+        self._first = 0
+
+    def changed(self, size: Size) -> None:
+        """Begin with all ports again, at the one that is next: each comes, however often the Service changes."""
+        self.entries = size.entries
+        self._ports = self._left = max(1, size.ports)
+        self._first %= self._ports
+
+    @property
+    def left(self) -> int:
+        """The entries of the ports that are still to be programmed."""
+        return self.entries * self._left // self._ports
+
+    def step(self, entries: int) -> Step:
+        """Return the next ports, with at most this many entries unless a single port has more."""
+        number = self._left if self.left <= entries else max(1, self._ports * entries // self.entries)
+        begins, self._left = self._left == self._ports, self._left - number
+        step = Step(self._first, number, self._ports, begins, ends=not self._left)
+        self._first = (self._first + number) % self._ports
+        return step
+
+
+class Portions:
+    """Chooses which Services are programmed next; what a Service removes counts as what it makes."""
+
+    def __init__(self) -> None:
+        # In the order in which they began to wait.
+        self._waiting: Dict[NamespacedName, _Waiting] = {}
+        self._programmed: Dict[NamespacedName, int] = {}
+        # The entries of a portion, and those of the last one.
+        self._most = MOST_ENTRIES
+        self._taken = 0
+
+    @property
+    def waiting(self) -> FrozenSet[NamespacedName]:
+        """The Services that wait."""
+        return frozenset(self._waiting)
+
+    def clear(self) -> None:
+        """Forget who waits: everything is programmed at once."""
+        self._waiting.clear()
+
+    def urgent(self, dirty: Set[NamespacedName], size_of: SizeOf) -> Set[NamespacedName]:
+        """Return the Services that are programmed at once; the others wait."""
+        heavy: Dict[NamespacedName, Size] = {}
+        for service in dirty:
+            size = size_of(service)
+            if size.entries or service in self._programmed:
+                heavy[service] = size._replace(entries=max(size.entries, self._programmed.get(service, 0)))
+        if not self._waiting and sum(size.entries for size in heavy.values()) <= self._most:
+            for service in heavy:
+                self._note(service, size_of)
+            return dirty
+        for service in sorted(heavy):
+            if service in self._waiting:
+                self._waiting[service].changed(heavy[service])
+            else:
+                self._waiting[service] = _Waiting(heavy[service])
+        at_once = dirty - heavy.keys()
+        for service in at_once & self._waiting.keys():
+            del self._waiting[service]
+        return at_once
+
+    def take(self, size_of: SizeOf) -> Dict[NamespacedName, Step]:
+        """Return the next portion: the Service that waits longest, then those of the namespaces with fewest entries."""
+        of_namespace: Counter[str] = Counter()
+        for service, waiting in self._waiting.items():
+            # Its endpoints may have arrived since it began to wait.
+            waiting.entries = max(waiting.entries, size_of(service).entries)
+            of_namespace[service.namespace] += waiting.entries
+        steps: Dict[NamespacedName, Step] = {}
+        left = self._most
+        for service in [
+            *list(self._waiting)[:1],
+            *sorted(self._waiting, key=lambda each: of_namespace[each.namespace]),
+        ]:
+            waiting = self._waiting[service]
+            if service not in steps and (not steps or waiting.left <= left):
+                before = waiting.left
+                steps[service] = waiting.step(left)
+                left -= before - waiting.left
+        self._taken = self._most - left
+        for service, step in steps.items():
+            self._note(service, size_of)
+            if step.ends:
+                del self._waiting[service]
+        return steps
+
+    def took(self, seconds: float) -> None:
+        """Adapt the size of portions to the time that the last one took."""
+        if seconds > MOST_SECONDS:
+            self._most = min(MOST_ENTRIES, int(self._taken * MOST_SECONDS / seconds))
+        else:
+            self._most = min(MOST_ENTRIES, 2 * self._most + 1)
+
+    def _note(self, service: NamespacedName, size_of: SizeOf) -> None:
+        entries = size_of(service).entries
+        if entries:
+            self._programmed[service] = entries
+        else:
+            self._programmed.pop(service, None)
+
+
+class WaitingServices:
+    """When the Services that wait are programmed: a portion after a pause, while there are any.
+
+    ``is_behind`` returns whether changes of the cluster have arrived that are not processed yet. They may be about any
+    Service, and the loop processes them between two portions, which then take a tenth of its time.
+    """
+
+    def __init__(self, timers: Timers, is_behind: Callable[[], bool], program: Callable[[], None]) -> None:
+        self._clock = timers.clock
+        self._is_behind = is_behind
+        self._program = program
+        self._pace = Pace(timers.clock, BEHIND_PAUSE_FACTOR)
+        self._timer = timers.add("program Services with many entries", self._run)
+
+    def follow(self) -> None:
+        """Program the next portion after a pause."""
+        self._timer.restart(PORTION_PAUSE_SECONDS)
+
+    def _run(self) -> None:
+        if self._is_behind() and self._pace.rest():
+            self._timer.start(PORTION_PAUSE_SECONDS)
+            return
+        started = self._clock()
+        self._program()
+        self._pace.worked(self._clock() - started)

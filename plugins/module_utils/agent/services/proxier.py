@@ -1,0 +1,397 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One IP family on this node: its desired tables, the resources that hold them, and the two ways to sync.
+
+A *partial* sync applies what changed in the desired tables without observing the kernel. A *full* one observes
+everything; it comes first, after a failure, and when another program may have changed something.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar
+
+from ...base.addresses import family_of
+from ...cluster.model import NO_POLICY, NamespacedName, Service
+from ...cluster.parsing.objects import ObjectKey
+from ...cluster.state import ClusterState
+from ...configuration.model import KubeProxyConfiguration
+from ...convergence.family import FamilyContext, FamilyTables
+from ...convergence.handles import KernelHandles
+from ...convergence.modes.mode import Mode
+from ...convergence.report import ignored_annotations, unserved
+from ...convergence.schedulers import requested, with_schedulers
+from ...kernel.conntrack.socket import ConntrackSocket
+from ...kernel.conntrack.stale import delete_stale
+from ...kernel.conntrack.tcp_flows import Ended, end_connections
+from ...kernel.xtables.variant import XtablesVariant
+from ...rendering.desired import DesiredTables
+from ...rendering.rendering import Totals
+from ...rendering.served import served_cluster_ips
+from ...rendering.settings import DataplaneSettings
+from ...rendering.slot_limit import SlotLimit
+from ...resources import Change, Kind, PlannedChange, Stage, apply_plan, plan
+from ...serviceports.flows import FlowChanges, released_protocols
+from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.table import count_endpoints, service_ports_of
+from ..threads.failures import NOT_OF_ONE_OBJECT, Failures
+from ..threads.timers import Pace, monotonic
+from .steps import NO_STEPS, WHOLE, PortSteps, Steps
+from .summaries import Summaries
+
+_SERVICES_BETWEEN_PROGRESS = 500
+_ENDPOINTS_BETWEEN_PROGRESS = 20_000
+# Any user may change the endpoints of a UDP Service. So where reading the connections takes longer than this, it takes
+# a tenth of the time at most.
+_SHORT_SECONDS, _EXAMINE_PAUSE_FACTOR = 0.02, 9.0
+_T = TypeVar("_T")
+
+
+def _is_external(service: Service) -> bool:
+    """Return whether a Service has node ports, external IPs or load balancer addresses."""
+    return bool(service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports))
+
+
+def _key_of(service: NamespacedName) -> ObjectKey:
+    return ObjectKey("Service", service.namespace, service.name)
+
+
+def _note(known: Dict[NamespacedName, List[str]], service: NamespacedName, lines: List[str]) -> bool:
+    """Record the lines about a Service, and return whether they changed."""
+    if lines == known.get(service, []):
+        return False
+    if lines:
+        known[service] = lines
+    else:
+        del known[service]
+    return True
+
+
+class SyncResult(NamedTuple):
+    """The result of a sync: entries added, replaced, removed; seconds by label of the resource; the changes."""
+
+    added: int
+    replaced: int
+    removed: int
+    seconds: Dict[str, float]
+    changes: List[PlannedChange]
+
+
+def result_of(planned: Iterable[PlannedChange], seconds: Dict[str, float]) -> SyncResult:
+    """Count planned changes that have been applied."""
+    changes = [item for item in planned if item.change]
+    return SyncResult(
+        sum(len(item.change.added) for item in changes),
+        sum(len(item.change.replaced) for item in changes),
+        sum(len(item.change.removed) for item in changes),
+        seconds,
+        changes,
+    )
+
+
+class Proxier:
+    """Keeps one family in sync.
+
+    ``needs_full``: whether the next sync must observe the kernel. ``rendered``: whether the desired tables have been
+    brought up to date since they were created. ``failures``: Services that are served as before, because a defect of
+    the agent prevents that they are brought up to date.
+    """
+
+    def __init__(
+        self, configuration: KubeProxyConfiguration, mode: Mode, context: FamilyContext, handles: KernelHandles
+    ) -> None:
+        self.mode = mode
+        self.context = context
+        self.needs_full = True
+        self.rendered = False
+        self.summaries = Summaries(mode.counts_ports)
+        self.failures = Failures()
+        self.tables = DesiredTables(mode.rendering, context.settings, handles.progress, self._failed)
+        self.slot_limit = SlotLimit(mode.rendering)
+        self._steps = PortSteps()
+        self.stages: List[Stage] = mode.stages(configuration, [FamilyTables(context, self.tables.desired)], handles)
+        for stage in self.stages:
+            stage.resource.report_to(handles.progress)
+        self._adjustments = mode.adjustments(context, self.stages, handles)
+        self._progress = handles.progress
+        settings = configuration.node_proxy.behaviour
+        self._flows = FlowChanges(released_protocols(settings.behaviour, settings.end_deleted))
+        self._udp_changed: Set[NamespacedName] = set()
+        self._examined = Pace(monotonic, _EXAMINE_PAUSE_FACTOR)
+        #: Services with ports that the mode cannot serve, and why.
+        self.unserved: Dict[NamespacedName, List[str]] = {}
+        #: Services whose policy the mode supports only in part, and what it does not support.
+        self.ignored: Dict[NamespacedName, List[str]] = {}
+        #: How often that changed.
+        self.ignored_changes = 0
+        self._asked: Set[str] = set()
+        self._found: Optional[Set[str]] = None
+
+    @property
+    def has_observed(self) -> bool:
+        """Whether the kernel has been observed; until then, the tables have nothing of what it serves."""
+        return self._found is not None
+
+    @property
+    def family(self) -> str:
+        """IPv4 or IPv6."""
+        return self.context.family
+
+    @property
+    def settings(self) -> DataplaneSettings:
+        """The settings that rendering uses."""
+        return self.context.settings
+
+    @property
+    def variant(self) -> Optional[XtablesVariant]:
+        """The iptables in use, None where the mode needs none."""
+        return self.context.variant
+
+    @property
+    def kept_chains(self) -> List[str]:
+        """The chains that are kept, empty, because rules of other programs jump to them, as ``table chain``."""
+        used = {key for stage in self.stages for key in getattr(stage.resource, "referenced", ())}
+        return sorted(f"{key.table} {key.chain}" for key in used if key not in self.tables.desired[Kind.CHAINS])
+
+    @property
+    def draining(self) -> int:
+        """The number of entries that are kept until their connections have ended."""
+        return self._adjustments.draining
+
+    def set_zone(self, zone: str) -> None:
+        """Change the zone of the node. The caller must apply the Services that depend on it again."""
+        self.context = self.context._replace(node=self.context.node._replace(zone=zone))
+
+    def follow(self, settings: DataplaneSettings, state: ClusterState) -> bool:
+        """Adopt settings with new addresses or ServiceCIDRs; return whether this changed desired tables.
+
+        Only entries that depend on them are rendered again, and the next sync applies the difference. The kernel is not
+        changed.
+        """
+        before = self.context.settings
+        settings = settings._replace(schedulers=before.schedulers)
+        self.context = self.context._replace(settings=settings)
+        in_use = self.mode.rendering.settings_in_use
+        if in_use(before) == in_use(settings):
+            return False
+        if self.tables.follow(settings):
+            self.apply_services(state, [name for name, service in state.services.items() if _is_external(service)])
+        return True
+
+    def apply_services(
+        self,
+        state: ClusterState,
+        services: Iterable[NamespacedName],
+        totals: Optional[Totals] = None,
+        steps: Steps = NO_STEPS,
+    ) -> None:
+        """Bring the desired tables up to date with these Services, and those that failed; the kernel is not changed.
+
+        ``totals``: as for :meth:`.rendering.desired.DesiredTables.apply`. ``steps``: of the Services of which only some
+        ports are brought up to date.
+        """
+        chosen = list(services)
+        if self.failures:
+            failed = [NamespacedName(key.namespace, key.name) for key in self.failures]
+            chosen += set(failed).difference(chosen)
+        try:
+            self._apply(state, chosen, totals, steps)
+        except NOT_OF_ONE_OBJECT:
+            raise
+        except Exception:
+            self._apply_each(state, chosen, totals)
+        self.rendered = True
+
+    def _apply_each(self, state: ClusterState, services: Sequence[NamespacedName], totals: Optional[Totals]) -> None:
+        """Apply Services one after the other, because one of them raises an exception."""
+        for number, service in enumerate(services):
+            if number % _SERVICES_BETWEEN_PROGRESS == 0:
+                self._progress()
+            try:
+                self._apply(state, [service], totals, NO_STEPS)
+            except Exception as error:
+                if not self._failed(service, error):
+                    raise
+
+    def _apply(
+        self, state: ClusterState, services: Iterable[NamespacedName], totals: Optional[Totals], steps: Steps
+    ) -> None:
+        ports: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
+        endpoints = 0
+        for number, service in enumerate(services):
+            if number % _SERVICES_BETWEEN_PROGRESS == 0 or endpoints >= _ENDPOINTS_BETWEEN_PROGRESS:
+                endpoints = 0
+                self._progress()
+            now = self._steps.computed(service, steps.get(service, WHOLE)) or self.service_ports(state, service)
+            if now is None:
+                continue
+            endpoints += sum([len(info.endpoints) for info in now])
+            # Nothing is known of a Service that never had any, as most in a second family.
+            had_failed = bool(self.failures) and self.failures.discard(_key_of(service))
+            if now or had_failed or service in self.summaries:
+                ports[service] = now
+        for service in self.slot_limit.count(ports) - ports.keys():
+            now = self.service_ports(state, service)
+            if now is not None:
+                ports[service] = now
+        applied = self.slot_limit.applied
+        ports = {service: tuple([applied(info) for info in found]) for service, found in ports.items()}
+        self._find_schedulers([info for found in ports.values() for info in found])
+        context = self.context.node
+        kept = self._steps.kept(ports, steps, self.summaries)
+        self.tables.apply(ports, lambda name: tuple(map(applied, service_ports_of(state, name, context))), totals, kept)
+        for service, found in ports.items():
+            step = steps.get(service, WHOLE)
+            if not step.begins:
+                if step.ends:
+                    # Flows may have begun to former endpoints of the ports of later steps.
+                    self._udp_changed |= {service} & self.summaries.udp_services
+                    self._flows.repeat(service)
+                continue
+            if self.failures and _key_of(service) in self.failures:
+                continue
+            _note(self.unserved, service, unserved(self.mode.rendering, found))
+            self.ignored_changes += _note(
+                self.ignored, service, ignored_annotations(self.mode.rendering, found, self.settings)
+            )
+            if self.summaries.put(service, found):
+                self._udp_changed.add(service)
+            self._flows.note(service, found)
+
+    def request_slots(self, state: ClusterState, services: Iterable[NamespacedName]) -> Set[NamespacedName]:
+        """Count what these Services request of stable hashing now; return others whose admission this changes."""
+        found: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
+        for service in services if self.mode.rendering.most_lists else ():
+            item = state.services.get(service)
+            asks = item is not None and not (item.policy is NO_POLICY and item.aliases is NO_POLICY)
+            if asks or self.slot_limit.has(service):
+                now = self.service_ports(state, service)
+                if now is not None:
+                    found[service] = now
+        return self.slot_limit.count(found)
+
+    def service_ports(self, state: ClusterState, service: NamespacedName) -> Optional[Sequence[ServicePortInfo]]:
+        """Return the ServicePorts of a Service in this family; None if that fails, which is recorded."""
+        return self._attempt(service, lambda: service_ports_of(state, service, self.context.node))
+
+    def _attempt(self, service: NamespacedName, compute: Callable[[], _T]) -> Optional[_T]:
+        """Return what is computed for a Service; None if that raises an exception, which is recorded."""
+        try:
+            return compute()
+        except Exception as error:
+            if not self._failed(service, error):
+                raise
+            return None
+
+    def _failed(self, service: NamespacedName, error: Exception) -> bool:
+        """Record the failure of a Service; return whether the exception can be about this Service alone."""
+        if isinstance(error, NOT_OF_ONE_OBJECT):
+            return False
+        self.failures.add(_key_of(service), error)
+        return True
+
+    def _find_schedulers(self, infos: Sequence[ServicePortInfo]) -> None:
+        """Load the kernel modules of schedulers that no ServicePort has requested before."""
+        new = requested(self.mode.rendering, infos, self.settings) - self._asked
+        if not new:
+            return
+        self.context = with_schedulers(self.context, self.mode.rendering, infos, load=True)
+        self._asked |= new
+        self.tables.follow(self.settings)
+
+    def totals(self, state: ClusterState) -> Totals:
+        """Return the totals over all Services of the family, without computing any ServicePort.
+
+        In a mode whose options do not depend on them nothing is counted.
+        """
+        if not self.mode.rendering.options_need_totals:
+            return Totals()
+        return Totals(sum(self._count_endpoints(state, service) or 0 for service in state.services))
+
+    def _count_endpoints(self, state: ClusterState, service: NamespacedName) -> Optional[int]:
+        node = self.context.node
+        return self._attempt(service, lambda: count_endpoints(state, service, self.family, node.outside, node.policy))
+
+    def take_found_served(self) -> Set[str]:
+        """Return the cluster IPs of the family that had endpoints when the kernel was first observed; forget them."""
+        found, self._found = self._found, set()
+        return {address for address in found or () if family_of(address) == self.family}
+
+    def would_serve(self, state: ClusterState, service: NamespacedName) -> bool:
+        """Return whether a Service would have an endpoint to choose after :meth:`apply_services`."""
+        ports = self.service_ports(state, service)
+        return self.summaries.serves(service) if ports is None else any(info.reachable for info in ports)
+
+    def is_cold(self) -> bool:
+        """Return whether the kernel contains none of our entries yet. Raises KernelError."""
+        return all(stage.resource.is_empty() for stage in self.stages if stage.resource.family)
+
+    def full(self) -> SyncResult:
+        """Observe everything and apply the difference. Raises KernelError; the next sync is then full, too."""
+        self.needs_full = True
+        self.tables.pop_changes()
+        planned = plan(self.stages)
+        if self._found is None:
+            self._found = served_cluster_ips(item.observed for item in planned)
+        seconds = apply_plan(planned)
+        self._adjustments.observed(self.tables.desired)
+        self.needs_full = False
+        return result_of(planned, seconds)
+
+    def partial(self) -> SyncResult:
+        """Apply the changes of the desired tables. Raises KernelError; the next sync is then full."""
+        changes = self.tables.pop_changes()
+        self.needs_full = True
+        self._adjustments.adjust(changes)
+        nothing: Change[Any, Any] = Change()
+        planned = [PlannedChange(stage.resource, changes.get(stage.resource.kind, nothing)) for stage in self.stages]
+        seconds = apply_plan(planned)
+        self.needs_full = False
+        return result_of(planned, seconds)
+
+    def drain(self) -> int:
+        """Remove draining entries whose last connection has ended; return their number. Raises KernelError."""
+        return self._adjustments.drain()
+
+    def end_connections(self, port: ServicePortInfo, endpoint: Endpoint) -> Ended:
+        """End the TCP connections of a ServicePort to an endpoint. Raises KernelError."""
+        ended = Ended()
+        if self.mode.tracks_connections:
+            frontends = [(ip, port.port) for ip in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)]
+            # In this order: closing IPVS connections also deletes their conntrack entries.
+            ended = end_connections(self.family, (endpoint.ip, endpoint.port), frontends, port.node_port)
+        return ended._replace(connections=ended.connections + self._adjustments.drop(port, endpoint))
+
+    def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
+        """Delete stale entries, if Services changed since the last call in a way that can make entries stale.
+
+        Like kube-proxy 1.36, examine the entries of all UDP Services after the endpoints of any of them changed: so
+        those of addresses that a Service has got since then are found, too. Return how many were deleted and the
+        seconds it took (0 if no Service changed, or :attr:`examines_later`). Raises KernelError.
+        """
+        if self._examined.rest():
+            return 0, 0.0
+        udp, self._udp_changed = self._udp_changed, set()
+        changed, released = self._flows.pop()
+        if not self.mode.tracks_connections or not (udp or changed or released):
+            return 0, 0.0
+        started = monotonic()
+        examined = self.summaries.udp_services | changed if udp else changed
+        ports = (port for name in examined for port in self.service_ports(state, name) or ())
+        try:
+            with ConntrackSocket(self._progress) as sock:
+                deleted = delete_stale(sock, self.family, ports, self.context.node.behaviour, released)
+        except BaseException:
+            self._udp_changed |= udp
+            self._flows.put_back(changed, released)
+            raise
+        seconds = monotonic() - started
+        if seconds > _SHORT_SECONDS:
+            self._examined.worked(seconds)
+        return deleted, seconds
+
+    @property
+    def examines_later(self) -> float:
+        """The seconds until :meth:`clean_conntrack` will examine entries, because it has done so just now; else 0."""
+        waits = self.mode.tracks_connections and (self._udp_changed or self._flows.changed or self._flows.released)
+        return self._examined.rest() if waits else 0.0

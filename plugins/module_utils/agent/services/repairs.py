@@ -1,0 +1,100 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Repairs of external changes: counted, logged and posted as Events, and repeated after a failure."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping
+
+from ...base.errors import KernelError, ProxyError
+from ...event_reasons import Reason
+from ...kernel.parameters.sysctls import SysctlsResource, Wanted
+from ..api.events import WARNING, Post
+from ..drift.attribution import attributed, written
+from ..drift.parameters import repair_parameters
+from ..other_proxy import OtherProxy
+from ..telemetry.log import LimitedLog, Log
+from ..telemetry.metrics import Metrics
+from .proxier import SyncResult
+
+
+class Repairs:
+    """Reports the repairs of families, and repairs kernel parameters.
+
+    ``count``: the entries and parameters that were repaired. ``post`` sends an Event.
+    """
+
+    def __init__(self, *, metrics: Metrics, log: Log, limited: LimitedLog, post: Post, other_proxy: OtherProxy) -> None:
+        self.count = 0
+        self._other_proxy = other_proxy
+        self._metrics = metrics
+        self._log = log
+        self._limited = limited
+        self._post = post
+        # Families whose repair failed because another program made changes at the same time, with the reason for the
+        # repair.
+        self._unrepaired: Dict[str, str] = {}
+        self._refused_parameters: List[str] = []
+
+    def succeeded(self, family: str, suspicion: str, result: SyncResult, seconds: float) -> int:
+        """Count the repaired entries of a family and log them in one line; return their number."""
+        count = sum(len(item.change) for item in result.changes)
+        self.count += count
+        by_others = written(result.changes)
+        if by_others:
+            self._other_proxy.repaired(family, by_others, suspicion)
+        elif not count:
+            self._other_proxy.intact(family)
+        for item in result.changes:
+            self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
+        if count:
+            what = attributed(result.changes)
+            logged = self._limited.warning(
+                ("repair", family),
+                "repaired external changes",
+                family=family,
+                noticed_by=suspicion,
+                **what,
+                entries=count,
+                seconds=round(seconds, 4),
+            )
+            if logged:
+                words = "; ".join(f"{word}: {text}" for word, text in what.items())
+                self._post(None, WARNING, Reason.DRIFT_REPAIRED, "Repair", f"{family}: {words}")
+        else:
+            self._log.debug("nothing to repair", family=family, noticed_by=suspicion)
+        return count
+
+    def failed(self, family: str, suspicion: str, error: ProxyError) -> None:
+        """Remember a repair that failed, for the next sync, and post an Event about the first failure."""
+        if family not in self._unrepaired:
+            note = f"{family}: external changes are not repaired yet ({suspicion}): {error}"
+            self._post(None, WARNING, Reason.DRIFT_NOT_REPAIRED, "Repair", note)
+        self._unrepaired[family] = suspicion
+
+    def pop_unrepaired(self, family: str) -> str:
+        """Return the reason for a repair of a family that failed, and forget it; empty if none did."""
+        return self._unrepaired.pop(family, "")
+
+    def repair_parameters(self, wanted: Mapping[str, Wanted]) -> None:
+        """Restore kernel parameters that another program has changed, and count them as drift.
+
+        What the kernel refuses is logged once, until something else is refused.
+        """
+        try:
+            repaired, refused = repair_parameters(wanted)
+        except KernelError as error:
+            repaired, refused = {}, [str(error)]
+        if repaired:
+            self.count += len(repaired)
+            self._metrics.drift_repaired.labels(SysctlsResource.kind, SysctlsResource.family).inc(len(repaired))
+            what = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in repaired.items())
+            text = "restored kernel parameters that another program had changed"
+            if self._limited.warning("parameters", text, parameters=what):
+                self._post(None, WARNING, Reason.DRIFT_REPAIRED, "Repair", f"kernel parameters: {what}")
+        if refused and refused != self._refused_parameters:
+            reason = "; ".join(refused)
+            self._log.warning("kernel parameters cannot be restored", reason=reason)
+            self._post(None, WARNING, Reason.DRIFT_NOT_REPAIRED, "Repair", f"kernel parameters: {reason}")
+        self._refused_parameters = refused

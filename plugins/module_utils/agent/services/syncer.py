@@ -1,0 +1,392 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Syncs of all families, with metrics, health and one log line each."""
+
+from __future__ import annotations
+
+import time
+from typing import (
+    AbstractSet,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+from ...base.errors import KernelError, ProxyError
+from ...cluster.model import NamespacedName
+from ...convergence.defaults import DEFAULT_UNSERVED_PERCENT
+from ...preflight.cluster_state import loss_findings
+from ...resources import PlannedChange
+from ..api.events import Post
+from ..other_proxy import OtherProxy
+from ..ports.health import ProxyHealth
+from ..ports.service_health import FailedPort
+from ..ports.surface import Surface
+from ..source.first_services import FIRST_SERVICES, cold_batches
+from ..source.view import ClusterView
+from ..telemetry.log import LimitedLog, Log
+from ..telemetry.metrics import Metrics
+from ..threads.failures import MOST_FAILURES
+from ..threads.timers import monotonic
+from .losses import EndpointLossWatch
+from .notices import Notices
+from .portions import Portions
+from .proxier import Proxier, SyncResult
+from .repairs import Repairs
+from .setup import Proxiers
+from .steps import NO_STEPS, Steps
+from .sync_metrics import FULL, PARTIAL, SyncMetrics
+
+COLD = "cold"
+
+
+class SyncOutcome(NamedTuple):
+    """The result of syncing all families: success, new failures of health check node ports, number of changed entries.
+
+    ``observed``: every family was compared with the kernel as a whole. ``loss``: in words, if most Services have
+    begun to lose their endpoints. ``held_until``: when (by time.monotonic) a held-back loss is applied, or 0.
+    """
+
+    succeeded: bool
+    failed_services: List[FailedPort]
+    changes: int
+    observed: bool
+    loss: str = ""
+    held_until: float = 0.0
+
+
+class Syncer:
+    """Brings the families of a node in sync with the cluster view.
+
+    ``suspects``: families whose tables another program may have changed, with the reason; they are observed.
+    ``begun``: the Services of the previous view, the only ones in an otherwise empty kernel. ``last_error`` is
+    empty after a sync that succeeded. ``started``: the first sync of the node has succeeded; until then, it must be
+    repeated as the first one. ``post`` sends an Event.
+    """
+
+    def __init__(
+        self,
+        view: ClusterView,
+        health: ProxyHealth,
+        *,
+        metrics: Metrics,
+        surface: Surface,
+        log: Log,
+        limited: LimitedLog,
+        losses: Optional[EndpointLossWatch] = None,
+        post: Post,
+        other_proxy: OtherProxy,
+    ) -> None:
+        self.view = view
+        self.suspects: Dict[str, str] = {}
+        self.begun: FrozenSet[NamespacedName] = frozenset()
+        self.last_error = ""
+        self.started = False
+        self.syncs = 0
+        #: Called after each sync of a family with its changes.
+        self.applied: Callable[[str, Sequence[PlannedChange]], None] = lambda _family, _changes: None
+        self._health = health
+        self._metrics = metrics
+        self.measures = SyncMetrics(metrics)
+        self.surface = surface
+        self._log = log
+        self._notices = Notices(metrics=metrics, log=log, limited=limited)
+        self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post, other_proxy=other_proxy)
+        self.losses = losses or EndpointLossWatch(DEFAULT_UNSERVED_PERCENT, 0.0, time.monotonic)
+        self._held: Set[NamespacedName] = set()
+        self._portions = Portions()
+        # The Services of a sync that has failed, which some family may not have applied.
+        self._unapplied: Set[NamespacedName] = set()
+        self._filling: Dict[str, float] = {}
+
+    def start(self, proxy: Proxiers) -> SyncOutcome:
+        """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
+        self.started = False
+        self.view.pop_dirty()
+        self._portions.clear()
+        services = list(self.view.state.services)
+        self._unapplied = set(services)
+        begun, self.begun = self.begun, frozenset()
+        try:
+            cold = bool(services and proxy.families) and (begun or all(family.is_cold() for family in proxy.families))
+        except KernelError as error:
+            return self._failure(proxy, str(error))
+        filled = self._fill(proxy, services, begun) if cold else set()
+        try:
+            for family in proxy.families:
+                if family.family not in filled:
+                    self._update(family, services)
+        except ProxyError as error:
+            return self._failure(proxy, str(error))
+        self._held, self._unapplied = set(), set()
+        self.losses.forget()
+        outcome = self.sync(proxy)
+        if not outcome.succeeded:
+            return outcome
+        self.started = True
+        self.losses.programmed(services, lambda service: self._serves(proxy, service))
+        return outcome._replace(loss=self._loss_of_start(proxy))
+
+    def _loss_of_start(self, proxy: Proxiers) -> str:
+        """Describe the loss by the first sync compared with what the kernel served before; empty if it is small."""
+        services = self.view.state.services
+        names = {ip: str(key) for key, item in services.items() for ip in (item.cluster_ip_v4, item.cluster_ip_v6)}
+        for family in proxy.families:
+            after = {
+                ip
+                for key, item in services.items()
+                for ip in (item.cluster_ip_v4, item.cluster_ip_v6)
+                if family.summaries.serves(key)
+            }
+            for finding in loss_findings(family.take_found_served(), after, names, self.losses.max_percent):
+                self._report_loss(finding.what)
+                return finding.what
+        return ""
+
+    def _serves(self, proxy: Proxiers, service: NamespacedName) -> bool:
+        return any(family.summaries.serves(service) for family in proxy.families)
+
+    def _hold_back(self, proxy: Proxiers, dirty: Set[NamespacedName]) -> str:
+        """Check the change of these Services for a loss; remove held-back Services from ``dirty``.
+
+        Return a description of the loss if it is a new one.
+        """
+        state = self.view.state
+        loss = self.losses.judge(
+            dirty, lambda service: any(family.would_serve(state, service) for family in proxy.families)
+        )
+        if loss.held and not all(family.rendered for family in proxy.families):
+            # Its tables do not have the former endpoints, so without them the Services would be removed.
+            self._log.warning("a loss is no longer held back, because the node was set up again", loss=loss.text)
+            self.losses.release()
+        elif loss.held:
+            self._held = loss.services
+            dirty -= loss.services
+        if not loss.is_new:
+            return ""
+        self._report_loss(loss.text, held=loss.held)
+        return loss.text
+
+    def _report_loss(self, text: str, held: bool = False) -> None:
+        self._metrics.losses.inc()
+        self._log.warning("most Services of this node lose their endpoints", loss=text, held_back=held)
+
+    def _fill(self, proxy: Proxiers, services: List[NamespacedName], begun: AbstractSet[NamespacedName]) -> Set[str]:
+        """Program an empty kernel step by step; return the families whose tables then contain every Service.
+
+        The full sync that follows handles a failure. Its duration in the metrics includes the time of this call.
+        """
+        started = time.monotonic()
+        state = self.view.state
+        totals = {family.family: family.totals(state) for family in proxy.families}
+        for number, batch in enumerate(cold_batches(services, proxy.mode.cold_batch, begun)):
+            for family in proxy.families:
+                began = time.monotonic()
+                try:
+                    family.apply_services(state, batch, totals[family.family])
+                    self._apply(family, full=number == 0)
+                except ProxyError as error:
+                    self._log.error("sync failed", family=family.family, kind=COLD, error=error)
+                    self.measures.count_failure(proxy, family, FULL, time.monotonic() - began, error)
+                    return set()
+                finally:
+                    self._filling[family.family] = self._filling.get(family.family, 0.0) + time.monotonic() - began
+            if number and batch[0] in FIRST_SERVICES:
+                seconds = round(time.monotonic() - started, 3)
+                self._log.info("API server and DNS are served", services=len(batch), seconds=seconds)
+        seconds = round(time.monotonic() - started, 3)
+        self._log.info("filled an empty node", services=len(services), seconds=seconds)
+        return {family.family for family in proxy.families}
+
+    def sync(self, proxy: Proxiers) -> SyncOutcome:
+        """Render dirty Services again and apply every family's tables to the kernel.
+
+        Services with very many entries may wait for :meth:`sync_waiting`.
+        """
+        dirty = self.view.pop_dirty() | self._held | self._unapplied
+        self._held, self._unapplied = set(), set()
+        loss = self._hold_back(proxy, dirty)
+        for family in proxy.families:
+            dirty |= family.request_slots(self.view.state, dirty)
+        if all(family.rendered for family in proxy.families):
+            dirty = self._portions.urgent(dirty, lambda service: proxy.size_of(self.view.state, service))
+        else:
+            # The node was set up again: without the Services that wait, the kernel would lose them.
+            self._portions.clear()
+        return self._sync(proxy, dirty)._replace(loss=loss)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether Services wait for :meth:`sync_waiting`."""
+        return bool(self._portions.waiting)
+
+    def sync_waiting(self, proxy: Proxiers) -> SyncOutcome:
+        """Render and apply a portion of the Services that wait."""
+        began = monotonic()
+        steps = self._portions.take(lambda service: proxy.size_of(self.view.state, service))
+        outcome = self._sync(proxy, set(steps), steps)
+        self._portions.took(monotonic() - began)
+        return outcome
+
+    def _sync(self, proxy: Proxiers, dirty: Set[NamespacedName], steps: Steps = NO_STEPS) -> SyncOutcome:
+        succeeded = True
+        failed: List[FailedPort] = []
+        changes = 0
+        suspects, self.suspects = self.suspects, {}
+        every = [family.needs_full or family.family in suspects for family in proxy.families]
+        observed = bool(every) and all(every)
+        for family in proxy.families:
+            suspicion = suspects.get(family.family, "")
+            kind = FULL if family.needs_full else PARTIAL
+            began = time.monotonic()
+            try:
+                self._update(family, dirty, steps)
+                changes += self._sync_family(proxy, family, len(dirty), suspicion, began)
+            except ProxyError as error:
+                succeeded = False
+                if suspicion:
+                    family.needs_full = True
+                    self.repairs.failed(family.family, suspicion, error)
+                self.measures.count_failure(proxy, family, kind, time.monotonic() - began, error)
+                self._family_failed(family, str(error))
+                continue
+            failed += self.surface.sync_service_health(family)
+        if not succeeded:
+            self._unapplied |= dirty
+        else:
+            self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
+        self._finish(proxy, succeeded)
+        return SyncOutcome(
+            succeeded=succeeded,
+            failed_services=failed,
+            changes=changes,
+            observed=observed and succeeded,
+            held_until=self.losses.held_until,
+        )
+
+    def _apply(self, family: Proxier, full: bool) -> SyncResult:
+        result = family.full() if full else family.partial()
+        self.applied(family.family, result.changes)
+        return result
+
+    def _update(self, family: Proxier, services: Iterable[NamespacedName], steps: Steps = NO_STEPS) -> None:
+        """Bring the desired tables of a family up to date with these Services.
+
+        Raises ProxyError if many Services fail while the kernel may serve them and the tables do not have them: the
+        kernel must not be made equal to these tables.
+        """
+        family.apply_services(self.view.state, services, steps=steps)
+        if len(family.failures) > MOST_FAILURES and not family.has_observed:
+            raise ProxyError(f"{len(family.failures)} Services cannot be processed; this is a defect of the agent")
+
+    def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float) -> int:
+        """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time."""
+        kind = FULL if family.needs_full else PARTIAL
+        repaired, failed = 0, ""
+        try:
+            result = self._apply(family, full=family.needs_full)
+        except KernelError:
+            if kind == FULL or not suspicion:
+                raise
+            # Another program has changed the objects of this sync, or deleted the table. A later attempt would let the
+            # changes of Services wait for the schedule.
+            kind, failed = FULL, suspicion
+            result = self._apply(family, full=True)
+        if kind == FULL:
+            unrepaired = self.repairs.pop_unrepaired(family.family) or failed
+            if unrepaired:
+                self.repairs.succeeded(family.family, unrepaired, result, time.monotonic() - began)
+        elif suspicion:
+            repaired = self._repair(family, suspicion)
+        filling = self._filling.pop(family.family, 0.0)
+        seconds = time.monotonic() - began + filling
+        latencies = self.view.triggers.pop(family.family, time.time())
+        conntrack = self._clean_conntrack(family)
+        self.measures.measure(proxy, family, FULL if filling else kind, seconds, result, latencies=latencies)
+        self._health.updated(family.family)
+        changed = result.added + result.replaced + result.removed
+        if changed or kind == FULL or conntrack:
+            self._log.info(
+                "synced",
+                family=family.family,
+                kind=kind,
+                dirty=dirty,
+                services=len(family.summaries),
+                endpoints=family.summaries.totals.endpoints,
+                added=result.added,
+                replaced=result.replaced,
+                removed=result.removed,
+                draining=family.draining,
+                conntrack_deleted=conntrack,
+                seconds=round(seconds, 4),
+            )
+        return changed + repaired
+
+    def _repair(self, family: Proxier, suspicion: str) -> int:
+        """Observe a family without pending changes, in which every difference is an external change; repair it."""
+        started = time.monotonic()
+        result = self._apply(family, full=True)
+        return self.repairs.succeeded(family.family, suspicion, result, time.monotonic() - started)
+
+    def _clean_conntrack(self, family: Proxier) -> int:
+        """Delete stale entries. Services work without it, so a failure is only logged and the next sync retries."""
+        try:
+            deleted, seconds = family.clean_conntrack(self.view.state)
+        except KernelError as error:
+            self._log.warning("stale connection tracking entries cannot be deleted", family=family.family, error=error)
+            return 0
+        if seconds:
+            self._metrics.conntrack_duration.labels(family.family).observe(seconds)
+            self._metrics.conntrack_deleted.labels(family.family).inc(deleted)
+        return deleted
+
+    def _family_failed(self, family: Proxier, error: str) -> None:
+        self.last_error = error
+        self._log.error("sync failed", family=family.family, error=error)
+
+    def broken(self, error: str) -> None:
+        """Record that a sync ended by an unexpected exception; the next one must be the first of a node."""
+        self.last_error = error
+        self.started = False
+
+    def _failure(self, proxy: Proxiers, error: str) -> SyncOutcome:
+        self._notices.report(self.view, proxy.families)
+        for family in proxy.families:
+            self._family_failed(family, error)
+        return SyncOutcome(False, [], 0, False)
+
+    def _finish(self, proxy: Proxiers, succeeded: bool) -> None:
+        self.syncs += 1
+        metrics = self._metrics
+        if succeeded:
+            self.last_error = ""
+            self.view.synced(self._portions.waiting)
+        metrics.service_changes_pending.set(self.view.pending_services)
+        metrics.endpoint_changes_pending.set(self.view.pending_slices)
+        for kind, count in self.view.refused_by_kind().items():
+            metrics.objects_refused.labels(kind).set(count)
+        for kind, count in self.view.skipped_by_kind().items():
+            metrics.parts_skipped.labels(kind).set(count)
+        self._notices.report(self.view, proxy.families)
+
+    def drain(self, families: Sequence[Proxier]) -> Tuple[int, int]:
+        """Remove real servers whose connections have ended; return how many were removed and how many are kept."""
+        gone = 0
+        for family in families:
+            try:
+                gone += family.drain()
+            except KernelError as error:
+                family.needs_full = True
+                self._log.error("draining failed", family=family.family, error=error)
+        left = sum(family.draining for family in families)
+        if gone:
+            self._log.info("drained", removed=gone, draining=left)
+        return gone, left

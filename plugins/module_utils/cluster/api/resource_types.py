@@ -1,0 +1,49 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The collections of the API server that are read: their paths, and the selectors that exclude what no node needs."""
+
+from __future__ import annotations
+
+import urllib.parse
+from typing import NamedTuple
+
+from ..parsing.endpoint_slice import HEADLESS_LABEL
+from ..parsing.service import SERVICE_PROXY_NAME_LABEL
+
+
+class ResourceType(NamedTuple):
+    """A collection of objects: its path on the server, plural name, kind, and default selectors."""
+
+    path: str
+    name: str
+    kind: str
+    label_selector: str = ""
+    field_selector: str = ""
+
+    def in_namespace(self, namespace: str) -> ResourceType:
+        """Return the part of the collection that is in one namespace."""
+        base, _slash, plural = self.path.rpartition("/")
+        return self._replace(path=f"{base}/namespaces/{urllib.parse.quote(namespace, safe='')}/{plural}")
+
+    def with_label(self, label: str, value: str) -> ResourceType:
+        """Return the part of the collection that has a label of this value."""
+        return self._replace(label_selector=f"{label}={value},{self.label_selector}".rstrip(","))
+
+
+SERVICES = ResourceType(
+    "/api/v1/services", "services", "Service", f"!{SERVICE_PROXY_NAME_LABEL}", "spec.clusterIP!=None"
+)
+ENDPOINT_SLICES = ResourceType(
+    "/apis/discovery.k8s.io/v1/endpointslices", "endpointslices", "EndpointSlice", f"!{HEADLESS_LABEL}"
+)
+NODES = ResourceType("/api/v1/nodes", "nodes", "Node")
+SERVICE_CIDRS = ResourceType("/apis/networking.k8s.io/v1/servicecidrs", "servicecidrs", "ServiceCIDR")
+PODS = ResourceType("/api/v1/pods", "pods", "Pod")
+NAMESPACES = ResourceType("/api/v1/namespaces", "namespaces", "Namespace")
+NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1/networkpolicies", "networkpolicies", "NetworkPolicy")
+CLUSTER_NETWORK_POLICIES = ResourceType(
+    "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies", "clusternetworkpolicies", "ClusterNetworkPolicy"
+)
+#: Collections that an API server need not have.
+OPTIONAL = (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES)

@@ -1,0 +1,177 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cache file of the last good cluster state, with which a node boots before it can reach the API server.
+
+The file is one header line of JSON (format, version, SHA-256 of the payload, time written, kinds that are completely
+known) followed by the gzip-compressed objects, one a line, as a List that ``cluster.snapshot`` reads. It is written to
+a temporary file, synced and renamed, so it is either complete or absent.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import math
+import os
+import time
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+
+from ...base.errors import SnapshotError
+from ...base.regular_files import gunzip, gunzip_lines, parse_json, read_regular
+from ...base.whole_files import write_whole
+from ..parsing.objects import ObjectKey, object_key
+from ..parsing.policy_objects import KEPT_KINDS
+
+FORMAT = "kubenode-proxy-cluster-state"
+VERSION = 1
+#: Limits in bytes of a file, and of the objects in it: 10,000 Services with 50,000 endpoints take about 40 MB.
+MOST_BYTES, _MOST_TEXT = 256 << 20, 1 << 30
+
+_BEGIN, _BETWEEN, _LAST = b'{"apiVersion":"v1","kind":"List","items":[\n', b",\n", b"]}"
+
+
+class CachedState(NamedTuple):
+    """Objects as the API server sent them, and when they were written (seconds since the epoch)."""
+
+    objects: List[Dict[str, Any]]
+    written: float
+
+
+class CacheFile(NamedTuple):
+    """An intact file.
+
+    ``has_lines``: each object is on a line of its own, as in all but those of older versions. ``listed``: the kinds
+    that are completely known according to the header, None in files of older versions.
+    """
+
+    path: str
+    payload: bytes
+    written: float
+    has_lines: bool
+    listed: Optional[FrozenSet[str]]
+
+    def texts(self) -> Iterator[bytes]:
+        """Yield each object as it was written, decompressed as it is read. Raises SnapshotError."""
+        if not self.has_lines:
+            for item in _items(self):
+                yield json.dumps(item).encode()
+            return
+        # JSON as it is written here has no line ends of its own.
+        last = b""
+        try:
+            for number, last in enumerate(gunzip_lines(self.payload, _MOST_TEXT)):
+                if not number and last != _BEGIN:
+                    break
+                text = last.rstrip(b",\n")
+                if number and text and last != _LAST:
+                    yield text
+        except ValueError as error:
+            raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
+        if last != _LAST:
+            raise SnapshotError(f"{self.path}: the cached cluster state is not a list of objects")
+
+    def kinds(self) -> FrozenSet[str]:
+        """Return the kinds that are completely known, even those without any object. Raises SnapshotError.
+
+        A file of an older version does not name them. It was written when Services were completely known; if it has
+        Pods and Namespaces, its agent followed policies as well, of which there may have been none.
+        """
+        if self.listed is not None:
+            return self.listed
+        found = {key.kind for key, _text in self._keyed(self.texts())}
+        return frozenset(found.union(KEPT_KINDS) if found >= {"Pod", "Namespace"} else found)
+
+    def texts_of(self, wanted: Callable[[ObjectKey], bool], parts: AbstractSet[str]) -> Iterator[bytes]:
+        """Yield each object whose key is wanted, as :meth:`texts` does. Raises SnapshotError.
+
+        ``parts``: kinds or names of which each wanted object has one. Objects without any of them are not parsed,
+        which would take most of the time.
+        """
+        written = [json.dumps(part).encode() for part in parts]
+        candidates = (text for text in self.texts() if any(part in text for part in written))
+        return (text for key, text in self._keyed(candidates) if wanted(key))
+
+    def _keyed(self, texts: Iterable[bytes]) -> Iterator[Tuple[ObjectKey, bytes]]:
+        for text in texts:
+            try:
+                raw = parse_json(text)
+            except ValueError as error:
+                raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
+            yield object_key(raw), text
+
+
+def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str]) -> None:
+    """Write objects, each encoded as JSON, replacing an older cache atomically. Raises SnapshotError.
+
+    ``kinds``: those that are completely known.
+    """
+    payload = _compressed(objects)
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "lines": True,
+        "kinds": sorted(kinds),
+        "sha256": hashlib.sha256(payload).hexdigest(),
+        "written": time.time(),
+    }
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
+        write_whole(path, json.dumps(header).encode() + b"\n" + payload)
+    except OSError as error:
+        raise SnapshotError(f"{path}: the cluster state cannot be written: {error.strerror}") from error
+
+
+def _compressed(objects: Iterable[bytes]) -> bytes:
+    """Return the List of the objects, compressed as it is put together: it is ten times as large."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as stream:
+        before = _BEGIN
+        for item in objects:
+            stream.write(before + item)
+            before = _BETWEEN
+        stream.write((b"" if before == _BETWEEN else before) + b"\n" + _LAST)
+    return packed.getvalue()
+
+
+def read_cache(path: str) -> CachedState:
+    """Return the objects of an intact cache. Raises SnapshotError, naming the file and the fault."""
+    found = open_cache(path)
+    return CachedState(_items(found), found.written)
+
+
+def open_cache(path: str) -> CacheFile:
+    """Return an intact cache, not decompressed yet. Raises SnapshotError as :func:`read_cache` does."""
+    try:
+        first, _newline, payload = read_regular(path, MOST_BYTES).partition(b"\n")
+    except OSError as error:
+        raise SnapshotError(f"{path}: no cached cluster state: {error.strerror}") from error
+    try:
+        header = parse_json(first)
+        known, version = header["format"], header["version"]
+        digest, written = header["sha256"], float(header["written"])
+        if not math.isfinite(written):
+            raise ValueError("the time of writing is not finite")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise SnapshotError(f"{path}: the cached cluster state has no valid header") from error
+    if known != FORMAT or version != VERSION:
+        raise SnapshotError(
+            f"{path}: the cached state has format {known!r} version {version!r}, not {FORMAT} {VERSION}"
+        )
+    if hashlib.sha256(payload).hexdigest() != digest:
+        raise SnapshotError(f"{path}: the cached cluster state is damaged: its SHA-256 does not match")
+    kinds = header.get("kinds")
+    listed = frozenset(kind for kind in kinds if isinstance(kind, str)) if isinstance(kinds, list) else None
+    return CacheFile(path, payload, written, header.get("lines") is True, listed)
+
+
+def _items(file: CacheFile) -> List[Dict[str, Any]]:
+    try:
+        items = parse_json(gunzip(file.payload, _MOST_TEXT))["items"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotError(f"{file.path}: the cached cluster state cannot be read: {error}") from error
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise SnapshotError(f"{file.path}: the cached cluster state is not a list of objects")
+    return items

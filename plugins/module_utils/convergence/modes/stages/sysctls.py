@@ -1,0 +1,75 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The kernel parameters that a configuration requires on this node."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping, Tuple
+
+from ....configuration.conntrack import conntrack_maximum
+from ....configuration.model import KubeProxyConfiguration
+from ....kernel.facts import NodeFacts
+from ....kernel.parameters.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
+from ....kernel.parameters.sysctls import TCP_BE_LIBERAL, SysctlsResource, Wanted, resolve, unchangeable
+from ....resources import Stage
+
+
+def _whole_seconds(seconds: float) -> int | None:
+    return int(seconds) if seconds >= 1 else None
+
+
+def profile_settings(
+    configuration: KubeProxyConfiguration, kernel_version: Tuple[int, int, int], cores: int, localhost: bool
+) -> ProfileSettings:
+    """Return the settings that determine a node's parameters, as kube-proxy 1.36 derives them from its configuration.
+
+    ``localhost``: node ports answer on 127.0.0.1; see :func:`.rendering.build_settings.localhost_node_ports`.
+    """
+    conntrack = configuration.conntrack
+    return ProfileSettings(
+        mode=configuration.mode,
+        kernel_version=kernel_version,
+        strict_arp=configuration.effective_strict_arp,
+        route_localnet=localhost,
+        conntrack=ConntrackProfile(
+            maximum=conntrack_maximum(conntrack.max_per_core, conntrack.min, cores),
+            tcp_established_seconds=_whole_seconds(conntrack.tcp_established_timeout),
+            tcp_close_wait_seconds=_whole_seconds(conntrack.tcp_close_wait_timeout),
+            udp_seconds=_whole_seconds(conntrack.udp_timeout),
+            udp_stream_seconds=_whole_seconds(conntrack.udp_stream_timeout),
+            be_liberal=conntrack.tcp_be_liberal,
+        ),
+    )
+
+
+def wanted_sysctls(configuration: KubeProxyConfiguration, facts: NodeFacts, localhost: bool) -> Dict[str, Wanted]:
+    """Return the parameters by key, as kube-proxy 1.36 sets them at its start; ``localhost`` as above."""
+    return wanted_values(profile(profile_settings(configuration, facts.kernel_version, facts.cores, localhost)))
+
+
+def tracks_liberally(configuration: KubeProxyConfiguration, facts: NodeFacts) -> bool:
+    """Return whether nf_conntrack_tcp_be_liberal is set once the parameters of the configuration are.
+
+    kube-proxy sets its parameters before it decides about rules. Here, rules are rendered first, in a check without
+    setting anything, so the value that the parameter will have counts: a wanted one unless it cannot be changed here.
+    """
+    return facts.conntrack_liberal or (configuration.conntrack.tcp_be_liberal and not unchangeable([TCP_BE_LIBERAL]))
+
+
+def sysctl_stage(wanted: Mapping[str, Wanted]) -> Tuple[Stage, List[str]]:
+    """Return the stage that sets the parameters, and warnings about those that cannot be changed on this node.
+
+    A parameter that differs and is read-only here (in a container, or a network namespace other than the host's) is
+    skipped with a warning: it must be set on the host. Raises KernelError if a parameter cannot be read.
+    """
+    resource = SysctlsResource(wanted)
+    desired = resolve(wanted, resource.observe())
+    blocked = unchangeable(_differing(resource.observe(), desired))
+    warnings = [f"sysctl {key}: wanted {desired[key]}: {reason}" for key, reason in blocked.items()]
+    kept = {key: value for key, value in desired.items() if key not in blocked}
+    return Stage(SysctlsResource(kept), kept), warnings
+
+
+def _differing(observed: Mapping[str, str], desired: Mapping[str, str]) -> Iterable[str]:
+    return [key for key, value in desired.items() if key in observed and observed[key] != value]

@@ -1,0 +1,333 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Explain why a destination or a Service is served as it is: its entries, its endpoints, and why these were selected.
+
+The entries are those that the desired table has for the ServicePort, never a second rendering. A running agent answers
+from its own tables.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+
+from ..base.addresses import family_of
+from ..cluster.model import NamespacedName
+from ..cluster.state import ClusterState
+from ..configuration.model import KubeProxyConfiguration
+from ..convergence.family import FamilyContext
+from ..convergence.modes.mode import Mode
+from ..convergence.node import NodeView, family_context
+from ..convergence.schedulers import with_schedulers
+from ..rendering.decision import Client
+from ..rendering.desired import DesiredTables
+from ..rendering.rendering import Rendering
+from ..rendering.settings import DataplaneSettings
+from ..rendering.slot_limit import SlotLimit
+from ..serviceports.info import Endpoint, ServicePortInfo, Sources
+from ..serviceports.policy import is_node_local
+from ..serviceports.service_ports import cluster_ip_of
+from ..serviceports.table import all_service_ports, service_ports_of
+from ..serviceports.weights import risen
+from .endpoints import reason_of, topology_of
+from .frontends import EXTERNAL, EXTERNAL_IP, INTERNAL, LOAD_BALANCER_IP, NODE_PORT, Frontend, answering, frontends_of
+from .target import PROTOCOLS, Destination, ServiceTarget, Target
+
+#: How many of the addresses that a Service loses to others are named.
+_MOST_LOST = 20
+
+
+class ExplainedFamily(NamedTuple):
+    """One family: the node's context, the tables that are programmed, and which Services are hashed."""
+
+    context: FamilyContext
+    tables: DesiredTables
+    slot_limit: SlotLimit
+
+
+def desired_family(state: ClusterState, rendering: Rendering[Any], context: FamilyContext) -> ExplainedFamily:
+    """Return a family with the tables that a mode renders from the cluster state, for use without an agent."""
+    ports = {service: service_ports_of(state, service, context.node) for service in state.services}
+    context = with_schedulers(context, rendering, (info for found in ports.values() for info in found), load=False)
+    limit = SlotLimit(rendering)
+    limit.count(ports)
+    applied = {service: tuple(map(limit.applied, found)) for service, found in ports.items()}
+    tables = DesiredTables(rendering, context.settings)
+    tables.apply(applied, lambda service: applied[service])
+    tables.pop_changes()
+    return ExplainedFamily(context, tables, limit)
+
+
+def explained_families(
+    state: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, mode: Mode
+) -> List[ExplainedFamily]:
+    """Return the families that the node serves, for use without an agent.
+
+    Where another program serves the Services, these are all families of the node: Services are known, but nothing is
+    programmed for them. Raises ConfigurationError.
+    """
+    names = view.families if mode.serves else view.facts.families
+    contexts = [family_context(state, configuration, view, name) for name in names]
+    return [desired_family(state, mode.rendering, context) for context in contexts]
+
+
+class EndpointVerdict(NamedTuple):
+    """An endpoint, whether it receives traffic to the destination, and why or why not."""
+
+    endpoint: str
+    chosen: bool
+    reason: str
+
+
+class Explanation(NamedTuple):
+    """One ServicePort and the traffic of one kind to it.
+
+    ``via``: the kinds of addresses the traffic is sent to. ``frontends``: these addresses and ports. ``traffic``:
+    internal or external. ``policy``: the traffic policy in effect. ``outcome``: what happens to a new connection.
+    ``client_endpoint``: the endpoint that the client reaches, empty if its address does not determine it.
+    ``programmed``: its entries in the desired table, in native syntax.
+    """
+
+    service: str
+    port: str
+    protocol: str
+    family: str
+    via: str
+    frontends: Tuple[str, ...]
+    traffic: str
+    policy: str
+    topology: str
+    outcome: str
+    source: str
+    affinity_seconds: int
+    source_ranges: Tuple[str, ...]
+    endpoints: Tuple[EndpointVerdict, ...]
+    client_endpoint: str
+    programmed: Tuple[str, ...]
+
+
+class Explained(NamedTuple):
+    """All ServicePorts that match a target on a node, in a mode. ``client``: the address of a client, or empty.
+
+    ``left``: the Services that match, but are left to programs on the node. ``refused``: what Services that match do
+    not get, and why.
+    """
+
+    target: Target
+    node: str
+    zone: str
+    mode: str
+    behaviour: str
+    found: Tuple[Explanation, ...]
+    client: str = ""
+    left: Tuple[str, ...] = ()
+    refused: Tuple[str, ...] = ()
+
+
+def _is_port(port: ServicePortInfo, target: ServiceTarget) -> bool:
+    return target.port in ("", port.key.port_name, str(port.port)) and target.protocol in ("", port.protocol)
+
+
+def _found(
+    state: ClusterState, family: FamilyContext, target: Target
+) -> Iterator[Tuple[ServicePortInfo, Tuple[Frontend, ...]]]:
+    """Yield the ServicePorts that match a target, each with frontends for one kind of traffic."""
+    settings, node = family.settings, family.node
+    if isinstance(target, Destination):
+        for port in all_service_ports(state, node).values():
+            frontends = answering(port, settings, target)
+            if frontends:
+                yield port, frontends
+        return
+    for port in service_ports_of(state, NamespacedName(target.namespace, target.name), node):
+        if _is_port(port, target):
+            every = tuple(frontends_of(port, settings))
+            for traffic in (INTERNAL, EXTERNAL):
+                frontends = tuple(item for item in every if item.traffic == traffic)
+                if frontends:
+                    yield port, frontends
+
+
+def left_services(state: ClusterState, families: Sequence[ExplainedFamily], target: Target) -> Iterator[str]:
+    """Yield the Services of a target that are left to programs on the node."""
+    for context, _tables, _limit in families:
+        for key, service in state.services.items():
+            if isinstance(target, Destination):
+                ports = {(port.port, port.protocol.lower()) for port in service.ports}
+                asked = {(target.port, protocol) for protocol in PROTOCOLS if target.protocol in ("", protocol)}
+                matches = cluster_ip_of(service, context.family) == target.address and not ports.isdisjoint(asked)
+            else:
+                matches = key == (target.namespace, target.name)
+            if matches and is_node_local(service, context.node.policy):
+                yield str(key)
+
+
+def refused_parts(state: ClusterState, target: Target) -> Iterator[str]:
+    """Yield what a Service is refused, or why none is served at a destination that is an address of one."""
+    if isinstance(target, Destination):
+        for item in state.confined.values():
+            ports = {(port.port, port.protocol.lower()) for port in item.whole.ports}
+            asked = {(target.port, protocol) for protocol in PROTOCOLS if target.protocol in ("", protocol)}
+            if target.address in item.refused and not ports.isdisjoint(asked):
+                yield item.reason_at(target.address)
+        return
+    key = NamespacedName(target.namespace, target.name)
+    yield from (str(part) for part in state.skipped if (part.kind, part.namespace, part.name) == ("Service", *key))
+    if state.lost_claims(key):
+        yield from islice((str(conflict) for conflict in state.conflicts if conflict.loser == key), _MOST_LOST)
+
+
+def _outcome(
+    port: ServicePortInfo, chosen: Sequence[Endpoint], rendering: Rendering[Any], settings: DataplaneSettings
+) -> str:
+    unserved = rendering.refusal(port)
+    if unserved:
+        return f"not served: {unserved}"
+    if chosen:
+        if len(chosen) == 1:
+            return "sent to its only endpoint"
+        by = rendering.chosen_by(port, settings)
+        return f"sent to one of {len(chosen)} endpoints" + (f", by the client's {by}" if by else "")
+    if not port.has_any or not rendering.drops_without_local(settings):
+        return f"refused ({rendering.refused_with}): there is no endpoint"
+    return "dropped: there is no endpoint on this node, and the traffic policy is Local"
+
+
+def _source(port: ServicePortInfo, traffic: str, settings: DataplaneSettings, rendering: Rendering[Any]) -> str:
+    if rendering.replaces_source:
+        return "replaced by the node's (the agent forwards the connection)"
+    if traffic == EXTERNAL:
+        return "kept" if port.external_local else "replaced by the node's (masqueraded)"
+    if settings.masquerade_all:
+        return "replaced by the node's (masqueradeAll)"
+    if settings.local_traffic is None:
+        return rendering.source_without_detector
+    return "kept for pods, replaced by the node's for others"
+
+
+def _source_ranges(port: ServicePortInfo, kinds: Iterable[str]) -> Tuple[str, ...]:
+    """Return the allowed sources, ``none`` if none is; each after its kind of address if the kinds differ."""
+    known: Dict[str, Sources] = {
+        EXTERNAL_IP: port.external_ip_sources,
+        LOAD_BALANCER_IP: port.source_ranges,
+        NODE_PORT: port.node_port_sources,
+    }
+    found = {kind: known[kind] for kind in kinds if kind in known}
+    if len(set(found.values())) == 1:
+        return _shown(next(iter(found.values())))
+    return tuple(f"{kind}: {text}" for kind, sources in found.items() for text in _shown(sources))
+
+
+def _shown(sources: Sources) -> Tuple[str, ...]:
+    return () if sources is None else sources or ("none",)
+
+
+def explain(
+    state: ClusterState, families: Sequence[ExplainedFamily], mode: str, target: Target, client: str = ""
+) -> Explained:
+    """Explain how this node serves a target; ``client``: also which endpoint a client of this address reaches."""
+    found: List[Explanation] = []
+    node, zone, behaviour = "", "", ""
+    for context, tables, limit in families:
+        node, zone, behaviour = context.node.node_name, context.node.zone, context.node.behaviour.name
+        for port, frontends in _found(state, context, target):
+            found.append(_explanation(limit.applied(port), frontends, context, tables, client))
+    return Explained(
+        target=target,
+        node=node,
+        zone=zone,
+        mode=mode,
+        behaviour=behaviour,
+        found=tuple(found),
+        client=client,
+        left=tuple(dict.fromkeys(left_services(state, families, target))),
+        refused=tuple(refused_parts(state, target)),
+    )
+
+
+def _explanation(
+    port: ServicePortInfo,
+    frontends: Tuple[Frontend, ...],
+    context: FamilyContext,
+    tables: DesiredTables,
+    client: str,
+) -> Explanation:
+    rendering, traffic = tables.rendering.serving(port), frontends[0].traffic
+    local_only = port.internal_local if traffic == INTERNAL else port.external_local
+    chosen = rendering.endpoints(port, traffic == EXTERNAL, context.settings)
+    topology = topology_of(port, context.node)
+    chosen_texts = {endpoint.text for endpoint in chosen}
+    verdicts = tuple(
+        EndpointVerdict(
+            endpoint.text,
+            endpoint.text in chosen_texts,
+            reason_of(endpoint, local_only, endpoint.text in chosen_texts, topology),
+        )
+        for endpoint in (risen(port.endpoints) if rendering.chosen_by(port, context.settings) else port.endpoints)
+    )
+    kinds = dict.fromkeys(frontend.via for frontend in frontends)
+    reached = None
+    if client and family_of(client) == port.family:
+        reached = rendering.endpoint_of(port, chosen, Client(client), context.settings)
+    return Explanation(
+        service=str(port.key.service),
+        port=f"{port.key.port_name or port.port} ({port.port}/{port.protocol})",
+        protocol=port.protocol,
+        family=port.family,
+        via=", ".join(kinds),
+        frontends=tuple(map(str, frontends)),
+        traffic=traffic,
+        policy="Local" if local_only else "Cluster",
+        topology=topology,
+        outcome=_outcome(port, chosen, rendering, context.settings),
+        source=_source(port, traffic, context.settings, rendering),
+        affinity_seconds=port.affinity_seconds,
+        source_ranges=_source_ranges(port, kinds),
+        endpoints=verdicts,
+        client_endpoint=reached.text if reached else "",
+        programmed=tuple(_programmed(port, frontends, tables)),
+    )
+
+
+def _programmed(port: ServicePortInfo, frontends: Tuple[Frontend, ...], tables: DesiredTables) -> Iterator[str]:
+    """Yield the lines in the desired table for the frontends of a ServicePort."""
+    rendering = tables.rendering
+    places = [(frontend.address, frontend.port) for frontend in frontends]
+    for entry in tables.programmed(port.key):
+        if any(rendering.serves(entry, *place) for place in places):
+            yield from rendering.summary(port.family, *entry)
+
+
+def explanation_document(explained: Explained) -> Dict[str, Any]:
+    """Return an explanation as plain JSON values."""
+    return {
+        "destination": str(explained.target),
+        "node": explained.node,
+        "zone": explained.zone,
+        "mode": explained.mode,
+        "behaviour": explained.behaviour,
+        "client": explained.client,
+        "leftToPrograms": list(explained.left),
+        "refused": list(explained.refused),
+        "found": [
+            {
+                "service": item.service,
+                "port": item.port,
+                "family": item.family,
+                "via": item.via,
+                "frontends": list(item.frontends),
+                "traffic": item.traffic,
+                "trafficPolicy": item.policy,
+                "topology": item.topology,
+                "outcome": item.outcome,
+                "source": item.source,
+                "affinitySeconds": item.affinity_seconds,
+                "sourceRanges": list(item.source_ranges),
+                "endpoints": [verdict._asdict() for verdict in item.endpoints],
+                "clientEndpoint": item.client_endpoint,
+                "programmed": list(item.programmed),
+            }
+            for item in explained.found
+        ],
+    }

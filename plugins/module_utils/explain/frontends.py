@@ -1,0 +1,56 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The addresses and ports at which a ServicePort is served, by kind."""
+
+from __future__ import annotations
+
+from typing import Iterator, NamedTuple, Tuple
+
+from ..base.addresses import address_and_port
+from ..rendering.settings import DataplaneSettings
+from ..serviceports.info import ServicePortInfo
+from .target import Destination
+
+INTERNAL, EXTERNAL = "internal", "external"
+CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT = "cluster IP", "external IP", "load balancer IP", "node port"
+
+
+class Frontend(NamedTuple):
+    """An address and port of a ServicePort. ``via``: the kind of address."""
+
+    via: str
+    address: str
+    port: int
+
+    @property
+    def traffic(self) -> str:
+        """Return which traffic policy applies, INTERNAL or EXTERNAL."""
+        return INTERNAL if self.via == CLUSTER_IP else EXTERNAL
+
+    def __str__(self) -> str:
+        return address_and_port(self.address, self.port)
+
+
+def frontends_of(port: ServicePortInfo, settings: DataplaneSettings) -> Iterator[Frontend]:
+    """Yield all addresses and ports of a ServicePort."""
+    yield Frontend(CLUSTER_IP, port.cluster_ip, port.port)
+    for address in port.external_ips:
+        yield Frontend(EXTERNAL_IP, address, port.port)
+    for address in port.load_balancer_ips:
+        yield Frontend(LOAD_BALANCER_IP, address, port.port)
+    if port.node_port:
+        for address in settings.node_port_addresses:
+            yield Frontend(NODE_PORT, address, port.node_port)
+
+
+def answering(port: ServicePortInfo, settings: DataplaneSettings, destination: Destination) -> Tuple[Frontend, ...]:
+    """Return the frontend that matches a destination, if the ServicePort has it."""
+    if destination.protocol not in ("", port.protocol):
+        return ()
+    place = (destination.address, destination.port)
+    for frontend in frontends_of(port, settings):
+        if (frontend.address, frontend.port) == place:
+            return (frontend,)
+    loopback = settings.localhost_node_ports and destination.address.startswith("127.")
+    return (Frontend(NODE_PORT, *place),) if loopback and destination.port == port.node_port else ()

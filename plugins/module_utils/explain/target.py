@@ -1,0 +1,91 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The target of ``explain``: an address and port, or a Service by its name."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional, Union
+
+from ..base.addresses import address_and_port, canonical_address, port_number, without_brackets
+from ..base.errors import ConfigurationError
+
+PROTOCOLS = ("tcp", "udp", "sctp")
+# RFC 1123 label: namespaces, Services and the names of their ports.
+_LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_PORT = rf"(?::(?P<port>{_LABEL}))?(?:/(?P<protocol>[A-Za-z]+))?"
+_SLASHED = re.compile(rf"(?P<namespace>{_LABEL})/(?P<name>{_LABEL}){_PORT}")
+_DOTTED = re.compile(rf"(?P<name>{_LABEL})\.(?P<namespace>{_LABEL})(?:\.svc(?:\.[a-z0-9.-]+)?)?{_PORT}")
+_FORMS = "ADDRESS:PORT[/PROTOCOL], NAMESPACE/SERVICE[:PORT] or SERVICE.NAMESPACE[:PORT]"
+
+
+class Destination(NamedTuple):
+    """An address, a port and a protocol (tcp, udp or sctp; empty for any)."""
+
+    address: str
+    port: int
+    protocol: str
+
+    def __str__(self) -> str:
+        text = address_and_port(self.address, self.port)
+        return f"{text}/{self.protocol}" if self.protocol else text
+
+
+class ServiceTarget(NamedTuple):
+    """A Service. ``port``: name or number of one of its ports, empty for all; ``protocol``: as of a Destination."""
+
+    namespace: str
+    name: str
+    port: str
+    protocol: str
+
+    def __str__(self) -> str:
+        text = f"{self.namespace}/{self.name}"
+        text += f":{self.port}" if self.port else ""
+        return f"{text}/{self.protocol}" if self.protocol else text
+
+
+Target = Union[Destination, ServiceTarget]
+
+
+def parse_target(text: str) -> Target:
+    """Parse the text of a target.
+
+    ``10.96.0.10:53/udp`` and ``[fd00::1]:80`` are destinations; ``shop/web``, ``shop/web:http``, ``web.shop`` and
+    ``web.shop.svc.cluster.local:80`` name a Service. Raises ConfigurationError.
+    """
+    words = text.strip()
+    destination = _destination(words)
+    if destination is not None:
+        return destination
+    match = _SLASHED.fullmatch(words) or _DOTTED.fullmatch(words)
+    if match is None:
+        raise ConfigurationError(f"{text!r} is not {_FORMS}, such as 10.96.0.10:53/udp, [fd00::1]:80 or shop/web:http")
+    port = match.group("port") or ""
+    if port.isdecimal():
+        _check_port(text, port)
+    return ServiceTarget(
+        match.group("namespace"), match.group("name"), port, _protocol(text, match.group("protocol") or "")
+    )
+
+
+def _destination(text: str) -> Optional[Destination]:
+    place, _slash, protocol = text.partition("/")
+    host, _colon, port = place.rpartition(":")
+    address = canonical_address(without_brackets(host))
+    if address is None or not port.isdecimal():
+        return None
+    _check_port(text, port)
+    return Destination(address, int(port), _protocol(text, protocol))
+
+
+def _check_port(text: str, port: str) -> None:
+    if port_number(port) is None:
+        raise ConfigurationError(f"{text!r}: the port must be between 1 and 65535")
+
+
+def _protocol(text: str, protocol: str) -> str:
+    if protocol and protocol.lower() not in PROTOCOLS:
+        raise ConfigurationError(f"{text!r}: the protocol must be one of {', '.join(PROTOCOLS)}")
+    return protocol.lower()

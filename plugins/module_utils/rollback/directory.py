@@ -1,0 +1,113 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The directory of saved states, and the file in it that records the outcomes of changes with a confirm_timeout.
+
+This module is separate from the saved states themselves, so that a confirmation imports no code that reads the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from typing import Any, Dict, Optional, Tuple
+
+from ..base.errors import HistoryError
+from ..base.regular_files import SMALL, parse_json, read_regular
+from ..base.timestamps import timestamp
+from ..base.whole_files import write_whole
+from .places import DEFAULT_DIRECTORY
+
+CONFIRMED, REVERTED, WITHDRAWN = "confirmed", "reverted", "rolled back"
+
+_NUMBER = re.compile(r"[0-9]{1,6}\Z")
+_OUTCOMES = "outcomes.json"
+
+
+class HistoryDirectory:
+    """A directory that only root can read and change.
+
+    Every method except ``note`` raises HistoryError if other users can write to the directory, or if it cannot be used.
+    """
+
+    def __init__(self, directory: str = DEFAULT_DIRECTORY) -> None:
+        self.directory = directory
+
+    def check(self) -> bool:
+        """Return whether the directory exists. Raises HistoryError if other users can write to it."""
+        try:
+            found = os.lstat(self.directory)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise HistoryError(f"{self.directory}: {error.strerror}") from error
+        if not stat.S_ISDIR(found.st_mode):
+            raise HistoryError(f"{self.directory}: is not a directory")
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            owner = f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
+            raise HistoryError(f"{self.directory}: {owner}; saved states are trusted only if no other user can write")
+        return True
+
+    def make(self) -> None:
+        """Create the directory unless it exists."""
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise HistoryError(f"{self.directory}: cannot be created: {error.strerror}") from error
+
+    def check_writable(self) -> None:
+        """Write a file as large as a small state and remove it. Raises HistoryError if that is not possible."""
+        self.make()
+        self.check()
+        try:
+            with tempfile.NamedTemporaryFile(prefix=".writable.", dir=self.directory) as file:
+                file.write(bytes(SMALL))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise HistoryError(f"{self.directory}: cannot be written: {error.strerror}") from error
+
+    @staticmethod
+    def write(path: str, content: bytes) -> None:
+        """Write a file atomically. Raises HistoryError."""
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            raise HistoryError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def outcomes(self) -> Dict[int, Dict[str, str]]:
+        """Return the outcomes of changes with a confirm_timeout, by the number of the state saved before each."""
+        if not self.check():
+            return {}
+        try:
+            document: Any = parse_json(read_regular(os.path.join(self.directory, _OUTCOMES), SMALL))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(document, dict):
+            return {}
+        return {
+            int(key): value
+            for key, value in document.items()
+            if _NUMBER.match(key) and isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+        }
+
+    def outcome(self, number: int) -> Optional[str]:
+        """Return the outcome of the change after a saved state; None if it is unknown."""
+        return self.outcomes().get(number, {}).get("outcome")
+
+    def note(self, number: int, outcome: str) -> Tuple[str, ...]:
+        """Record the outcome of a change, of which the last hundred are kept; return a warning on failure.
+
+        The outcome is in effect without its record, so a full disk must not leave the decision half done.
+        """
+        try:
+            known = self.outcomes()
+            known[number] = {"outcome": outcome, "time": timestamp()}
+            last = {str(key): known[key] for key in sorted(known)[-100:]}
+            self.write(os.path.join(self.directory, _OUTCOMES), json.dumps(last, indent=1).encode())
+        except HistoryError as error:
+            return (f"the change after state {number} was {outcome}, which is not recorded: {error}",)
+        return ()

@@ -1,0 +1,99 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rollback hooks of a convergence: refuse while a change is pending, save the state, and arm the automatic revert."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Iterator, List, Optional
+
+from ..base.errors import ConfigurationError, HistoryError, KernelError
+from ..configuration.model import KubeProxyConfiguration
+from ..convergence.guard import Guard
+from ..convergence.handles import KernelHandles
+from ..convergence.request import Request
+from .arm import arm, check_timeout, refuse_if_pending
+from .directory import HistoryDirectory
+
+
+class SavingGuard(Guard):
+    """Saves the state of the node before a convergence changes it, and arms the revert of an unconfirmed change."""
+
+    def __init__(self, request: Request, handles: KernelHandles) -> None:
+        super().__init__(request, handles)
+        self._request = request
+        self._handles = handles
+        self._configuration: Optional[KubeProxyConfiguration] = None
+        self._saved = False
+
+    def begin(self) -> List[str]:
+        """Check that the convergence may begin, before it changes anything, and return warnings.
+
+        Raises HistoryError while another change waits to be confirmed, PreflightError if this one could not be
+        reverted, ConfigurationError.
+        """
+        request = self._request
+        if request.confirm_timeout and request.state != "present":
+            raise ConfigurationError(
+                f"confirm_timeout: state {request.state} saves nothing, so the change cannot be reverted: set it to 0"
+            )
+        if request.confirm_timeout and not request.history_directory:
+            raise ConfigurationError("confirm_timeout: reverting needs a saved state, so keep_states must not be 0")
+        if request.confirm_timeout:
+            check_timeout(request.confirm_timeout)
+            if not request.check:
+                HistoryDirectory(request.history_directory).check_writable()
+        warning = refuse_if_pending(check=request.check)
+        return [warning] if warning else []
+
+    def target(self, configuration: KubeProxyConfiguration) -> None:
+        """Set the configuration that the node is converged to. No state is saved before this call."""
+        self._configuration = configuration
+
+    def before_change(self) -> List[str]:
+        """Save the current state, arm the revert if it was requested, and return warnings.
+
+        A state that cannot be written causes only a warning: a full disk must not keep a node from following its
+        cluster. If the change must be confirmed, it is an error, raised before anything is changed. Raises
+        HistoryError, KernelError.
+        """
+        request, configuration = self._request, self._configuration
+        if configuration is None or not request.history_directory or self._saved:
+            return []
+        self._saved = True
+        try:
+            self.saved_state = self._save(configuration)
+        except HistoryError as error:
+            if request.confirm_timeout:
+                raise
+            return [f"the previous state is not saved, so the node cannot be rolled back to it: {error}"]
+        if request.confirm_timeout:
+            waiting = arm(self.saved_state, request.confirm_timeout, request.history_directory, request.state_directory)
+            self.confirm_until = waiting.deadline
+        return []
+
+    def _save(self, configuration: KubeProxyConfiguration) -> int:
+        """Save the current state and return its number. Raises HistoryError, KernelError."""
+        # Imported late: most runs change nothing.
+        from .state import observe_policies, observe_state
+        from .store import History
+
+        if configuration.node_proxy.network_policy.standalone:
+            state = observe_policies(self._handles)
+        else:
+            state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
+        return History(self._request.history_directory, self._request.keep_states).save(state).number
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Add instructions for the rollback to the error of a change that fails halfway. Raises KernelError."""
+        try:
+            yield
+        except KernelError as error:
+            if self.saved_state is None:
+                raise
+            how = f"the previous state is saved as {self.saved_state}"
+            if self.confirm_until:
+                how += f" and the node rolls back to it automatically at {self.confirm_until}"
+            raise KernelError(f"{error} ({how})") from error

@@ -1,0 +1,174 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The most recent saved states of a node, in a directory that only root can read and change.
+
+It is not below the agent's state directory: systemd changes the owner of that directory recursively to the agent's
+user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import Dict, Iterable, List, NamedTuple, Optional
+
+from ..base.errors import HistoryError
+from ..base.regular_files import read_regular
+from ..base.timestamps import timestamp
+from ..convergence.defaults import DEFAULT_KEEP
+from ..kernel.boot import boot_identity
+from ..packaging.identity import engine_hash
+from .directory import HistoryDirectory
+from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
+from .places import DEFAULT_DIRECTORY
+from .state import NodeState
+
+#: The reasons for saving a state. Without a number, ``rollback`` restores the newest one before a convergence.
+BEFORE_CONVERGENCE = "before a convergence"
+BEFORE_ROLLBACK = "before a rollback"
+
+_NAME = re.compile(r"state-(\d{6})\.json\.gz\Z")
+#: Temporary files of whole_files.write_whole, which a killed writer leaves behind.
+_UNFINISHED = re.compile(r"\.(state-\d{6}\.json\.gz|outcomes\.json|writable)\..+\Z")
+#: A temporary file of this age has no writer any more.
+_UNFINISHED_SECONDS = 60.0
+_MOST = 999_999
+
+
+class SavedState(NamedTuple):
+    """One line of the list of saved states.
+
+    ``counts``: entries by kind; ``mode``: the mode to which the entries belong; ``outcome``: of the change before which
+    it was saved, if that had a confirm_timeout. ``problem``: why the file cannot be used, empty if it can.
+    """
+
+    number: int
+    created: str
+    reason: str
+    mode: str
+    counts: Dict[str, int]
+    size_bytes: int
+    outcome: str = ""
+    problem: str = ""
+
+
+class History(HistoryDirectory):
+    """Saved states by number, the newest with the highest.
+
+    ``keep``: the number of states to keep, at least one; None to keep all.
+
+    Every method raises HistoryError if other users can write to the directory, or if it cannot be used.
+    """
+
+    def __init__(self, directory: str = DEFAULT_DIRECTORY, keep: Optional[int] = DEFAULT_KEEP) -> None:
+        if keep is not None and keep < 1:
+            raise HistoryError(f"keep: {keep} states cannot be kept, at least 1 is needed")
+        super().__init__(directory)
+        self.keep = keep
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.directory, f"state-{number:06d}.json.gz")
+
+    def numbers(self) -> List[int]:
+        """Return the numbers of the saved states, oldest first."""
+        if not self.check():
+            return []
+        try:
+            names = os.listdir(self.directory)
+        except OSError as error:
+            raise HistoryError(f"{self.directory}: {error.strerror}") from error
+        return sorted(int(found.group(1)) for found in map(_NAME.match, names) if found)
+
+    def save(self, state: NodeState, reason: str = BEFORE_CONVERGENCE, kept: Iterable[int] = ()) -> StateRecord:
+        """Save a state, and remove the oldest ones beyond ``keep``, except those with the numbers ``kept``."""
+        self.make()
+        numbers = self.numbers()
+        number = max([*numbers, *self.outcomes()], default=0) + 1
+        if number > _MOST:
+            raise HistoryError(f"{self.directory}: state numbers are exhausted ({_MOST}); remove the directory")
+        record = StateRecord(
+            number=number,
+            created=timestamp(),
+            reason=reason,
+            kernel=os.uname().release,
+            engine=engine_hash(),
+            boot=boot_identity(),
+            state=state,
+        )
+        self.write(self._path(number), pack_record(record))
+        self._remove_unfinished()
+        if self.keep is None:
+            return record
+        spared = {number, *kept}
+        for old in [each for each in numbers if each not in spared][: max(0, len(numbers) + 1 - self.keep)]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(old))
+        return record
+
+    def _remove_unfinished(self) -> None:
+        """Remove temporary files of writers that were killed. Ignore failures, which are harmless."""
+        with contextlib.suppress(OSError):
+            for name in filter(_UNFINISHED.match, os.listdir(self.directory)):
+                path = os.path.join(self.directory, name)
+                if os.lstat(path).st_mtime < time.time() - _UNFINISHED_SECONDS:
+                    os.unlink(path)
+
+    def load(self, number: int) -> StateRecord:
+        """Return the saved state of that number. Raises HistoryError if it does not exist or cannot be used."""
+        numbers = self.numbers()
+        if number not in numbers:
+            known = ", ".join(map(str, numbers)) or "none"
+            raise HistoryError(f"state {number}: there is no such saved state in {self.directory} (there are: {known})")
+        path = self._path(number)
+        try:
+            record = unpack_record(read_regular(path, MOST_BYTES))
+        except OSError as error:
+            raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
+        except HistoryError as error:
+            raise HistoryError(f"{path}: {error}") from error
+        if record.number != number:
+            raise HistoryError(f"{path}: is the state {record.number}, not {number}")
+        return record
+
+    def newest(self) -> int:
+        """Return the number of the newest state saved before a convergence. Raises HistoryError if there is none."""
+        for number in reversed(self.numbers()):
+            if self.load(number).reason == BEFORE_CONVERGENCE:
+                return number
+        raise HistoryError(f"{self.directory}: there is no state saved before a convergence")
+
+    def list(self) -> List[SavedState]:
+        """Return all saved states, newest first; files that cannot be used are listed with the reason."""
+        outcomes = self.outcomes()
+        found = []
+        for number in reversed(self.numbers()):
+            try:
+                size = os.lstat(self._path(number)).st_size
+            except FileNotFoundError:
+                continue
+            try:
+                record = self.load(number)
+            except HistoryError as error:
+                found.append(
+                    SavedState(
+                        number=number, created="", reason="", mode="", counts={}, size_bytes=size, problem=str(error)
+                    )
+                )
+                continue
+            outcome = outcomes.get(number, {}).get("outcome", "")
+            state = record.state
+            found.append(
+                SavedState(
+                    number=number,
+                    created=record.created,
+                    reason=record.reason,
+                    mode=state.mode(),
+                    counts=state.counts(),
+                    size_bytes=size,
+                    outcome=outcome,
+                )
+            )
+        return found
