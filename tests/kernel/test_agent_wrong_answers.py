@@ -22,7 +22,7 @@ from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, node_
 # The retry delays are shortened: with the agent's real ones 500 answers would take an hour.
 HASTY = """
 import sys
-from module_utils.agent import supervision
+from module_utils.agent.threads import supervision
 supervision.FIRST_PAUSE_SECONDS, supervision.LONGEST_PAUSE_SECONDS = 0.02, 0.1
 from module_utils.command.cli import main
 sys.exit(main())

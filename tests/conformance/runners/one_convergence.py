@@ -18,12 +18,12 @@ from typing import Any, Dict, Mapping, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "plugins"))
 
-from module_utils.cluster.snapshot import read_snapshot
+from module_utils.base.errors import ProxyError
+from module_utils.cluster.files.snapshot import read_snapshot
 from module_utils.cluster.state import ClusterState
 from module_utils.configuration.load import load_file
-from module_utils.convergence.history.converged import converge
 from module_utils.convergence.request import Request
-from module_utils.errors import ProxyError
+from module_utils.rollback.converged import converge
 
 
 def node_document(environment: Mapping[str, str]) -> Optional[Dict[str, Any]]:
