@@ -396,6 +396,63 @@ def test_no_policy_is_passed_by_broadcast_or_multicast(lab):
     assert forging.received(everything) == set()
 
 
+CLUSTER_DENY = {
+    "apiVersion": "policy.networking.k8s.io/v1alpha2",
+    "kind": "ClusterNetworkPolicy",
+    "metadata": {"name": "closed"},
+    "spec": {
+        "tier": "Admin",
+        "priority": 1,
+        "subject": {"namespaces": {}},
+        "egress": [{"action": "Deny", "to": [{"networks": ["0.0.0.0/0", "::/0"]}]}],
+    },
+}
+
+
+def test_a_packet_without_ports_passes_no_policy(lab):
+    """Others read one with a header that ends before the ports, and headers before that may be long."""
+    forging = lab()
+    ends = {socket.AF_INET: (V4[FREE], REMOTE4), socket.AF_INET6: (V6[FREE], REMOTE6)}
+    namespaces = forging.network.namespaces
+
+    def send():
+        for family, (source, destination) in ends.items():
+            with contextlib.closing(namespaces[FREE].socket(family, socket.SOCK_RAW, 255)) as made:
+                for number in (6, UDP, 132):
+                    packet = bytearray(ip(source, destination, number, 64) + b"abc")
+                    if family == socket.AF_INET6:
+                        packet[5] = 3
+                    made.sendto(packet, (destination, 0))
+
+    def passed():
+        everything = namespaces["node2"].socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+        found = set()
+        with contextlib.closing(everything) as link:
+            for _attempt in range(2):
+                send()
+                found.update(_arriving(link, 0.8))
+        return found
+
+    assert passed() == {(version, number) for version in (4, 6) for number in (6, UDP, 132)}
+    forging.converge(CLUSTER_DENY, clusterNetworkPolicies=True)
+    assert not passed()
+    forging.converge(deny("bank", "web", "Egress"))
+    assert not passed()
+
+
+def _arriving(link, seconds):
+    """Yield the version and the protocol of each packet for the remote pods."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if select.select([link], [], [], left)[0]:
+            data = link.recv(2048)
+            version = data[0] >> 4
+            if (version, data[16:20]) == (4, ipaddress.ip_address(REMOTE4).packed):
+                yield 4, data[9]
+            elif (version, data[24:40]) == (6, ipaddress.ip_address(REMOTE6).packed):
+                yield 6, data[6]
+
+
 def tagged(packet, tag, *addresses):
     """Return a frame with a VLAN tag around an IPv6 packet. ``addresses``: those of the receiver and the sender."""
     whole = bytearray(packet)

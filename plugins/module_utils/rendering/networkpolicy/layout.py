@@ -151,14 +151,21 @@ def _tiers_chain(family: str, side: str, options: Options) -> ChainValue:
     rules += _tier(family, side, admin, drop)
     rules.append(x.rule(isolated))
     rules += _tier(family, side, baseline, drop)
-    rules.append(x.rule(_RESET))
+    # No rule above with a port applies to a packet whose header ends before the port, or is not found: nobody needs it.
+    rules.append(x.rule(_without_ports(), _RETURN))
+    rules.append(x.rule(x.payload(x.TRANSPORT_HEADER, 2, 2), x.at_least(bytes(2)), _RETURN))
+    rules.append(x.rule(drop))
     return ChainValue(tuple(rules))
+
+
+def _without_ports() -> Expressions:
+    """Match protocols that have no ports."""
+    return [x.meta(x.META_L4PROTO), *(x.compare(bytes((number,)), equal=False) for number in _PORT_PROTOCOLS)]
 
 
 def _tier(family: str, side: str, tier: str, drop: Expression) -> List[Rule]:
     accept, deny = OUTCOMES
-    without_ports = [x.compare(bytes((number,)), equal=False) for number in _PORT_PROTOCOLS]
-    other = [x.meta(x.META_L4PROTO), *without_ports, x.meta(x.META_PRIORITY)]
+    other = [*_without_ports(), x.meta(x.META_PRIORITY)]
     return [
         x.rule(_RESET),
         *_classify(family, side),
