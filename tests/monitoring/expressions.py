@@ -63,7 +63,7 @@ def metrics_of(expression: str) -> Set[str]:
 
 def exported() -> Set[str]:
     """Return the names of all series that an agent can export, including those without traffic."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.traffic_metrics import TrafficMetrics
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.on_scrape import TrafficMetrics
     from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
     from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import Measured
 
@@ -77,7 +77,7 @@ def exported() -> Set[str]:
 
 def exported_on_request() -> Set[str]:
     """Return the gauges that an agent exports only where it enforces network policies, or has a memory limit."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.memory_metrics import MemoryMetrics
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.on_scrape import MemoryMetrics
     from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import MemoryUse
     from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy_metrics
 

@@ -25,18 +25,18 @@ from ..kernel.presence import holds_dataplane, holds_policies
 from .answers.status import answer, status_text
 from .api.events import NORMAL, WARNING
 from .checks.prober import VerdictChange
-from .options import AgentOptions
 from .parts import Parts
 from .ports.control import ControlRequest, ControlServer
 from .readiness import Readiness
 from .reload import Reloads
+from .settings import AgentOptions
 from .source.first_services import FirstObjects
 from .source.known import Batch
 from .source.static_source import CHECK_SECONDS
 from .telemetry.log import Log
 from .telemetry.systemd import Systemd
 from .threads.collector import COLLECT_SECONDS, begin_loading, collect, end_loading
-from .threads.fatal import Fatal
+from .threads.failures import Fatal
 
 CACHE_SECONDS = 30.0
 #: How long the loop processes what has arrived before it syncs.

@@ -21,8 +21,7 @@ from ..convergence.request import Request
 from ..event_reasons import Reason
 from ..preflight.findings import KUBE_PROXY
 from .answers.agent_state import AgentState
-from .answers.memory_metrics import MemoryMetrics
-from .answers.traffic_metrics import TrafficMetrics
+from .answers.on_scrape import MemoryMetrics, TrafficMetrics
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
@@ -32,7 +31,6 @@ from .drain import Drain
 from .forwarding import Forwarding
 from .http.connections import limits_of, raise_open_files
 from .memory import MemoryBudget
-from .options import AgentOptions, command_line_flags
 from .other_proxy import OtherProxy
 from .policies.policy import PolicySync
 from .policies.policy_metrics import PolicyMetrics
@@ -42,7 +40,7 @@ from .ports.ports import PortKeeper
 from .ports.surface import Surface
 from .services.losses import EndpointLossWatch
 from .services.node import NodeSync
-from .settings import configure_log, load_settings
+from .settings import AgentOptions, command_line_flags, configure_log, load_settings
 from .source.cluster_source import ClusterSource
 from .source.first_services import FirstObjects
 from .source.keeper import CacheKeeper

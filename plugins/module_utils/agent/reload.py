@@ -14,7 +14,7 @@ from .parts import Parts
 from .ports.control import ControlRequest
 from .settings import Settings, configure_log, load_settings
 from .telemetry.systemd import Systemd
-from .threads.fatal import Fatal
+from .threads.failures import Fatal
 
 
 class Reloads:

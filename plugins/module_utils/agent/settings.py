@@ -6,15 +6,20 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Tuple
+from typing import Dict, NamedTuple, Tuple
 
 from ..cluster.api.resource_types import ResourceType
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
+from ..convergence.defaults import DEFAULT_UNSERVED_PERCENT
+from ..convergence.drain.record import DEFAULT_FILE as DEFAULT_DRAIN
+from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
+from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..serviceports.node import node_name
-from .options import AgentOptions
 from .telemetry.log import Log
+
+_NAMED_OTHERWISE = ("configuration", "ignore_findings")
 
 
 class Settings(NamedTuple):
@@ -50,3 +55,40 @@ def configure_log(log: Log, options: AgentOptions, configuration: KubeProxyConfi
     """Apply the settings of ``logging``; command line options take precedence."""
     log.as_json = (options.log_format or configuration.logging.format) == "json"
     log.verbose = options.verbose or configuration.debug_logging
+
+
+class AgentOptions(NamedTuple):
+    """The command line options of an agent. An empty string selects the value of the configuration."""
+
+    configuration: str = ""
+    kubeconfig: str = ""
+    node_name: str = ""
+    mode: str = ""
+    fallback: str = ""
+    state_directory: str = DEFAULT_STATE
+    #: The file for the cluster state, empty for none.
+    cache: str = DEFAULT_CACHE
+    #: Path of the unix socket for the node command, empty for none.
+    control: str = DEFAULT_CONTROL
+    #: A file with a token for the API server, which the agent renews if the file exists; empty for none.
+    token: str = DEFAULT_TOKEN
+    #: The file by which root keeps the node drained.
+    drain_file: str = DEFAULT_DRAIN
+    ignore_findings: Tuple[str, ...] = ()
+    #: A greater loss, in percent of the Services with endpoints, is reported.
+    max_unserved_percent: float = DEFAULT_UNSERVED_PERCENT
+    #: The maximum number of seconds for which such a loss is not applied, 0 to apply it immediately.
+    hold_loss: float = 0.0
+    #: Log debug messages regardless of the configuration.
+    verbose: bool = False
+    log_format: str = ""
+
+
+def command_line_flags(options: AgentOptions) -> Dict[str, str]:
+    """Return the options of ``kubenode-proxy run`` by name, with the values in effect."""
+    flags = {
+        "config": options.configuration,
+        "ignore": ",".join(options.ignore_findings),
+        **{name: str(getattr(options, name)) for name in AgentOptions._fields if name not in _NAMED_OTHERWISE},
+    }
+    return {name.replace("_", "-"): value for name, value in flags.items()}

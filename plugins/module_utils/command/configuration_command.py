@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..agent.options import AgentOptions
-from ..agent.settings import load_settings
+from ..agent.settings import AgentOptions, load_settings
 from .result import OK, CommandResult
 
 

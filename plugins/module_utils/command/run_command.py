@@ -10,7 +10,7 @@ import os
 from typing import TextIO
 
 from ..agent.agent import Agent
-from ..agent.options import AgentOptions
+from ..agent.settings import AgentOptions
 from ..base.errors import ProxyError
 from ..base.log import Log
 from ..packaging.identity import identity

@@ -11,8 +11,8 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import agent as module
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.control import ControlRequest
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.systemd import Systemd

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.clients import ApiClients
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.access import ApiClients
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics

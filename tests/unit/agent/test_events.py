@@ -11,10 +11,11 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.event_budget import BURST, SECONDS_OF_ONE
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import (
+    BURST,
     MOST_NOTE_BYTES,
     POSTERS,
+    SECONDS_OF_ONE,
     WARNING,
     EventPoster,
     make_event,

@@ -12,10 +12,10 @@ import socket
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.status import status_document
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.parts import Parts
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import other_modes
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.setup import Leftovers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import API_VERSION, KIND
 from tests.unit.agent.sync_bench import SyncBench, service

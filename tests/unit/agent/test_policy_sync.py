@@ -13,10 +13,7 @@ from typing import Any, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import connection_cuts, policy, policy_table
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.policy_choices import (
-    PAUSE_FACTOR,
-    PolicyChoices,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.inputs import PAUSE_FACTOR, PolicyChoices
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError

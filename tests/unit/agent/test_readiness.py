@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import readiness
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 

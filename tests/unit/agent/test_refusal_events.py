@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, List, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import make_event, node_reference
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.refusal_events import RefusalEvents
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.notices import RefusalEvents
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import (
     MOST_OF_NAMESPACE,
     LimitedLog,

@@ -10,12 +10,11 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.control import ControlRequest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reload import Reloads, reload
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import load_settings
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import AgentOptions, load_settings
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.fatal import Fatal
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import Fatal
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

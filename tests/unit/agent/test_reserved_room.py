@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import RESERVE
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import AgentOptions
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.room import NoRoom, Room
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView

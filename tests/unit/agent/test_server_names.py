@@ -11,8 +11,7 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.server_names import ServerNames
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers, ServerNames
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access import names

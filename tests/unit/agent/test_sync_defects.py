@@ -14,8 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.loss
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.slow_start import SlowStart
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.sync_metrics import SyncMetrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import Steps
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.fatal import Fatal
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import Fatal, Steps
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import AFTER_FAILURE_SECONDS, Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from tests.unit.agent.sync_bench import DictResource, Drift, SyncBench, service

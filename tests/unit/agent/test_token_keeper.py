@@ -14,9 +14,8 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.clients import ApiClients
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.access import ApiClients, TokenKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.token import TokenKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor

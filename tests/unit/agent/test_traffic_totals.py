@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.traffic_metrics import TrafficMetrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.on_scrape import TrafficMetrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import (
     HALF_LIFE_SECONDS,
     Busiest,

@@ -10,7 +10,6 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions, command_line_flags
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.zpages import (
     FLAGZ,
     STATUSZ,
@@ -19,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.zpages 
     statusz,
     version_response,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import AgentOptions, command_line_flags
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import Identity
 
 IDENTITY = Identity("1.2.3", "658f7d18e1be" + "0" * 52)

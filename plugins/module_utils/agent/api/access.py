@@ -8,22 +8,22 @@ The cluster's objects are followed by ``source``, through the same clients.
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import Callable
+import threading
+import time
+from typing import Callable, Optional, Set
 
-from ...cluster.api.access.abortable import Expect
-from ...cluster.api.access.servers import ANSWER_SECONDS
+from ...cluster.api.access.abortable import Connect, Expect
+from ...cluster.api.access.servers import ANSWER_SECONDS, CONNECT_SECONDS, Candidate
+from ...cluster.api.access.token_renewal import CHECK_SECONDS, TokenRenewal
 from ...cluster.api.client import ApiClient
 from ...configuration.sections.api_servers import ApiServerSettings
 from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metrics import Metrics
-from ..threads.supervision import Supervisor
-from .clients import ApiClients
+from ..threads.supervision import Supervisor, Task
 from .events import EventPoster
-from .server_check import ServerCheck
-from .server_names import ServerNames
-from .servers import ApiServers
-from .token import TokenKeeper
+from .servers import ApiServers, ServerCheck, ServerNames
 
 
 class ApiAccess:
@@ -85,3 +85,66 @@ class ApiAccess:
         self._check.stop()
         self._names.stop()
         self.events.close()
+
+
+class ApiClients:
+    """Makes clients. ``kubeconfig`` returns the path of the file that is valid now, empty for the default.
+
+    Each warning about the credentials is logged once, and each API server is asked only once for selectors that it
+    does not support, however many clients are made.
+    """
+
+    def __init__(self, servers: ApiServers, kubeconfig: Callable[[], str], metrics: Metrics, log: Log) -> None:
+        self._servers = servers
+        self._kubeconfig = kubeconfig
+        self._metrics = metrics
+        self._log = log
+        self._unsupported: Set[str] = set()
+        self._warnings: Set[str] = set()
+
+    def connect(self, expect: Expect, timeout: float = 30.0) -> ApiClient:
+        """Return a client, for use by one thread; it calls ``expect`` with the seconds that each request may take.
+
+        Raises ConfigurationError or ApiError if the kubeconfig cannot be used.
+        """
+        server = self._servers.current()
+        client = ApiClient(
+            server.connection(self._kubeconfig() or None),
+            timeout,
+            unsupported=self._unsupported,
+            expect=expect,
+            observe=functools.partial(self._observe_request, server),
+            failed=functools.partial(self._servers.failed, server),
+            connect_timeout=min(timeout, CONNECT_SECONDS) if self._servers.several else None,
+        )
+        self._servers.opened(server, client.host)
+        for warning in client.warnings:
+            if warning not in self._warnings:
+                self._warnings.add(warning)
+                self._log.warning(warning)
+        return client
+
+    def _observe_request(self, server: Candidate, method: str, host: str, code: str, seconds: Optional[float]) -> None:
+        self._metrics.observe_request(method, host, code, seconds)
+        if code.isdecimal() and int(code) < 500:
+            self._servers.answered(server)
+
+
+class TokenKeeper(TokenRenewal):
+    """Renews the token whenever it is due; see the base class."""
+
+    def __init__(self, path: str, connect: Connect, log: Log, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(path, connect, log, clock)
+        self._stop = threading.Event()
+
+    def run(self, task: Task) -> None:
+        """Renew the token until :meth:`stop`; the body of a supervised thread."""
+        while not self._stop.is_set():
+            task.busy(CHECK_SECONDS)
+            pause = self.step(task.busy)
+            task.idle()
+            self._stop.wait(pause)
+
+    def stop(self) -> None:
+        """End the thread soon, without waiting for a request in progress."""
+        self._stop.set()

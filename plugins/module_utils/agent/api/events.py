@@ -12,7 +12,7 @@ import random
 import time
 import urllib.parse
 import uuid
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ...base.errors import ApiError, ProxyError, Refusal
 from ...cluster.api.access.abortable import AbortableClient, Connect
@@ -24,7 +24,6 @@ from ..telemetry.log import WARNING as WARNING_LEVEL
 from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metrics import Metrics
 from ..threads.supervision import Task
-from .event_budget import EventBudget
 
 NORMAL, WARNING = "Normal", "Warning"
 _CONTROLLER = "kube-proxy"
@@ -42,6 +41,10 @@ COUNT_SECONDS = 21600.0
 _MOST_WAITING, _MOST_WAITING_OF_NODE = 100, 200
 #: The fields in which an Event of another agent is equal.
 _COMMON_FIELDS = ("reportingController", "regarding", "reason", "action", "note", "type")
+BURST, SECONDS_OF_ONE = 25, 300.0
+#: All namespaces together, which users may be able to create.
+BURST_OF_ALL, SECONDS_OF_ONE_OF_ALL = 100, 60.0
+_MOST_KEYS = 1000
 
 #: Posts an Event: the object that it regards (None for the node), type, reason, action, note.
 Post = Callable[[Optional[Dict[str, str]], str, Reason, str, str], None]
@@ -258,3 +261,50 @@ def _is_posted(client: ApiClient, path: str, event: Dict[str, Any]) -> bool:
         # It is gone, or the account does not have the right to read it yet.
         return False
     return all(found.get(field) == event[field] for field in _COMMON_FIELDS)
+
+
+class _Bucket:
+    """A token bucket: full with ``burst`` tokens, and one more after each ``seconds``."""
+
+    def __init__(self, burst: int, seconds: float, now: float) -> None:
+        self._burst = burst
+        self._seconds = seconds
+        self._tokens = float(burst)
+        self._at = now
+
+    def left(self, now: float) -> float:
+        """Return the tokens in the bucket."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) / self._seconds)
+        self._at = now
+        return self._tokens
+
+    def take(self) -> None:
+        """Remove a token; :meth:`left` must have returned at least one."""
+        self._tokens -= 1
+
+
+class EventBudget:
+    """Decides which Events are posted, whatever users of the cluster write. Only one thread may use it.
+
+    Like client-go's filter: BURST at once, then one in SECONDS_OF_ONE, for each reason about the node and for each
+    namespace of other objects. So the objects of one namespace take no Event from others, and none from the node.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._of_all = _Bucket(BURST_OF_ALL, SECONDS_OF_ONE_OF_ALL, now)
+        self._buckets: Dict[Tuple[Subject, str], _Bucket] = {}
+
+    def admits(self, reason: Reason, namespace: str, now: float, *, about_node: bool) -> bool:
+        """Return whether an Event may be posted, and count it. ``namespace``: of the object that it is about."""
+        key = (Subject.NODE, reason.value) if about_node else (Subject.OBJECT, namespace)
+        bucket = self._buckets.pop(key, None) or _Bucket(BURST, SECONDS_OF_ONE, now)
+        # The one that was used last comes last.
+        self._buckets[key] = bucket
+        if len(self._buckets) > _MOST_KEYS:
+            del self._buckets[next(iter(self._buckets))]
+        needed = [bucket] if about_node else [bucket, self._of_all]
+        if any(each.left(now) < 1 for each in needed):
+            return False
+        for each in needed:
+            each.take()
+        return True

@@ -9,12 +9,15 @@ over the remaining servers, and each client waits for a random time before it co
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from ...cluster.api.access.names import is_name
+from ...base.errors import ProxyError
+from ...cluster.api.access.abortable import AbortableClient, Connect, Expect
+from ...cluster.api.access.names import addresses_of_name, is_name
 from ...cluster.api.access.servers import KUBECONFIG, Candidate, configured_servers, named_servers
 from ...cluster.api.connection import scheme_host_and_port
 from ...cluster.api_addresses import KUBERNETES, NO_CLAIMS, claims_at
@@ -23,11 +26,17 @@ from ...cluster.model import EndpointSlice
 from ...cluster.state import ClusterState
 from ...convergence.runtime.agent_status import ServerStatus
 from ..telemetry.log import Log
+from ..threads.supervision import Task
 
 #: Seconds for which a server that has failed is not chosen if there is another one.
 _AVOID_SECONDS = 60.0
 #: How many addresses of one name are kept: a resolver may return a different part of them each time.
 _MOST_ADDRESSES = 16
+#: As often as kubelet renews its Lease by default (nodeLeaseDurationSeconds / 4), each time up to a quarter later.
+CHECK_SECONDS = 10.0
+_JITTER = 0.25
+#: The lifetime of many records of load balancers in the DNS.
+NAMES_SECONDS = 60.0
 
 
 class ApiServers:
@@ -198,3 +207,92 @@ class ApiServers:
         recent = self._clock() - _AVOID_SECONDS
         good = [item for item in others if self._failures.get(item, (recent, ""))[0] <= recent]
         return self._choose(good) if good else min(others, key=lambda item: self._failures[item][0])
+
+
+class ServerCheck:
+    """Sends a small request at intervals while there are ``several`` servers; the body of a supervised thread.
+
+    So the agent leaves a server that hangs with open connections, on which watches are silent for minutes.
+
+    The clients that ``connect`` creates should wait ANSWER_SECONDS of :mod:`cluster.access.servers`. ``leave`` is
+    called with the URL of a server that does not answer, after the client has reported it.
+    """
+
+    def __init__(self, connect: Connect, several: Callable[[], bool], leave: Callable[[str], None]) -> None:
+        self._client = AbortableClient(connect)
+        self._several = several
+        self._leave = leave
+        self._stop = threading.Event()
+
+    def run(self, task: Task) -> None:
+        """Check until :meth:`stop`."""
+        while not self._stop.wait(CHECK_SECONDS * (1.0 + random.random() * _JITTER)):
+            if self._several():
+                self.check(task.busy)
+            task.idle()
+
+    def check(self, expect: Expect) -> None:
+        """Check once, over a new connection, since an open one may use a path that has failed."""
+        with contextlib.suppress(ProxyError), self._client.opened(expect) as client:
+            # A kubeconfig that cannot be used is suppressed: the reflectors report it.
+            try:
+                client.ready()
+            except ProxyError as error:
+                if not self._stop.is_set() and client.report(error):
+                    self._leave(client.host)
+
+    def interrupt(self) -> None:
+        """Abort a request that hangs; called from another thread."""
+        self._client.interrupt()
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._stop.set()
+
+
+class ServerNames:
+    """Resolves the names of ``servers`` at intervals, and a new one at once; the body of a supervised thread.
+
+    So no Service can replace their addresses. A resolver that does not answer blocks its caller for seconds.
+
+    ``changed`` is called, from this thread, when a name has a new address. ``resolve`` replaces the node's resolver.
+    """
+
+    def __init__(
+        self,
+        servers: ApiServers,
+        changed: Callable[[], None],
+        resolve: Callable[[str], Sequence[str]] = addresses_of_name,
+    ) -> None:
+        self._servers = servers
+        self._changed = changed
+        self._resolve = resolve
+        self._due = threading.Event()
+        self._stopped = False
+
+    def run(self, task: Task) -> None:
+        """Resolve until :meth:`stop`."""
+        # The resolver limits its time itself, and there is no way to interrupt it.
+        task.idle()
+        while True:
+            self._due.clear()
+            if self._stopped:
+                return
+            self.resolve()
+            self._due.wait(NAMES_SECONDS)
+
+    def resolve(self) -> None:
+        """Resolve each name once. A name that has no address now keeps those that it had."""
+        found = [self._servers.named(name, self._resolve(name)) for name in self._servers.names()]
+        if any(found):
+            self._changed()
+
+    def follow(self) -> None:
+        """Resolve at once if there is a name without an address; may be called from any thread."""
+        if self._servers.unresolved:
+            self._due.set()
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._stopped = True
+        self._due.set()

@@ -51,10 +51,8 @@ from ..threads.failures import NOT_OF_ONE_OBJECT, error_text
 from ..threads.timers import Timers
 from .connection_cuts import ConnectionCuts
 from .denied_log import DeniedLog
-from .policy_choices import PolicyChoices
-from .policy_links import PolicyLinks
+from .inputs import PolicyChoices, PolicyLinks, UnknownPods
 from .policy_table import PolicyTable
-from .unknown_pods import UnknownPods
 
 RETRY_SECONDS = 2.0
 CHECK_SECONDS = 300.0

@@ -12,7 +12,7 @@ from ...event_reasons import Reason
 from ..api.events import WARNING, Post, service_reference
 from ..other_proxy import OtherProxy
 from ..telemetry.log import INFO, LimitedLog
-from ..threads.fatal import Fatal
+from ..threads.failures import Fatal
 from ..threads.timers import Timers
 from .service_health import FailedPort
 from .surface import RETRY_SECONDS, Surface

@@ -29,13 +29,12 @@ from ..telemetry.metrics import Metrics
 from ..threads.collector import trim_memory
 from ..threads.failures import error_text
 from ..threads.timers import Timers
-from .annotation_warnings import PolicyWarnings
 from .followups import Followups
 from .losses import EndpointLossWatch
 from .node_follower import NodeFollower
+from .notices import AnnotationWarnings, RefusalEvents
 from .other_modes import OtherModes
 from .portions import WaitingServices
-from .refusal_events import RefusalEvents
 from .schedule import Schedule
 from .setup import Proxiers, set_up, with_current_addresses
 from .slow_start import SlowStart
@@ -100,7 +99,7 @@ class NodeSync:
         self._limited = limited
         self._post = post
         self._other_proxy = other_proxy
-        self._annotation_warnings = PolicyWarnings(limited, post)
+        self._annotation_warnings = AnnotationWarnings(limited, post)
         self._refusals = RefusalEvents(limited, post)
         # Whether the node must be set up again, because a sync ended by an unexpected exception or IPVS was unloaded,
         # and what it was set up for.

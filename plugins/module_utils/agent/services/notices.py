@@ -1,15 +1,20 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Log lines about objects that are served only in part or not at all, each written once while it applies."""
+"""Log lines and Events about objects that are served only in part or not at all, once while the reason applies."""
 
 from __future__ import annotations
 
-from typing import FrozenSet, Iterable, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, Sequence, Set, Tuple
 
+from ...base.errors import Refusal
 from ...cluster.claims import NO_CONFLICTS, Conflicts
+from ...cluster.files.static import UNREADABLE_FILE
 from ...cluster.model import NamespacedName
+from ...cluster.state import ClusterState
 from ...convergence.report import conflict_warnings
+from ...event_reasons import Reason
+from ..api.events import WARNING, Post, object_reference, service_reference
 from ..source.view import ClusterView
 from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metrics import Metrics
@@ -18,6 +23,7 @@ from .proxier import Proxier
 
 #: How many failures are logged at once; if there are more, they have the same reasons.
 MOST_NAMED = 20
+_ANNOTATIONS = "metadata.annotations["
 
 
 def failures_of(view: ClusterView, families: Iterable[Proxier]) -> FrozenSet[Failure]:
@@ -80,3 +86,73 @@ class Notices:
             text = "a chain of a former Service is kept, empty, because a rule of another program jumps to it"
             self._log.warning(text, family=family, chain=chain)
         self._kept_chains = found
+
+
+def is_annotation(part: Refusal) -> bool:
+    """Return whether a part of an object that is skipped is an annotation."""
+    return part.field.startswith(_ANNOTATIONS)
+
+
+class AnnotationWarnings:
+    """Reports invalid annotations, and those that the mode or the kernel does not support."""
+
+    def __init__(self, limited: LimitedLog, post: Post) -> None:
+        self._limited = limited
+        self._post = post
+        self._known: Dict[str, NamespacedName] = {}
+        self._seen: object = None
+
+    def update(self, state: ClusterState, families: Iterable[Proxier]) -> None:
+        """Report problems that are new since the last sync."""
+        families = tuple(families)
+        skipped = state.skipped
+        seen = families, [family.ignored_changes for family in families], skipped
+        if seen == self._seen:
+            return
+        self._seen = seen
+        now: Dict[str, NamespacedName] = {}
+        for part in skipped:
+            if is_annotation(part):
+                # An EndpointSlice or a Node has no Event: only its namespace counts.
+                now[str(part)] = NamespacedName(part.namespace, part.name if part.kind == "Service" else "")
+        for family in families:
+            for service, lines in family.ignored.items():
+                now.update(dict.fromkeys(lines, service))
+        for line, about in now.items():
+            if line in self._known or not self._limited.about(
+                "annotation", about.namespace, "an annotation has no effect", reason=line
+            ):
+                continue
+            if about.name:
+                self._post(service_reference(*about), WARNING, Reason.ANNOTATION_IGNORED, "Sync", line)
+        self._known = now
+
+
+class RefusalEvents:
+    """Reports each refusal that is new since the last call, and again if the object was valid in between.
+
+    :class:`AnnotationWarnings` reports annotations.
+    """
+
+    def __init__(self, limited: LimitedLog, post: Post) -> None:
+        self._limited = limited
+        self._post = post
+        self._known: FrozenSet[Refusal] = frozenset()
+
+    def update(self, refusals: Tuple[Refusal, ...], skipped: Tuple[Refusal, ...]) -> None:
+        """Report the new ones of the refusals of objects, and of parts, which are all that are in effect."""
+        parts = [part for part in skipped if not is_annotation(part)]
+        now = frozenset((*refusals, *parts))
+        if now == self._known:
+            return
+        new = [refusal for refusal in (*refusals, *parts) if refusal not in self._known]
+        whole = frozenset(refusals)
+        for refusal in new:
+            text = "an invalid object is skipped" if refusal in whole else "a part of an object is skipped"
+            if not self._limited.about("refused", refusal.namespace, text, object=refusal):
+                continue
+            # A static object comes from a file of this node, as does a file that cannot be read.
+            of_cluster = refusal.name and not refusal.source and refusal.kind != UNREADABLE_FILE
+            about = object_reference(refusal) if of_cluster else None
+            self._post(about, WARNING, Reason.OBJECT_REFUSED, "Sync", f"skipped: {refusal}")
+        self._known = now

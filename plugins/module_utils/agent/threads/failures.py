@@ -14,7 +14,6 @@ from typing import Callable, Dict, FrozenSet, Iterator, NamedTuple
 from ...base.errors import ProxyError, defect_text
 from ...cluster.parsing.objects import ObjectKey
 from ..telemetry.log import LimitedLog
-from .fatal import Fatal
 
 #: If more objects fail than this, the defect is not about one of them.
 MOST_FAILURES = 10
@@ -87,3 +86,7 @@ class Steps:
             self._limited.error(("step", name), "a step of the agent has failed", step=name, error=error_text(error))
             return False
         return True
+
+
+class Fatal(Exception):
+    """The reason why the agent must exit, so that the service manager restarts it."""

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics of the traffic of Services, for as many ServicePorts as the configuration allows; none by default."""
+"""Metrics that are read when they are requested: of the traffic of Services, and of the memory limit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import contextlib
 from typing import Any, Callable, Iterator
 
 from ...convergence.traffic.account import COUNTERS, GAUGES
+from ..memory import MemoryUse
 from ..traffic import Measured
 
 # Without it the agent does not start, with an error message: see ``metrics``.
@@ -24,6 +25,17 @@ _COUNTERS = {
     "packetsOut": ("packets", "Packets of connections to Services", "out"),
     "bytesIn": ("bytes", "Bytes of connections to Services", "in"),
     "bytesOut": ("bytes", "Bytes of connections to Services", "out"),
+}
+
+_MEMORY_PREFIX = "kubenode_proxy_"
+#: Name and text of the metric for each field.
+_MEMORY_GAUGES = {
+    "limit": ("memory_limit_bytes", "Memory limit of the agent's control group"),
+    "used": ("memory_used_bytes", "Memory in use in that group that the kernel cannot reclaim"),
+    "cluster": ("cluster_bytes", "Size of the cluster's objects as the agent keeps them"),
+    "capacity": ("cluster_capacity_bytes", "Size of the cluster's objects that fits into the memory limit"),
+    "held_back": ("objects_held_back", "Objects whose latest version was not applied because of the memory limit"),
+    "refused": ("lists_refused", "Collections whose list does not fit into the memory limit"),
 }
 
 
@@ -59,3 +71,17 @@ class TrafficMetrics:
         yield prometheus_client.core.GaugeMetricFamily(
             f"{_PREFIX}ports_without_metrics", "Ports of Services that have no such metrics", value=measured.omitted
         )
+
+
+class MemoryMetrics:
+    """Exposes the most recent measurement of memory and its limit."""
+
+    def __init__(self, use: Callable[[], MemoryUse]) -> None:
+        self._use = use
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the current values."""
+        use = self._use()
+        if use.limit:
+            for field, (name, text) in _MEMORY_GAUGES.items():
+                yield prometheus_client.core.GaugeMetricFamily(_MEMORY_PREFIX + name, text, value=getattr(use, field))
