@@ -101,6 +101,12 @@ class Change(Generic[Key, Value]):
     def __repr__(self) -> str:
         return f"Change(added={self.added!r}, replaced={self.replaced!r}, removed={self.removed!r})"
 
+    def with_keys_of(self, other: Change[Key, Value]) -> Change[Key, Value]:
+        """Return a change with the keys of both, to find out later what is left to do for them."""
+        return Change(
+            {**self.added, **other.added}, {**self.replaced, **other.replaced}, {**self.removed, **other.removed}
+        )
+
     def without_removals(self) -> Change[Key, Value]:
         """Return the additions and replacements; they are applied first, in the order of the resources."""
         return Change(self.added, self.replaced, {})
@@ -108,6 +114,10 @@ class Change(Generic[Key, Value]):
     def removals(self) -> Change[Key, Value]:
         """Return the removals; they are applied last, in reverse order of the resources."""
         return Change({}, {}, self.removed)
+
+
+#: Never changed.
+NO_CHANGE: Change[Any, Any] = Change()
 
 
 def difference(
@@ -180,11 +190,13 @@ class Resource(Generic[Key, Value]):
         """
         raise NotImplementedError(self.label)
 
-    def parts(self, expected: Mapping[Key, Value]) -> Iterator[Part[Key, Value]]:
+    def parts(
+        self, expected: Mapping[Key, Value], urgent: Change[Key, Value] = NO_CHANGE
+    ) -> Iterator[Part[Key, Value]]:
         """Yield the current table in parts, all of which together are what :meth:`observe` returns. Raises KernelError.
 
         A resource that can be read in parts, or that reads ``expected`` entries in less time, overrides this. Entries
-        may change between two parts if ``expected`` changes with them.
+        may change between two parts if ``expected`` changes with them. The entries of an ``urgent`` change come early.
         """
         yield Part(self.observe(), expected)
 

@@ -22,6 +22,7 @@ from typing import (
     Mapping,
     Optional,
     Sequence,
+    Set,
     Tuple,
 )
 
@@ -176,6 +177,24 @@ class DesiredTables:
         journal = self._merged.pop_journal()
         changes = {table: change_of(self._merged.tables[table], rows) for table, rows in journal.items()}
         return {table: change for table, change in changes.items() if change}
+
+    def add_again(self, ports: Iterable[ServicePortName]) -> None:
+        """Have the next :meth:`pop_changes` add what these ServicePorts own, because the kernel has lost it."""
+        for port in ports:
+            for table, key, _value in self.programmed(port):
+                self._merged.journal.setdefault(table, {})[key] = ABSENT
+
+    def add_all_again(self, later: Iterable[NamespacedName]) -> Dict[NamespacedName, Set[ServicePortName]]:
+        """Have the next :meth:`pop_changes` add everything but what only some Services own; return their ServicePorts.
+
+        :meth:`add_again` is called with these later.
+        """
+        for table, rows in self.desired.items():
+            self._merged.journal[table] = dict.fromkeys(rows, ABSENT)
+        ports = {service: set(self._ports[service]) for service in later if service in self._ports}
+        for table, key, _value in self._merged.only_of({port for found in ports.values() for port in found}):
+            self._merged.journal[table].pop(key, None)
+        return ports
 
     def programmed(self, owner: ServicePortName) -> List[Entry]:
         """Return the current desired entries of the tables that a ServicePort owns.

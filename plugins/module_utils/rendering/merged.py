@@ -10,7 +10,7 @@ is used, and of several values from one owner the first, as it is when everythin
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, Iterable, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Dict, Hashable, Iterable, Iterator, Sequence, Tuple, Union
 
 Entry = Tuple[str, Hashable, Any]
 """Name of the table, key, value."""
@@ -74,6 +74,14 @@ class MergedTables:
     def entries_of(self, owner: Owner) -> Tuple[Entry, ...]:
         """Return the entries that the owner contributes."""
         return self._entries.get(owner, ())
+
+    def only_of(self, owners: AbstractSet[Owner]) -> Iterator[Entry]:
+        """Yield the entries of these owners that have no other contributor."""
+        for owner in owners:
+            for entry in self.entries_of(owner):
+                contributors = self._contributors[entry[0]][entry[1]]
+                if isinstance(contributors, _One) or owners >= contributors.keys():
+                    yield entry
 
     def replace(self, owner: Owner, entries: Sequence[Entry]) -> None:
         """Replace the entries that the owner contributes; of entries with the same key the first one wins."""

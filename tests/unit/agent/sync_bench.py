@@ -62,7 +62,8 @@ class DictResource(Resource):
         self.table.update(change.added)
         self.table.update({key: new for key, (_old, new) in change.replaced.items()})
         for key in change.removed:
-            del self.table[key]
+            # What another program has removed is not missed, as in the kernel.
+            self.table.pop(key, None)
 
 
 class DictMode(Mode):

@@ -55,7 +55,7 @@ class Followups:
         now = self._clock()
         period = proxiers.configuration.check_period
         if outcome.observed:
-            self._check.restart(max(period, CHECK_PAUSE_FACTOR * (now - started)))
+            self._check.restart(max(period, CHECK_PAUSE_FACTOR * (now - started + outcome.earlier)))
         else:
             # Also after the first sync of an empty node, which observes nothing at its end.
             self._check.start(period)

@@ -13,7 +13,7 @@ portions that take long become smaller.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Dict, FrozenSet, NamedTuple, Set
+from typing import Callable, Dict, FrozenSet, Iterable, NamedTuple, Set
 
 from ...cluster.model import NamespacedName
 from ..threads.timers import Pace, Timers
@@ -98,15 +98,19 @@ class Portions:
             for service in heavy:
                 self._note(service, size_of)
             return dirty
-        for service in sorted(heavy):
-            if service in self._waiting:
-                self._waiting[service].changed(heavy[service])
-            else:
-                self._waiting[service] = _Waiting(heavy[service])
+        self.wait(heavy, heavy.__getitem__)
         at_once = dirty - heavy.keys()
         for service in at_once & self._waiting.keys():
             del self._waiting[service]
         return at_once
+
+    def wait(self, services: Iterable[NamespacedName], size_of: SizeOf) -> None:
+        """Have Services wait, with all their ports."""
+        for service in sorted(services):
+            if service in self._waiting:
+                self._waiting[service].changed(size_of(service))
+            else:
+                self._waiting[service] = _Waiting(size_of(service))
 
     def take(self, size_of: SizeOf) -> Dict[NamespacedName, Step]:
         """Return the next portion: the Service that waits longest, then those of the namespaces with fewest entries."""

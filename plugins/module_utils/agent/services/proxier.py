@@ -9,9 +9,23 @@ everything; it comes first, after a failure, and when another program may have c
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar
+from typing import (
+    AbstractSet,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 from ...base.addresses import family_of
+from ...base.errors import KernelError
 from ...cluster.model import NO_POLICY, NamespacedName, Service
 from ...cluster.parsing.objects import ObjectKey
 from ...cluster.state import ClusterState
@@ -30,12 +44,13 @@ from ...rendering.rendering import Totals
 from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...rendering.slot_limit import SlotLimit
-from ...resources import Change, Kind, PlannedChange, Stage, apply_plan, plan
+from ...resources import NO_CHANGE, Change, Kind, PlannedChange, Stage, apply_plan, plan
 from ...serviceports.flows import FlowChanges, released_protocols
-from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from ...serviceports.table import count_endpoints, service_ports_of
 from ..threads.failures import NOT_OF_ONE_OBJECT, Failures
 from ..threads.timers import Pace, monotonic
+from .results import SyncResult, result_of
 from .steps import NO_STEPS, WHOLE, PortSteps, Steps
 from .summaries import Summaries
 
@@ -65,28 +80,6 @@ def _note(known: Dict[NamespacedName, List[str]], service: NamespacedName, lines
     else:
         del known[service]
     return True
-
-
-class SyncResult(NamedTuple):
-    """The result of a sync: entries added, replaced, removed; seconds by label of the resource; the changes."""
-
-    added: int
-    replaced: int
-    removed: int
-    seconds: Dict[str, float]
-    changes: List[PlannedChange]
-
-
-def result_of(planned: Iterable[PlannedChange], seconds: Dict[str, float]) -> SyncResult:
-    """Count planned changes that have been applied."""
-    changes = [item for item in planned if item.change]
-    return SyncResult(
-        sum(len(item.change.added) for item in changes),
-        sum(len(item.change.replaced) for item in changes),
-        sum(len(item.change.removed) for item in changes),
-        seconds,
-        changes,
-    )
 
 
 class Proxier:
@@ -125,6 +118,10 @@ class Proxier:
         #: How often that changed.
         self.ignored_changes = 0
         self._asked: Set[str] = set()
+        #: The ServicePorts of which the kernel has lost everything, until they are applied again.
+        self.lost: Dict[NamespacedName, Set[ServicePortName]] = {}
+        # The keys of what partial syncs of the first stage could not apply.
+        self._unapplied: Change[Any, Any] = NO_CHANGE
         self._found: Optional[Set[str]] = None
 
     @property
@@ -239,6 +236,8 @@ class Proxier:
         self._find_schedulers([info for found in ports.values() for info in found])
         context = self.context.node
         kept = self._steps.kept(ports, steps, self.summaries)
+        for service in ports if self.lost else ():
+            self._add_lost(service, kept)
         self.tables.apply(ports, lambda name: tuple(map(applied, service_ports_of(state, name, context))), totals, kept)
         for service, found in ports.items():
             step = steps.get(service, WHOLE)
@@ -257,6 +256,13 @@ class Proxier:
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
             self._flows.note(service, found)
+
+    def _add_lost(self, service: NamespacedName, kept: AbstractSet[ServicePortName]) -> None:
+        """Add what the kernel has lost of the ServicePorts of a Service that are being brought up to date."""
+        lost = self.lost.pop(service, set())
+        self.tables.add_again(lost - kept)
+        if lost & kept:
+            self.lost[service] = lost & kept
 
     def request_slots(self, state: ClusterState, services: Iterable[NamespacedName]) -> Set[NamespacedName]:
         """Count what these Services request of stable hashing now; return others whose admission this changes."""
@@ -335,17 +341,46 @@ class Proxier:
             self._found = served_cluster_ips(item.observed for item in planned)
         seconds = apply_plan(planned)
         self._adjustments.observed(self.tables.desired)
-        self.needs_full = False
+        self.needs_full, self._unapplied, self.lost = False, NO_CHANGE, {}
         return result_of(planned, seconds)
+
+    def compare(self, later: Callable[[], Iterable[NamespacedName]]) -> Iterator[SyncResult]:
+        """Do what :meth:`full` does, in steps between which the desired tables and the kernel may change together.
+
+        What partial syncs could not apply comes early. If the kernel has lost everything, the Services that ``later``
+        returns are :attr:`lost` until they are applied. Most modes cannot be divided, and do it in one step. Raises
+        KernelError; the next sync is then full, too.
+        """
+        resource, desired = self.stages[0].resource, self.stages[0].desired
+        if len(self.stages) > 1 or callable(desired):
+            yield self.full()
+            return
+        urgent = self._unapplied.with_keys_of(self.tables.pop_changes().get(resource.kind, NO_CHANGE))
+        self.needs_full, self._unapplied, self.lost = False, NO_CHANGE, {}
+        try:
+            if resource.is_empty():
+                self.lost = self.tables.add_all_again(later())
+                yield self.partial()
+                return
+            for part in resource.parts(desired, urgent):
+                planned = [PlannedChange(resource, part.difference(desired))]
+                yield result_of(planned, apply_plan(planned))
+        except KernelError:
+            self.needs_full = True
+            raise
+        self._adjustments.observed(self.tables.desired)
 
     def partial(self) -> SyncResult:
         """Apply the changes of the desired tables. Raises KernelError; the next sync is then full."""
         changes = self.tables.pop_changes()
         self.needs_full = True
         self._adjustments.adjust(changes)
-        nothing: Change[Any, Any] = Change()
-        planned = [PlannedChange(stage.resource, changes.get(stage.resource.kind, nothing)) for stage in self.stages]
-        seconds = apply_plan(planned)
+        planned = [PlannedChange(stage.resource, changes.get(stage.resource.kind, NO_CHANGE)) for stage in self.stages]
+        try:
+            seconds = apply_plan(planned)
+        except KernelError:
+            self._unapplied = self._unapplied.with_keys_of(planned[0].change)
+            raise
         self.needs_full = False
         return result_of(planned, seconds)
 

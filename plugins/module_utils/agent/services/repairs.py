@@ -16,7 +16,7 @@ from ..drift.parameters import repair_parameters
 from ..other_proxy import OtherProxy
 from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metrics import Metrics
-from .proxier import SyncResult
+from .results import SyncResult
 
 
 class Repairs:

@@ -9,7 +9,8 @@ from typing import Any, Iterable, Mapping
 
 from ...base.errors import ProxyError
 from ..telemetry.metrics import Metrics
-from .proxier import Proxier, SyncResult
+from .proxier import Proxier
+from .results import SyncResult
 from .setup import Proxiers
 
 FULL, PARTIAL = "full", "partial"

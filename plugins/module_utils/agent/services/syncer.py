@@ -36,11 +36,13 @@ from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metrics import Metrics
 from ..threads.failures import MOST_FAILURES
 from ..threads.timers import monotonic
+from .comparison import Comparison, Comparisons
 from .losses import EndpointLossWatch
 from .notices import Notices
 from .portions import Portions
-from .proxier import Proxier, SyncResult
+from .proxier import Proxier
 from .repairs import Repairs
+from .results import NOTHING, SyncResult
 from .setup import Proxiers
 from .steps import NO_STEPS, Steps
 from .sync_metrics import FULL, PARTIAL, SyncMetrics
@@ -53,6 +55,7 @@ class SyncOutcome(NamedTuple):
 
     ``observed``: every family was compared with the kernel as a whole. ``loss``: in words, if most Services have
     begun to lose their endpoints. ``held_until``: when (by time.monotonic) a held-back loss is applied, or 0.
+    ``earlier``: the seconds that comparisons which ended with this sync had taken before it.
     """
 
     succeeded: bool
@@ -61,6 +64,7 @@ class SyncOutcome(NamedTuple):
     observed: bool
     loss: str = ""
     held_until: float = 0.0
+    earlier: float = 0.0
 
 
 class Syncer:
@@ -106,12 +110,19 @@ class Syncer:
         # The Services of a sync that has failed, which some family may not have applied.
         self._unapplied: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
+        self._comparisons = Comparisons(
+            lambda family, changes: self.applied(family, changes),
+            lambda family, reason: self.suspects.setdefault(family, reason),
+        )
+        # Whether the sync that is being made takes the next steps, and whether the last portion was such a sync.
+        self._compares = self._in_turn = False
 
     def start(self, proxy: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
         self.started = False
         self.view.pop_dirty()
         self._portions.clear()
+        self._comparisons.clear()
         services = list(self.view.state.services)
         self._unapplied = set(services)
         begun, self.begun = self.begun, frozenset()
@@ -225,11 +236,15 @@ class Syncer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether Services wait for :meth:`sync_waiting`."""
-        return bool(self._portions.waiting)
+        """Whether Services, or steps of a comparison, wait for :meth:`sync_waiting`."""
+        return bool(self._portions.waiting or self._comparisons)
 
     def sync_waiting(self, proxy: Proxiers) -> SyncOutcome:
-        """Render and apply a portion of the Services that wait."""
+        """Render and apply a portion of the Services that wait, or take the next steps of comparisons, in turn."""
+        self._in_turn = bool(self._comparisons) and not (self._in_turn and self._portions.waiting)
+        if self._in_turn:
+            self._compares = True
+            return self._sync(proxy, set())
         began = monotonic()
         steps = self._portions.take(lambda service: proxy.size_of(self.view.state, service))
         outcome = self._sync(proxy, set(steps), steps)
@@ -241,8 +256,7 @@ class Syncer:
         failed: List[FailedPort] = []
         changes = 0
         suspects, self.suspects = self.suspects, {}
-        every = [family.needs_full or family.family in suspects for family in proxy.families]
-        observed = bool(every) and all(every)
+        self._comparisons.forget_ended()
         for family in proxy.families:
             suspicion = suspects.get(family.family, "")
             kind = FULL if family.needs_full else PARTIAL
@@ -252,6 +266,7 @@ class Syncer:
                 changes += self._sync_family(proxy, family, len(dirty), suspicion, began)
             except ProxyError as error:
                 succeeded = False
+                suspicion = self._comparisons.sync_failed(family) or suspicion
                 if suspicion:
                     family.needs_full = True
                     self.repairs.failed(family.family, suspicion, error)
@@ -263,13 +278,15 @@ class Syncer:
             self._unapplied |= dirty
         else:
             self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
+        self._compares = False
         self._finish(proxy, succeeded)
         return SyncOutcome(
             succeeded=succeeded,
             failed_services=failed,
             changes=changes,
-            observed=observed and succeeded,
+            observed=succeeded and self._comparisons.all_ended(proxy.families),
             held_until=self.losses.held_until,
+            earlier=self._comparisons.earlier,
         )
 
     def _apply(self, family: Proxier, full: bool) -> SyncResult:
@@ -289,25 +306,24 @@ class Syncer:
 
     def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float) -> int:
         """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time."""
-        kind = FULL if family.needs_full else PARTIAL
-        repaired, failed = 0, ""
-        try:
-            result = self._apply(family, full=family.needs_full)
-        except KernelError:
-            if kind == FULL or not suspicion:
-                raise
-            # Another program has changed the objects of this sync, or deleted the table. A later attempt would let the
-            # changes of Services wait for the schedule.
-            kind, failed = FULL, suspicion
-            result = self._apply(family, full=True)
-        if kind == FULL:
-            unrepaired = self.repairs.pop_unrepaired(family.family) or failed
+        kind, result, repaired, earlier = PARTIAL, NOTHING, 0, 0.0
+        if family.needs_full and (not self.started or self._comparisons.is_whole(family)):
+            kind, result = FULL, self._apply(family, full=True)
+            self._comparisons.compared_at_once(family)
+            unrepaired = self.repairs.pop_unrepaired(family.family)
             if unrepaired:
                 self.repairs.succeeded(family.family, unrepaired, result, time.monotonic() - began)
-        elif suspicion:
-            repaired = self._repair(family, suspicion)
+        else:
+            if not family.needs_full:
+                result = self._partial(family, suspicion)
+            compared = self._compare(proxy, family, suspicion)
+            if compared is not None:
+                earlier = compared.earlier
+                repaired = self._repaired(compared)
+                if compared.full:
+                    kind, result, repaired = FULL, compared.result, 0
         filling = self._filling.pop(family.family, 0.0)
-        seconds = time.monotonic() - began + filling
+        seconds = time.monotonic() - began + filling + earlier
         latencies = self.view.triggers.pop(family.family, time.time())
         conntrack = self._clean_conntrack(family)
         self.measures.measure(proxy, family, FULL if filling else kind, seconds, result, latencies=latencies)
@@ -330,11 +346,33 @@ class Syncer:
             )
         return changed + repaired
 
-    def _repair(self, family: Proxier, suspicion: str) -> int:
-        """Observe a family without pending changes, in which every difference is an external change; repair it."""
-        started = time.monotonic()
-        result = self._apply(family, full=True)
-        return self.repairs.succeeded(family.family, suspicion, result, time.monotonic() - started)
+    def _partial(self, family: Proxier, suspicion: str) -> SyncResult:
+        try:
+            return self._apply(family, full=False)
+        except KernelError:
+            if not suspicion:
+                raise
+            # Another program has changed the objects of this sync, or deleted the table. The comparison that begins now
+            # repairs these early. A later attempt would let the changes of Services wait for the schedule.
+            return NOTHING
+
+    def _compare(self, proxy: Proxiers, family: Proxier, suspicion: str) -> Optional[Comparison]:
+        """Begin a comparison of a family, or take the next steps of one; return it when it is complete."""
+        done = self._comparisons.run(family, suspicion, self._compares, lambda: self._large(proxy))
+        if family.lost:
+            self._portions.wait(family.lost, lambda service: proxy.size_of(self.view.state, service))
+        return done
+
+    def _large(self, proxy: Proxiers) -> Set[NamespacedName]:
+        """Return the Services that may wait when everything is programmed."""
+        state = self.view.state
+        return {service for service in state.services if proxy.size_of(state, service).entries}
+
+    def _repaired(self, compared: Comparison) -> int:
+        """Report a repair, unless the family was compared because a sync has failed; return the number of entries."""
+        name = compared.family.family
+        reason = self.repairs.pop_unrepaired(name) or compared.reason
+        return self.repairs.succeeded(name, reason, compared.result, compared.seconds) if reason else 0
 
     def _clean_conntrack(self, family: Proxier) -> int:
         """Delete stale entries. Services work without it, so a failure is only logged and the next sync retries."""

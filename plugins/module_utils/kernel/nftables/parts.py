@@ -30,7 +30,7 @@ from ...rendering.nftables.objects import (
     list_items,
     list_value,
 )
-from ...resources import Part
+from ...resources import Change, Part
 from ..netlink.attributes import parse_attributes
 from ..netlink.outcomes import Outcome, is_missing
 from ..netlink.socket import NetlinkSocket
@@ -39,6 +39,7 @@ from .attributes import GENMSG_BYTES, NFTA_SET_ELEM_LIST_ELEMENTS
 from .decoding import parse_elements
 from .messages import Encoder
 from .observation import CountedSet, Reader
+from .transactions import length_of
 
 #: Smaller sets are dumped, which takes less time up to here.
 FEWEST_ELEMENTS = 100_000
@@ -52,15 +53,15 @@ _ELEMENTS_OF_REQUEST = 2_000
 class TableParts:
     """Reads a table in parts. ``expected``: its entries as they should be, which may change between two parts."""
 
-    def __init__(self, reader: Reader, lookup: Lookup, expected: Mapping[Key, Value]) -> None:
-        self._reader = reader
-        self._lookup = lookup
+    def __init__(self, sock: NetlinkSocket, encoder: Encoder, expected: Mapping[Key, Value]) -> None:
+        self._reader = Reader(sock, encoder.family, encoder.identity)
+        self._lookup = _Lookup(sock, encoder)
         self._expected = expected
         # The keys of the expected elements and lists, by set.
         self._elements: Dict[str, List[ElementKey]] = {}
 
-    def __iter__(self) -> Iterator[Part[Key, Value]]:
-        """Yield the parts. Raises KernelError."""
+    def read(self, urgent: Change[Key, Value]) -> Iterator[Part[Key, Value]]:
+        """Yield the parts, with the entries of an urgent change as early as possible. Raises KernelError."""
         table = self._reader.table()
         if table is None:
             yield Part({}, self._expected)
@@ -72,6 +73,8 @@ class TableParts:
         # Nothing refers to a chain with a hook, and one that is not expected may drop packets.
         hooked = {name: hook for name, hook in hooks.items() if hook != getattr(self._chain(name), "base", None)}
         yield self._definitions(table, sets, hooks, hooked)
+        if urgent:
+            yield self.touched(urgent)
         others = {name: hook for name, hook in hooks.items() if name not in hooked}
         yield from self._rules([item for item in others.items() if self._chain(item[0])])
         yield from self._contents({name: each for name, each in sets.items() if self._set(name)})
@@ -82,16 +85,19 @@ class TableParts:
             unexpected.update(self._reader.contents(name))
         yield Part(unexpected, ())
 
-    def touched(self) -> Dict[Key, Value]:
-        """Return the expected entries that there are, with their sets; of a set of ranges all. Raises KernelError."""
-        elements: Dict[str, Dict[ElementKey, Value]] = {}
-        for key, value in self._expected.items():
+    def touched(self, change: Change[Key, Value]) -> Part[Key, Value]:
+        """Return the entries that a change names, and the sets that they are in. Raises KernelError."""
+        # A list may have as many elements as before or as wanted.
+        longest = {key: max(pair, key=length_of) for key, pair in change.replaced.items()}
+        entries = {**change.removed, **longest, **change.added}
+        elements: Dict[str, Dict[ElementKey, Value]] = {key.name: {} for key in entries if key.kind == "set"}
+        for key, value in entries.items():
             if isinstance(key, ElementKey):
                 elements.setdefault(key.name, {})[key] = value
-            elif key.kind == "set":
-                elements.setdefault(key.name, {})
-        hooks = self._reader.hooks()
-        found = self._reader.chains({name: hook for name, hook in hooks.items() if self._chain(name) is not None})
+        hooks, table = self._reader.hooks(), self._reader.table()
+        found = self._reader.chains({name: hook for name, hook in hooks.items() if ObjectKey("chain", name) in entries})
+        if table is not None:
+            found[self._reader.key] = table
         for name, wanted in elements.items():
             there = self._reader.counted_set(name)
             if there is not None:
@@ -100,7 +106,7 @@ class TableParts:
                 few = there.elements is None or there.elements < FEWEST_ELEMENTS
                 dump = few or there.value.is_interval or any(len(key.key) % 4 for key in wanted)
                 found.update(self._reader.contents(name) if dump else self._lookup.entries(name, wanted))
-        return found
+        return Part({key: value for key, value in found.items() if key in entries}, entries)
 
     def _chain(self, name: str) -> Optional[Value]:
         return self._expected.get(ObjectKey("chain", name))
@@ -172,7 +178,7 @@ class TableParts:
         return now is not None and now.elements == expected and not self._lookup.has_catch_all(name)
 
 
-class Lookup:
+class _Lookup:
     """Looks elements of sets up over a socket."""
 
     def __init__(self, sock: NetlinkSocket, encoder: Encoder) -> None:

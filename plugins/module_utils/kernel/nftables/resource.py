@@ -17,7 +17,7 @@ from ...rendering.nftables.objects import (
     TableIdentity,
     Value,
 )
-from ...resources import Change, Kind, Part, Resource, difference
+from ...resources import NO_CHANGE, Change, Kind, Part, Resource
 from ..netlink.outcomes import MessageError, is_busy, is_forbidden, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
@@ -26,8 +26,8 @@ from .generation import generation_in
 from .listing import ownership_text
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
 from .observation import Reader
-from .parts import Lookup, TableParts
-from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction, length_of
+from .parts import TableParts
+from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction
 
 Self = TypeVar("Self", bound="NftablesResource")
 
@@ -101,12 +101,14 @@ class NftablesResource(Resource[Key, Value]):
         """Return the whole table, whichever programs created its objects. Raises KernelError."""
         return {key: value for part in self.parts({}) for key, value in part.observed.items()}
 
-    def parts(self, expected: Mapping[Key, Value]) -> Iterator[Part[Key, Value]]:
+    def parts(
+        self, expected: Mapping[Key, Value], urgent: Change[Key, Value] = NO_CHANGE
+    ) -> Iterator[Part[Key, Value]]:
         """See the base class. Raises KernelError."""
-        return iter(self._parts(expected))
+        return self._parts(expected).read(urgent)
 
     def _parts(self, expected: Mapping[Key, Value]) -> TableParts:
-        return TableParts(self._reader(), Lookup(self.socket, self._encoder), expected)
+        return TableParts(self.socket, self._encoder, expected)
 
     def exists(self) -> bool:
         """Return whether there is a table of this name. Raises KernelError."""
@@ -142,25 +144,13 @@ class NftablesResource(Resource[Key, Value]):
             time.sleep(0.01 * attempt)
             target: Dict[Key, Value] = {key: new for key, (_old, new) in asked.replaced.items()}
             target.update(asked.added)
-            touched = [*target, *asked.removed]
-            observed = self._observe_touched(asked)
-            if self.table.key not in observed and self.table.key not in {*asked.added, *asked.removed}:
-                where = f"table {self.table.name} ({self._table_family})"
-                raise KernelError(f"{where}: another program deleted it meanwhile")
-            change = difference(observed, target, touched)
-            if self.table.key in change.removed and self.table.key not in observed:
-                return
-
-    def _observe_touched(self, change: Change[Key, Value]) -> Dict[Key, Value]:
-        """Return the entries of the change that there are, and the table if it exists."""
-        table = self._reader().table()
-        if table is None:
-            return {}
-        # A list may have as many elements as before or as wanted.
-        longest = {key: max(pair, key=length_of) for key, pair in change.replaced.items()}
-        observed = self._parts({**change.removed, **longest, **change.added}).touched()
-        observed[self.table.key] = table
-        return observed
+            if not self.exists():
+                if self.table.key in asked.removed:
+                    return
+                if self.table.key not in asked.added:
+                    where = f"table {self.table.name} ({self._table_family})"
+                    raise KernelError(f"{where}: another program deleted it meanwhile")
+            change = self._parts({}).touched(asked).difference(target)
 
     def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:
         """Extend a change that recreates a set: its elements and the rules that use it must be added again."""
