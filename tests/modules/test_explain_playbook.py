@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook explain: hosts that answer alike, one that knows fewer endpoints, and one that fails."""
+"""The playbook explain: hosts that answer alike, one that knows fewer endpoints, and some that fail."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ def command(place: Path, name: str, endpoints: List[str]) -> str:
     return str(program)
 
 
+def answering(place: Path, answer: str) -> str:
+    """Write a node command that answers this, and return its path."""
+    program = place / f"answering-{len(answer)}"
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.chmod(0o755)
+    return str(program)
+
+
 def test_hosts_that_answer_differently_are_shown_first(tmp_path: Path) -> None:
     both = command(tmp_path, "both", ["10.244.1.5", "10.244.2.5"])
     hosts: Dict[str, Dict[str, str]] = {
@@ -46,6 +54,8 @@ def test_hosts_that_answer_differently_are_shown_first(tmp_path: Path) -> None:
         "second": {"explain_command": both},
         "behind": {"explain_command": command(tmp_path, "behind", ["10.244.1.5"])},
         "bare": {"explain_command": "/nonexistent/kubenode-proxy"},
+        "hostile": {"explain_command": answering(tmp_path, '{"flows": [{"endpoints": [7]}], "allowed": true}')},
+        "older": {"explain_command": answering(tmp_path, "{}")},
     }
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = tmp_path / "hosts.json"
@@ -66,10 +76,11 @@ def test_hosts_that_answer_differently_are_shown_first(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    shown = [line.strip(' ",') for line in done.stdout.splitlines() if " of 4): " in line]
-    assert shown[0].startswith("bare (1 of 4): no answer: "), done.stdout + done.stderr
+    shown = [line.strip(' ",') for line in done.stdout.splitlines() if " of 6): " in line]
+    assert shown[0].startswith("bare (1 of 6): no answer: "), done.stdout + done.stderr
     assert shown[1:] == [
-        "behind (1 of 4): forwarded by Service shop/web to 10.244.1.5:80",
-        "first, second (2 of 4): forwarded by Service shop/web to 10.244.1.5:80 or 10.244.2.5:80",
+        "behind (1 of 6): forwarded by Service shop/web to 10.244.1.5:80",
+        "first, second (2 of 6): forwarded by Service shop/web to 10.244.1.5:80 or 10.244.2.5:80",
+        "hostile, older (2 of 6): no answer: it answered in another form",
     ]
     assert done.returncode == 2 and "changed=0" in done.stdout and "changed=1" not in done.stdout
