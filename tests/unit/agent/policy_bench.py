@@ -16,6 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timer
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
     NetworkPolicySettings,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind
 
 KINDS = {"Pod", "Namespace", "NetworkPolicy"}
 
@@ -24,6 +25,8 @@ class Kernel:
     """The table in memory, and notifications of changes by other programs."""
 
     port = 0
+    kind, family = Kind.POLICY_OBJECTS, ""
+    author, lost = "nft, process 7", False
 
     def __init__(self) -> None:
         self.entries: Dict[Any, Any] = {}
@@ -73,11 +76,18 @@ def follower(
     view: ClusterView,
     timers: Optional[Timers] = None,
     stream: Optional[io.StringIO] = None,
+    events: Optional[List[Any]] = None,
     **settings: str,
 ) -> policy.PolicySync:
-    """Return what enforces policies on node1, with these settings; it logs to ``stream``."""
+    """Return what enforces policies on node1, with these settings; it logs to ``stream``, and posts ``events``."""
+    posted = [] if events is None else events
     log = Log(stream or io.StringIO())
-    parts = {"log": log, "limited": LimitedLog(log), "health": ProxyHealth(60.0), "post": lambda *event: None}
+    parts = {
+        "log": log,
+        "limited": LimitedLog(log),
+        "health": ProxyHealth(60.0),
+        "post": lambda *event: posted.append(event),
+    }
     sync = policy.PolicySync(view, kernel, timers or Timers(), **parts)
     sync.configure(NetworkPolicySettings(enabled=True, **settings), "node1")
     return sync

@@ -11,7 +11,7 @@ import io
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import parameters
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.repairs import Repairs
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.repairs import ServiceRepairs
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
@@ -86,7 +86,7 @@ def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monk
     stream, metrics, events = io.StringIO(), Metrics(), []
     log = Log(stream)
     parts = {"metrics": metrics, "log": log, "limited": LimitedLog(log)}
-    repairs = Repairs(**parts, post=lambda *event: events.append((event[2], event[4])), other_proxy=None)
+    repairs = ServiceRepairs(**parts, post=lambda *event: events.append((event[2], event[4])), other_proxy=None)
     kernel(CLOSE_WAIT).write_text("60\n")
     repairs.repair_parameters(WANTED)
     assert repairs.count == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import weakref
 from functools import partial
 from typing import Any, List
@@ -467,6 +468,65 @@ def test_a_table_that_cannot_be_removed_is_reported(kernel, monkeypatch):
     sync.configure(NetworkPolicySettings(), "node1")
     sync.sync(())
     assert sync.status()["error"] == "busy"
+
+
+def test_a_repair_names_what_was_changed_and_by_whom(kernel):
+    log, events = io.StringIO(), []
+    sync = follower(kernel, known_cluster(), stream=log, events=events)
+    sync.sync(())
+    kernel.notified = True
+    del kernel.entries[next(key for key in kernel.entries if key[:2] == ("element", "isolated-in4"))]
+    sync.sync(())
+    assert sync.status()["repaired"] == 1 and sync.status()["failures"] == 0
+    line = next(line for line in log.getvalue().splitlines() if "repaired external changes" in line)
+    assert 'family=NetworkPolicy noticed_by="notification of nf_tables (nft, process 7)"' in line
+    assert 'removed="1 element of (isolated-in4)"' in line
+    assert [(reason, note) for _about, _kind, reason, _action, note in events] == [
+        ("DriftRepaired", "NetworkPolicy: removed: 1 element of (isolated-in4)")
+    ]
+
+
+def test_a_change_of_what_another_program_has_just_deleted_does_not_wait_for_the_retry(kernel, monkeypatch):
+    view = known_cluster()
+    sync = follower(kernel, view)
+    sync.sync(())
+    original = kernel.apply
+
+    def refuse(_change: Any) -> None:
+        monkeypatch.setattr(kernel, "apply", original)
+        raise KernelError("no such table")
+
+    kernel.entries.clear()
+    kernel.notified = True
+    monkeypatch.setattr(kernel, "apply", refuse)
+    view.state.delete(a_pod(view))
+    sync.sync(())
+    assert kernel.entries and sync.in_force and sync.status()["repaired"] == len(kernel.entries)
+    fresh = Kernel()
+    follower(fresh, view).sync(())
+    assert fresh.entries == kernel.entries
+
+
+def test_a_repair_that_fails_is_reported_once_and_counted_when_it_succeeds(kernel, monkeypatch):
+    now, events = [0.0], []
+    timers = Timers(lambda: now[0])
+    sync = follower(kernel, known_cluster(), timers, events=events)
+    sync.sync(())
+    kernel.entries.popitem()
+    kernel.notified = True
+
+    def refuse(_change: Any) -> None:
+        raise KernelError("busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel, "apply", refuse)
+        sync.sync(())
+        now[0] += policy.RETRY_SECONDS
+        timers.run()
+    now[0] += policy.RETRY_SECONDS
+    timers.run()
+    assert sync.in_force and sync.status()["repaired"] == 1
+    assert [event[2] for event in events] == ["DriftNotRepaired", "DriftRepaired"]
 
 
 def test_policies_are_in_force_although_denied_packets_cannot_be_logged(kernel, monkeypatch):

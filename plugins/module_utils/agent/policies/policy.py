@@ -44,6 +44,7 @@ from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.sets import NO_LOG
 from ...resources import PlannedChange
 from ..api.events import Post
+from ..drift.repairs import Repairs
 from ..ports.health import ProxyHealth
 from ..source.view import ClusterView
 from ..telemetry.log import LimitedLog, Log
@@ -52,12 +53,10 @@ from ..threads.timers import Timers
 from .connection_cuts import ConnectionCuts
 from .denied_log import DeniedLog
 from .inputs import PolicyChoices, PolicyLinks, UnknownPods
-from .policy_table import PolicyTable
+from .policy_table import FAMILY, PolicyTable
 
 RETRY_SECONDS = 2.0
 CHECK_SECONDS = 300.0
-#: The name of network policies beside the families in the answer of /healthz.
-HEALTH = "NetworkPolicy"
 
 Addresses = Tuple[Tuple[str, str], ...]
 
@@ -105,7 +104,8 @@ class PolicySync:
         self._policy: Optional[NodePolicy] = None
         self._progress = handles.progress
         cuts = ConnectionCuts(timers, log=log, limited=limited, progress=handles.progress)
-        self._table = PolicyTable(handles, cuts, log=log, limited=limited, post=post)
+        self._repairs = Repairs(log=log, limited=limited, post=post)
+        self._table = PolicyTable(handles, cuts, self._repairs, log)
         self._remove = False
         self._failed = False
         self._choose = False
@@ -148,10 +148,10 @@ class PolicySync:
         self._remove = not settings.enabled
         if settings.enabled:
             # As at the start of a family: from now on, a change that stays pending is unhealthy.
-            self._health.updated(HEALTH)
-            self._health.queued(HEALTH)
+            self._health.updated(FAMILY)
+            self._health.queued(FAMILY)
         else:
-            self._health.forget(HEALTH)
+            self._health.forget(FAMILY)
             self.pods = {}
             self._pod_count = self._elements = 0
 
@@ -173,7 +173,7 @@ class PolicySync:
             "refusedPolicies": len({key for key, _direction in policy.too_large}) if policy is not None else 0,
             "lastSync": round(self._last_sync, 3),
             "failures": self._failures,
-            "repaired": self._table.repaired,
+            "repaired": self._repairs.count,
             "warnings": self._warnings(policy) if policy is not None else [],
         }
 
@@ -256,15 +256,15 @@ class PolicySync:
             elif self._settings.enabled and self._knows(self._settings):
                 self._follow(addresses)
                 self._last_sync = time.time()
-                self._health.updated(HEALTH)
+                self._health.updated(FAMILY)
         except KernelError as error:
-            self._not_programmed(str(error), RETRY_SECONDS)
+            self._not_programmed(error, RETRY_SECONDS)
         except NOT_OF_ONE_OBJECT:
             raise
         except Exception as error:
             # Services need no network policies. The state may be incomplete, so it is computed again.
             self._policy = None
-            self._not_programmed(error_text(error), self._next_pause())
+            self._not_programmed(error, self._next_pause())
         else:
             self._error = ""
 
@@ -276,15 +276,16 @@ class PolicySync:
         self._defect_at = now
         return self._pause
 
-    def _not_programmed(self, error: str, pause: float) -> None:
+    def _not_programmed(self, error: Exception, pause: float) -> None:
         """Report that the table is not that of the policies, and try again after a pause in seconds."""
-        self._error = error
+        self._error = error_text(error)
         self._failures += 1
         if self._settings.enabled:
-            self._health.queued(HEALTH)
+            self._health.queued(FAMILY)
         text = "network policies cannot be programmed; the last state remains in force"
-        self._limited.error("network policies", text, error=error)
-        self._failed = self._table.is_unknown = True
+        self._limited.error("network policies", text, error=self._error)
+        self._table.failed(error)
+        self._failed = True
         self._retry.restart(pause)
 
     def _follow(self, addresses: Addresses) -> None:
@@ -303,7 +304,7 @@ class PolicySync:
             self._policy = node_policy(
                 self._view.state, self._effective, self._node_name, addresses, used, progress=self._progress
             )
-            self._addresses, self._table.is_unknown = addresses, True
+            self._addresses, self._table.needs_full = addresses, True
         elif objects.changes:
             self._choices.update(self._policy, objects.pop_changes())
         elif self._policy.pending:
@@ -317,7 +318,7 @@ class PolicySync:
             self._addresses = addresses
             self._links.due = True
         self._table.notice_changes()
-        if changed or self._table.is_unknown or self._table.suspect or self._policy.table.journal:
+        if changed or self._table.is_due or self._policy.table.journal:
             self._apply(self._policy)
         if fresh:
             # The state of a large cluster is long-lived, and a garbage collection that visits all of it would delay a
@@ -371,7 +372,7 @@ class PolicySync:
 
     def _apply(self, policy: NodePolicy) -> None:
         options = policy_options(self._effective)
-        self._links.follow(policy, self._effective, everything=self._table.is_unknown or self._table.suspect)
+        self._links.follow(policy, self._effective, everything=self._table.is_due)
         if self._table.apply(policy, options):
             self._check.restart(CHECK_SECONDS)
         self.pods = {address: pods[0].key for address, pods in policy.owners.local.items()}
@@ -395,7 +396,7 @@ class PolicySync:
         self.sync(self._latest_addresses)
 
     def _check_everything(self) -> None:
-        self._table.suspect = True
+        self._table.suspicion = self._table.suspicion or "regular check"
         self._choose_again()
 
     def _choose_again(self) -> None:

@@ -26,6 +26,7 @@ from ...convergence.defaults import DEFAULT_UNSERVED_PERCENT
 from ...preflight.cluster_state import loss_findings
 from ...resources import PlannedChange
 from ..api.events import Post
+from ..drift.repairs import ServiceRepairs
 from ..other_proxy import OtherProxy
 from ..ports.health import ProxyHealth
 from ..ports.service_health import FailedPort
@@ -41,7 +42,6 @@ from .losses import EndpointLossWatch
 from .notices import Notices
 from .portions import Portions
 from .proxier import Proxier
-from .repairs import Repairs
 from .results import NOTHING, SyncResult
 from .setup import Proxiers
 from .steps import NO_STEPS, Steps
@@ -103,7 +103,7 @@ class Syncer:
         self.surface = surface
         self._log = log
         self._notices = Notices(metrics=metrics, log=log, limited=limited)
-        self.repairs = Repairs(metrics=metrics, log=log, limited=limited, post=post, other_proxy=other_proxy)
+        self.repairs = ServiceRepairs(metrics=metrics, log=log, limited=limited, post=post, other_proxy=other_proxy)
         self.losses = losses or EndpointLossWatch(DEFAULT_UNSERVED_PERCENT, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
         self._portions = Portions()
@@ -312,7 +312,7 @@ class Syncer:
             self._comparisons.compared_at_once(family)
             unrepaired = self.repairs.pop_unrepaired(family.family)
             if unrepaired:
-                self.repairs.succeeded(family.family, unrepaired, result, time.monotonic() - began)
+                self.repairs.succeeded(family.family, unrepaired, result.changes, time.monotonic() - began)
         else:
             if not family.needs_full:
                 result = self._partial(family, suspicion)
@@ -372,7 +372,7 @@ class Syncer:
         """Report a repair, unless the family was compared because a sync has failed; return the number of entries."""
         name = compared.family.family
         reason = self.repairs.pop_unrepaired(name) or compared.reason
-        return self.repairs.succeeded(name, reason, compared.result, compared.seconds) if reason else 0
+        return self.repairs.succeeded(name, reason, compared.result.changes, compared.seconds) if reason else 0
 
     def _clean_conntrack(self, family: Proxier) -> int:
         """Delete stale entries. Services work without it, so a failure is only logged and the next sync retries."""

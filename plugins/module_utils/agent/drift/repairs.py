@@ -1,55 +1,48 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Repairs of external changes: counted, logged and posted as Events, and repeated after a failure."""
+"""Repairs of external changes: counted, logged and posted as Events, and repeated after a failure.
+
+Services and network policies report them alike.
+"""
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping
+from typing import Dict, List, Mapping, Sequence
 
 from ...base.errors import KernelError, ProxyError
 from ...event_reasons import Reason
 from ...kernel.parameters.sysctls import SysctlsResource, Wanted
+from ...resources import PlannedChange
 from ..api.events import WARNING, Post
-from ..drift.attribution import attributed, written
-from ..drift.parameters import repair_parameters
 from ..other_proxy import OtherProxy
 from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metrics import Metrics
-from .results import SyncResult
+from .attribution import attributed, written
+from .parameters import repair_parameters
 
 
 class Repairs:
-    """Reports the repairs of families, and repairs kernel parameters.
+    """Reports the repairs of tables. A family is IPv4 or IPv6, or NetworkPolicy.
 
-    ``count``: the entries and parameters that were repaired. ``post`` sends an Event.
+    ``count``: the entries that were repaired. ``post`` sends an Event.
     """
 
-    def __init__(self, *, metrics: Metrics, log: Log, limited: LimitedLog, post: Post, other_proxy: OtherProxy) -> None:
+    def __init__(self, *, log: Log, limited: LimitedLog, post: Post) -> None:
         self.count = 0
-        self._other_proxy = other_proxy
-        self._metrics = metrics
         self._log = log
         self._limited = limited
         self._post = post
         # Families whose repair failed because another program made changes at the same time, with the reason for the
         # repair.
         self._unrepaired: Dict[str, str] = {}
-        self._refused_parameters: List[str] = []
 
-    def succeeded(self, family: str, suspicion: str, result: SyncResult, seconds: float) -> int:
-        """Count the repaired entries of a family and log them in one line; return their number."""
-        count = sum(len(item.change) for item in result.changes)
+    def succeeded(self, family: str, suspicion: str, changes: Sequence[PlannedChange], seconds: float) -> int:
+        """Count the entries that a repair changed and log them in one line; return their number."""
+        count = sum(len(item.change) for item in changes)
         self.count += count
-        by_others = written(result.changes)
-        if by_others:
-            self._other_proxy.repaired(family, by_others, suspicion)
-        elif not count:
-            self._other_proxy.intact(family)
-        for item in result.changes:
-            self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
         if count:
-            what = attributed(result.changes)
+            what = attributed(changes)
             logged = self._limited.warning(
                 ("repair", family),
                 "repaired external changes",
@@ -76,6 +69,30 @@ class Repairs:
     def pop_unrepaired(self, family: str) -> str:
         """Return the reason for a repair of a family that failed, and forget it; empty if none did."""
         return self._unrepaired.pop(family, "")
+
+
+class ServiceRepairs(Repairs):
+    """Reports the repairs of Services, which another service proxy may revert, and repairs kernel parameters.
+
+    ``count`` includes the parameters.
+    """
+
+    def __init__(self, *, metrics: Metrics, log: Log, limited: LimitedLog, post: Post, other_proxy: OtherProxy) -> None:
+        super().__init__(log=log, limited=limited, post=post)
+        self._other_proxy = other_proxy
+        self._metrics = metrics
+        self._refused_parameters: List[str] = []
+
+    def succeeded(self, family: str, suspicion: str, changes: Sequence[PlannedChange], seconds: float) -> int:
+        """See the base class. Also count the entries by resource, and those that another program has written."""
+        by_others = written(changes)
+        if by_others:
+            self._other_proxy.repaired(family, by_others, suspicion)
+        elif not changes:
+            self._other_proxy.intact(family)
+        for item in changes:
+            self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
+        return super().succeeded(family, suspicion, changes, seconds)
 
     def repair_parameters(self, wanted: Mapping[str, Wanted]) -> None:
         """Restore kernel parameters that another program has changed, and count them as drift.
