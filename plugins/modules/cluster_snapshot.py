@@ -144,9 +144,8 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import read_snapshot, write_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import is_read, object_key
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     NetworkPolicySettings,
-    policy_resources,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
@@ -161,7 +160,7 @@ def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     """Read the cluster, write the file if its content differs, and return the result."""
     path, source = module.params["snapshot_file"], module.params["source_file"]
     policies, cluster_policies = module.params["network_policies"], module.params["cluster_network_policies"]
-    others = policy_resources(NetworkPolicySettings(enabled=policies, cluster_policies=cluster_policies))
+    others = NetworkPolicySettings(enabled=policies, cluster_policies=cluster_policies).resources
     objects = read_snapshot(source) if source else read_cluster_objects(module, others)
     kinds = {object_key(raw).kind for raw in objects if is_read(raw)}
     findings = completeness_findings(kinds, module.params["outside_hosts"], policies=policies)

@@ -69,10 +69,10 @@ def _configuration() -> Iterator[str]:
         service_policy,
         weight,
     )
-    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import effects, node_proxy
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.fields import FIELDS, NODE_FIELDS
 
-    yield from (f"KubeProxyConfiguration: field {field.name}" for field in effects.FIELDS)
-    yield from (f"NodeProxyConfiguration: field {field.name}" for field in node_proxy.FIELDS)
+    yield from (f"KubeProxyConfiguration: field {field.name}" for field in FIELDS)
+    yield from (f"NodeProxyConfiguration: field {field.name}" for field in NODE_FIELDS)
     annotations = (*service_policy.SERVICE_ANNOTATIONS, health_check.CHECK, weight.WEIGHT)
     yield from (f"annotation {name}" for name in annotations)
     yield from (f"label {name}" for name in (service.OUTSIDE_HOSTS_LABEL, service.NODE_LOCAL_LABEL))

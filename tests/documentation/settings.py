@@ -13,23 +13,29 @@ PAGE = Path("docs/configuration.md")
 
 def fields() -> str:
     """Return the table of all fields of a KubeProxyConfiguration."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.effects import FIELDS
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.fields import FIELDS
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 
     lines = [
         "| Field | Default | Effect here | What it does, or why it has no effect | Modes |",
         "|---|---|---|---|---|",
     ]
-    lines += [f"| `{row.name}` | {row.default} | {row.effect} | {row.text} | {row.modes} |" for row in FIELDS]
+    for row in FIELDS:
+        default = row.documented_default(KubeProxyConfiguration())
+        lines.append(f"| `{row.name}` | {default} | {row.effect} | {row.text} | {row.modes} |")
     return "\n".join(lines)
 
 
 def node_fields() -> str:
     """Return the table of all fields of a NodeProxyConfiguration."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import FIELDS
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.fields import NODE_FIELDS
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NodeProxyConfiguration
 
     lines = ["| Field | Default | Used by | What it does |", "|---|---|---|---|"]
     used_by = {"yes": "all", "agent": "agent"}
-    lines += [f"| `{row.name}` | {row.default} | {used_by[row.effect]} | {row.text} |" for row in FIELDS]
+    for row in NODE_FIELDS:
+        default = row.documented_default(NodeProxyConfiguration())
+        lines.append(f"| `{row.name}` | {default} | {used_by[row.effect]} | {row.text} |")
     return "\n".join(lines)
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from ..base.errors import KernelError
-from ..configuration.sections.network_policy import policy_kinds
 from ..kernel.presence import holds_policies
 from .parts import Parts
 from .telemetry.systemd import Systemd
@@ -59,7 +58,7 @@ class Readiness:
         """Fill in from the copy on disk what policies need and the API server does not list in time."""
         if self.waits_for_lists:
             settings = self._parts.settings.configuration.node_proxy.network_policy
-            self.waits_for_lists = not self._parts.source.use_policies_if_late(policy_kinds(settings))
+            self.waits_for_lists = not self._parts.source.use_policies_if_late(settings.kinds)
 
     def look(self) -> None:
         """Report that the agent is ready if it now is; to be called after each sync of policies."""

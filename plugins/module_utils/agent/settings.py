@@ -11,7 +11,6 @@ from typing import Dict, NamedTuple, Tuple
 from ..cluster.api.resource_types import ResourceType
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
-from ..configuration.sections.network_policy import policy_resources
 from ..convergence.defaults import DEFAULT_UNSERVED_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE as DEFAULT_DRAIN
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
@@ -41,7 +40,7 @@ class Settings(NamedTuple):
     @property
     def policies(self) -> Tuple[ResourceType, ...]:
         """The types of objects that network policies need."""
-        return policy_resources(self.configuration.node_proxy.network_policy)
+        return self.configuration.node_proxy.network_policy.resources
 
 
 def load_settings(options: AgentOptions) -> Tuple[Settings, Tuple[str, ...]]:

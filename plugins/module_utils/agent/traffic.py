@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..base.errors import ProxyError
-from ..configuration.sections.traffic import TrafficSettings
+from ..configuration.node_proxy import TrafficSettings
 from ..convergence.handles import KernelHandles
 from ..convergence.traffic.account import Numbers, TrafficAccount
 from ..convergence.traffic.resets import counters_reset

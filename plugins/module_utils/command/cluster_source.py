@@ -29,7 +29,7 @@ from ..cluster.api.resource_types import ResourceType
 from ..cluster.api_addresses import KUBERNETES
 from ..cluster.files.cache import read_cache
 from ..cluster.state import ClusterState
-from ..configuration.sections.api_servers import ApiServerSettings
+from ..configuration.node_proxy import ApiServerSettings
 
 
 class Sources(NamedTuple):

@@ -23,7 +23,6 @@ from ..cluster.files.static import StaticDirectory
 from ..cluster.state import ClusterState
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
-from ..configuration.sections.network_policy import policy_resources
 from ..configuration.validate import in_mode
 from ..convergence.family import FamilyTables
 from ..convergence.handles import KernelHandles
@@ -65,7 +64,7 @@ def _cluster(
 
         kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
         sources = Sources(kubeconfig, configuration.node_proxy.api_servers, arguments.cache)
-        objects, warnings = read_objects(sources, policy_resources(configuration.node_proxy.network_policy))
+        objects, warnings = read_objects(sources, configuration.node_proxy.network_policy.resources)
         state = ClusterState.from_objects(objects)
     state.set_api_servers(_api_servers(arguments, configuration))
     state.set_static(StaticDirectory(configuration.node_proxy.static_services.directory).read())

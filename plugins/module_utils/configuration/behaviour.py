@@ -51,11 +51,12 @@ CORRECTED = Behaviour("corrected", *(True for _hole in Behaviour._fields[1:]))
 
 BEHAVIOURS: Dict[str, Behaviour] = {item.name: item for item in (KUBE_PROXY, CORRECTED)}
 
+#: The default of the API server's option --service-node-port-range.
+NODE_PORTS = (30000, 32767)
 _PORTS = (1024, 65535)
-_DEFAULT_NODE_PORTS = (30000, 32767)
 
 
-def masquerade_ports(node_ports: Tuple[int, int] = _DEFAULT_NODE_PORTS) -> Tuple[int, int]:
+def masquerade_ports(node_ports: Tuple[int, int] = NODE_PORTS) -> Tuple[int, int]:
     """Return the larger range of unprivileged ports, first and last, beside the range of node ports."""
     below, above = (_PORTS[0], node_ports[0] - 1), (node_ports[1] + 1, _PORTS[1])
     return max(below, above, key=lambda ports: ports[1] - ports[0])

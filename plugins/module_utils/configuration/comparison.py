@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The comparison of kube-proxy's configuration with that of a host that takes its Services over, field by field.
 
-Only fields that change traffic count, by their rows in ``effects``. The mode and the name of the node are apart: the
+Only fields that change traffic count, by their rows in ``fields``. The mode and the name of the node are apart: the
 former is often changed on purpose, and the latter differs from node to node.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 from ..base.mode_names import AUTO, IPTABLES, IPVS, NFTABLES
 from ..cluster.fields import shown
-from .effects import FIELDS, given_value, value_of
 from .feature_gates import ALLOW_SERVICE_EXTERNAL_IPS
-from .field import HONOURED, Field
+from .field import HONOURED, Field, given_value, value_of
+from .fields import FIELDS
 from .load import load
 from .model import KubeProxyConfiguration
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from .effects import FIELDS, value_of
+from .field import value_of
+from .fields import FIELDS
 from .model import API_VERSION, KIND, KubeProxyConfiguration
 
 

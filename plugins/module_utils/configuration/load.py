@@ -11,13 +11,15 @@ from ..base.addresses import address_and_port, canonical_address, family_of
 from ..base.errors import ConfigurationError
 from ..cluster.fields import shown
 from .documents import Documents, check_type, parse_documents
-from .effects import DEFAULT, FIELDS, value_of, without_effect
 from .feature_gates import LATER_GATES, REMOVED_GATES, expanded, is_known, locked_problem
+from .field import read_fields
+from .fields import FIELDS, NODE_FIELDS
 from .model import API_VERSION, KIND, KubeProxyConfiguration
+from .node_proxy import API_VERSION as NODE_API_VERSION
 from .node_proxy import KIND as NODE_KIND
-from .node_proxy import read_node_proxy
+from .node_proxy import NodeProxyConfiguration
 from .reader import Findings, Section, raise_all
-from .validate import validate
+from .validate import validate, validate_node_proxy, without_effect
 
 #: The default ports of healthzBindAddress and metricsBindAddress: kube-proxy's, and those beside a running kube-proxy.
 _PORTS = (10256, 10249)
@@ -52,7 +54,7 @@ def load(
     check_type(documents.kube_proxy, KIND, API_VERSION)
     root.text("apiVersion")
     root.text("kind")
-    node_proxy = read_node_proxy(documents.node_proxy if node_source is None else node_source, node_findings)
+    node_proxy = _read_node_proxy(documents.node_proxy if node_source is None else node_source, node_findings)
     configuration = _read(root, mode, _PORTS_BESIDE_KUBE_PROXY if node_proxy.network_policy.standalone else _PORTS)
     root.finish()
     validate(configuration, findings)
@@ -86,38 +88,27 @@ def load_given(path: str, mode: str = "") -> LoadedConfiguration:
 
 
 def _read(root: Section, mode: str, ports: Tuple[int, int]) -> KubeProxyConfiguration:
-    found = _read_fields(root)
+    found = read_fields(FIELDS, root, KubeProxyConfiguration())
     any_address, loopback = ("::", "::1") if family_of(found.bind_address) == "IPv6" else ("0.0.0.0", "127.0.0.1")
     return found._replace(
         mode=mode or found.mode,
         feature_gates=_feature_gates(root),
+        logging=found.logging._replace(rest=root.section("logging").rest(("vmodule", "options"))),
         healthz_bind_address=_with_port(found.healthz_bind_address or any_address, ports[0]),
         metrics_bind_address=_with_port(found.metrics_bind_address or loopback, ports[1]),
     )
 
 
-def _read_fields(root: Section) -> KubeProxyConfiguration:
-    """Return the values of all rows of ``FIELDS`` that have a type."""
-    sections: Dict[str, Section] = {"": root}
-    values: Dict[str, Dict[str, Any]] = {}
-    for field in FIELDS:
-        block, _dot, name = field.name.rpartition(".")
-        if block not in sections:
-            sections[block] = root.section(block)
-        if field.kind:
-            attribute_block, _dot, attribute = field.attribute.rpartition(".")
-            default = value_of(DEFAULT, field.attribute)
-            values.setdefault(attribute_block, {})[attribute] = field.kind.read(sections[block], name, default)
-        else:
-            sections[block].rest((name,))
-    values["logging"]["rest"] = sections["logging"].rest(("vmodule", "options"))
-    top = values.pop("")
-    for block, section in sections.items():
-        if block:
-            section.finish()
-    return DEFAULT._replace(
-        **top, **{block: getattr(DEFAULT, block)._replace(**fields) for block, fields in values.items()}
-    )
+def _read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyConfiguration:
+    root = Section({"apiVersion": NODE_API_VERSION, "kind": NODE_KIND, **values}, "", findings)
+    for name, expected in (("apiVersion", NODE_API_VERSION), ("kind", NODE_KIND)):
+        value = root.text(name)
+        if value != expected:
+            root.wrong(name, value, expected)
+    found = read_fields(NODE_FIELDS, root, NodeProxyConfiguration())
+    root.finish()
+    validate_node_proxy(found, findings)
+    return found
 
 
 def _feature_gates(root: Section) -> Tuple[Tuple[str, bool], ...]:

@@ -1,45 +1,172 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The NodeProxyConfiguration (kubenode.proxy/v1alpha1): settings that kube-proxy does not have.
+"""The NodeProxyConfiguration (kubenode.proxy/v1alpha1): settings that kube-proxy does not have, as an immutable value.
 
 It is the second document of the configuration file, so that the first one remains a KubeProxyConfiguration that
-kube-proxy loads. Each section has a separate module in ``sections``, with its model, a function that reads and
-validates it, and one row for each field. To add a section, add it in three places here: an attribute of the model, a
-line in :func:`read_node_proxy`, and its rows in ``FIELDS``.
+kube-proxy loads. Addresses and CIDRs are canonical, and times are seconds.
 """
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Tuple
+from typing import FrozenSet, NamedTuple, Tuple
 
-from ..cluster.fields import shown
-from .field import Field
-from .reader import Findings, Section
-from .sections import (
-    api_servers,
-    behaviour,
-    health_checks,
-    ipvs_filter_backend,
-    network_policy,
-    outside_host,
-    service_policy,
-    static_services,
-    traffic,
-    userspace,
+from ..cluster.api.resource_types import (
+    CLUSTER_NETWORK_POLICIES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    ResourceType,
 )
-from .sections.api_servers import ApiServerSettings
-from .sections.behaviour import BehaviourSettings
-from .sections.health_checks import HealthChecks
-from .sections.network_policy import NetworkPolicySettings
-from .sections.outside_host import OutsideHost
-from .sections.service_policy import ServicePolicySettings
-from .sections.static_services import StaticServices
-from .sections.traffic import TrafficSettings
-from .sections.userspace import UserspaceSection
+from ..cluster.model import Service
+from .behaviour import BEHAVIOURS, KUBE_PROXY, NODE_PORTS, Behaviour
 
 API_VERSION = "kubenode.proxy/v1alpha1"
 KIND = "NodeProxyConfiguration"
+
+AUTO = "auto"
+KEEP, CUT = "keep", "cut"
+ALLOW, DENY = "allow", "deny"
+STATIC_SERVICES = "/etc/kubenode-proxy/services.d"
+MOST_CHECKS = 200
+
+
+class ApiServerSettings(NamedTuple):
+    """``alternatives``: host and port of further servers. ``discover``: whether to use those that the cluster names."""
+
+    alternatives: Tuple[Tuple[str, int], ...] = ()
+    discover: bool = True
+
+
+class BehaviourSettings(NamedTuple):
+    """The corrections. ``name``: of a Behaviour. ``node_ports``: first and last of the range of node ports."""
+
+    name: str = KUBE_PROXY.name
+    node_ports: Tuple[int, int] = NODE_PORTS
+    end_deleted: bool = False
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """Which of kube-proxy's defects are corrected."""
+        return BEHAVIOURS[self.name]
+
+
+class HealthChecks(NamedTuple):
+    """``namespaces``: those whose Services may request checks. ``most_endpoints``: how many endpoints are checked.
+
+    ``panic_percent``: if at most this percentage of the ready endpoints of a port passes, all are served.
+    """
+
+    namespaces: Tuple[str, ...] = ()
+    most_endpoints: int = MOST_CHECKS
+    panic_percent: int = 0
+
+
+class NetworkPolicySettings(NamedTuple):
+    """How network policies are enforced.
+
+    ``standalone``: the node serves no Services, because kube-proxy or another program does.
+    ``established_connections``: ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG
+    group of denied packets, if ``log_denied``; not 100, the default of other implementations. ``unknown_pods``:
+    ``allow`` or ``deny`` traffic of addresses in ``pod_cidrs`` (if empty those of the Node) that belong to no known
+    pod. ``egress_exempt_cidrs``: to these, no egress rule is applied. ``check_sources``: drop packets with a forged
+    source. ``exempt_sources``: pods of ``exempt_source_namespaces`` (if empty, of all) may send from these although
+    they are not theirs.
+    """
+
+    enabled: bool = False
+    standalone: bool = False
+    cluster_policies: bool = False
+    established_connections: str = KEEP
+    log_denied: bool = False
+    log_group: int = 4114
+    unknown_pods: str = ALLOW
+    pod_cidrs: Tuple[str, ...] = ()
+    egress_exempt_cidrs: Tuple[str, ...] = ()
+    check_sources: bool = True
+    exempt_sources: Tuple[str, ...] = ()
+    exempt_source_namespaces: Tuple[str, ...] = ()
+
+    @property
+    def resources(self) -> Tuple[ResourceType, ...]:
+        """The collections that policies depend on; none if they are not enforced."""
+        if not self.enabled:
+            return ()
+        found = (PODS, NAMESPACES, NETWORK_POLICIES)
+        return (*found, CLUSTER_NETWORK_POLICIES) if self.cluster_policies else found
+
+    @property
+    def kinds(self) -> FrozenSet[str]:
+        """The kinds that must be completely known before policies are enforced; none if they are not."""
+        found = {resource.kind for resource in self.resources}
+        if self.enabled and self.unknown_pods == DENY and not self.pod_cidrs:
+            found.add(NODES.kind)
+        return frozenset(found)
+
+
+class OutsideHost(NamedTuple):
+    """``enabled``: the host is outside the cluster. ``namespaces``, ``labelled``: limit the Services that it serves."""
+
+    enabled: bool = False
+    namespaces: Tuple[str, ...] = ()
+    labelled: bool = False
+
+    def serves(self, service: Service) -> bool:
+        """Return whether the host serves a Service: one of its namespaces, or one with the label; else all.
+
+        Static Services are always served.
+        """
+        if not self.enabled or service.static or not (self.namespaces or self.labelled):
+            return True
+        return service.namespace in self.namespaces or (self.labelled and service.for_outside_hosts)
+
+
+class ServicePolicySettings(NamedTuple):
+    """Settings of the policies of Services.
+
+    ``annotations_enabled``: whether annotations of Services apply. ``annotated_namespaces``: only those in these
+    namespaces do; all if it is empty. ``aliases``: equivalent annotations of kube-router and Cilium apply, too.
+    ``node_weights``: annotations of Nodes apply. ``node_port_sources``: CIDRs whose sources may use node ports, empty
+    for all. ``local_services``: Services that programs on the node serve, as ``namespace/name``. ``external_ranges``:
+    CIDRs of the external IPs and load balancer addresses that Services of the cluster may have, empty for any.
+    """
+
+    annotations_enabled: bool = True
+    annotated_namespaces: Tuple[str, ...] = ()
+    node_port_sources: Tuple[str, ...] = ()
+    aliases: bool = False
+    node_weights: bool = False
+    local_services: Tuple[str, ...] = ()
+    external_ranges: Tuple[str, ...] = ()
+
+
+class StaticServices(NamedTuple):
+    """``directory``: of Service and EndpointSlice manifests."""
+
+    directory: str = STATIC_SERVICES
+
+
+class TrafficSettings(NamedTuple):
+    """``count_connections``, ``count_bytes``: nftables mode counts these, the latter with packets.
+
+    ``metrics_ports``: the most ServicePorts that have metrics. ``metrics_namespaces``: only Services in these have
+    metrics; all if it is empty.
+    """
+
+    count_connections: bool = False
+    count_bytes: bool = False
+    metrics_ports: int = 0
+    metrics_namespaces: Tuple[str, ...] = ()
+
+
+class UserspaceSection(NamedTuple):
+    """``max_connections``, ``max_sessions``: TCP connections and UDP sessions at a time."""
+
+    max_connections: int = 16384
+    max_sessions: int = 8192
+    connect_timeout: float = 1.0
+    drain_timeout: float = 5.0
 
 
 class NodeProxyConfiguration(NamedTuple):
@@ -53,42 +180,5 @@ class NodeProxyConfiguration(NamedTuple):
     outside_host: OutsideHost = OutsideHost()
     userspace: UserspaceSection = UserspaceSection()
     network_policy: NetworkPolicySettings = NetworkPolicySettings()
-    ipvs_filter_backend: str = ipvs_filter_backend.AUTO
+    ipvs_filter_backend: str = AUTO
     traffic: TrafficSettings = TrafficSettings()
-
-
-FIELDS: Tuple[Field, ...] = (
-    *behaviour.FIELDS,
-    *service_policy.FIELDS,
-    *static_services.FIELDS,
-    *health_checks.FIELDS,
-    *api_servers.FIELDS,
-    *outside_host.FIELDS,
-    *ipvs_filter_backend.FIELDS,
-    *userspace.FIELDS,
-    *network_policy.FIELDS,
-    *traffic.FIELDS,
-)
-
-
-def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyConfiguration:
-    """Return the configuration of the fields ``values``; record invalid and unknown fields in ``findings``."""
-    root = Section({"apiVersion": API_VERSION, "kind": KIND, **values}, "", findings)
-    for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
-        value = root.text(name)
-        if value != expected:
-            findings.problem(name, f"{shown(value)} is not {expected}")
-    configuration = NodeProxyConfiguration(
-        behaviour=behaviour.read(root),
-        service_policy=service_policy.read(root.section("servicePolicy")),
-        static_services=static_services.read(root.section("staticServices")),
-        userspace=userspace.read(root.section("userspace")),
-        network_policy=network_policy.read(root.section("networkPolicy")),
-        health_checks=health_checks.read(root.section("healthChecks")),
-        api_servers=api_servers.read(root.section("apiServers")),
-        outside_host=outside_host.read(root.section("outsideHost")),
-        ipvs_filter_backend=ipvs_filter_backend.read(root),
-        traffic=traffic.read(root.section("traffic")),
-    )
-    root.finish()
-    return configuration

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..base.addresses import canonical_network
 from ..base.errors import ConfigurationError
-from ..cluster.fields import is_dns_label, shown, suggestion
+from ..cluster.fields import shown, suggestion
 from .duration import parse_duration
 
 _KUBE_PROXY = "KubeProxyConfiguration"
@@ -54,6 +53,7 @@ class Section:
         self._values = values
         self._path = path
         self._known: List[str] = []
+        self._sections: Dict[str, Section] = {}
         self.findings = findings
 
     def field(self, name: str) -> str:
@@ -64,14 +64,15 @@ class Section:
         self._known.append(name)
         return self._values.get(name)
 
-    def _wrong(self, name: str, value: Any, expected: str) -> None:
+    def wrong(self, name: str, value: Any, expected: str) -> None:
+        """Record that the value of a field is not ``expected``."""
         self.findings.problem(self.field(name), f"{shown(value)} is not {expected}")
 
     def text(self, name: str, default: str = "") -> str:
         """Read a string; an empty one gives the default too."""
         value = self._get(name)
         if value is not None and not isinstance(value, str):
-            self._wrong(name, value, "a string")
+            self.wrong(name, value, "a string")
             return default
         return value or default
 
@@ -79,7 +80,7 @@ class Section:
         """Read a boolean."""
         value = self._get(name)
         if value is not None and not isinstance(value, bool):
-            self._wrong(name, value, "true or false")
+            self.wrong(name, value, "true or false")
             return default
         return default if value is None else value
 
@@ -89,9 +90,9 @@ class Section:
         if value is None:
             return default
         if not isinstance(value, int) or isinstance(value, bool):
-            self._wrong(name, value, "an integer")
+            self.wrong(name, value, "an integer")
         elif not low <= value <= high:
-            self._wrong(name, value, f"between {low} and {high}")
+            self.wrong(name, value, f"between {low} and {high}")
         else:
             return value
         return default
@@ -102,7 +103,7 @@ class Section:
         if value is None or (type(value) in (int, float) and not value):
             return default
         if type(value) not in (int, float):
-            self._wrong(name, value, "a number")
+            self.wrong(name, value, "a number")
             return default
         return float(value)
 
@@ -113,7 +114,7 @@ class Section:
             return default
         seconds = parse_duration(value) if isinstance(value, str) else None
         if seconds is None:
-            self._wrong(name, value, "a duration such as 30s or 1m30s")
+            self.wrong(name, value, "a duration such as 30s or 1m30s")
             return default
         return zero if zero is not None and seconds == 0 else seconds
 
@@ -123,48 +124,24 @@ class Section:
         if value is None:
             return ()
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self._wrong(name, value, "a list of strings")
+            self.wrong(name, value, "a list of strings")
             return ()
         return tuple(value)
 
-    def choice(self, name: str, choices: Tuple[str, ...]) -> str:
-        """Read one of these strings; the first is the default."""
-        value = self.text(name, choices[0])
-        if value not in choices:
-            self._wrong(name, value, " or ".join(choices))
-            return choices[0]
-        return value
-
-    def networks(self, name: str) -> Tuple[str, ...]:
-        """Read a list of CIDRs, and return the valid ones in canonical form."""
-        found: List[str] = []
-        for index, text in enumerate(self.strings(name)):
-            network = canonical_network(text)
-            if network is None:
-                self._wrong(f"{name}[{index}]", text, "a CIDR")
-            else:
-                found.append(network)
-        return tuple(found)
-
-    def namespaces(self, name: str) -> Tuple[str, ...]:
-        """Read a list of namespaces."""
-        found = self.strings(name)
-        for index, text in enumerate(found):
-            if not is_dns_label(text):
-                self._wrong(f"{name}[{index}]", text, "a namespace")
-        return found
-
     def section(self, name: str) -> Section:
-        """Return the object in a field; an empty one if it is absent."""
-        value = self._get(name)
-        if value is not None and not isinstance(value, dict):
-            self._wrong(name, value, "an object")
-            value = None
-        return Section(value or {}, self.field(name), self.findings)
+        """Return the object in a field, the same at each call; an empty one if it is absent."""
+        if name not in self._sections:
+            value = self._get(name)
+            if value is not None and not isinstance(value, dict):
+                self.wrong(name, value, "an object")
+                value = None
+            self._sections[name] = Section(value or {}, self.field(name), self.findings)
+        return self._sections[name]
 
-    def items(self, name: str) -> List[Tuple[str, Any]]:
+    def items(self, name: str) -> Tuple[Tuple[str, Any], ...]:
         """Return the pairs of an object with arbitrary names."""
-        return list(self.section(name)._values.items())
+        section = self.section(name)
+        return section.rest(tuple(section._values))
 
     def rest(self, names: Tuple[str, ...]) -> Tuple[Tuple[str, Any], ...]:
         """Return those of the fields ``names`` that are present, unchecked, and mark all of them as known."""
@@ -172,12 +149,14 @@ class Section:
         return tuple((name, self._values[name]) for name in names if name in self._values)
 
     def finish(self) -> None:
-        """Record each unknown field, that is each non-null field that no method has read.
+        """Record each unknown field here and in the sections, that is each non-null field that no method has read.
 
         A misspelt field is a problem: its setting would silently be the default. Other unknown fields of a
         KubeProxyConfiguration cause warnings, since a later kube-proxy may know them; those of a document that only
         this project reads are problems as well.
         """
+        for section in self._sections.values():
+            section.finish()
         for name, value in self._values.items():
             if name in self._known or value is None:
                 continue

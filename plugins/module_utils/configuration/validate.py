@@ -1,17 +1,19 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Validation of the values of a KubeProxyConfiguration; the types of its fields are checked when it is read."""
+"""Validation of the values of a configuration, and warnings; the types of its fields are checked when it is read."""
 
 from __future__ import annotations
 
 import re
-from typing import Callable, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 from ..base.addresses import canonical_network, family_of
 from ..base.mode_names import IPTABLES, IPVS, MODES, MODES_IN_EFFECT, NFTABLES
 from ..cluster.fields import shown
-from .effects import FIELDS, value_of
+from .feature_gates import GATES, LATER_GATES, REMOVED_GATES
+from .field import NOTHING, given_value, problems, value_of
+from .fields import FIELDS, NODE_FIELDS
 from .model import (
     BRIDGE_INTERFACE,
     CLUSTER_CIDR,
@@ -19,6 +21,7 @@ from .model import (
     PRIMARY,
     KubeProxyConfiguration,
 )
+from .node_proxy import NodeProxyConfiguration
 from .reader import Findings
 
 Problem = Callable[[str, str], None]
@@ -37,13 +40,21 @@ def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
     _validate(configuration, MODES, findings.problem)
 
 
+def validate_node_proxy(configuration: NodeProxyConfiguration, findings: Findings) -> None:
+    """Record every problem of ``configuration`` in ``findings``, field by field."""
+    for name, reason in problems(NODE_FIELDS, configuration):
+        findings.problem(name, reason)
+    settings = configuration.network_policy
+    if settings.standalone and not settings.enabled:
+        findings.problem("networkPolicy.standalone", "needs networkPolicy.enabled: true")
+
+
 def _validate(configuration: KubeProxyConfiguration, modes: Sequence[str], problem: Problem) -> None:
     if configuration.mode not in modes:
         problem("mode", f"{shown(configuration.mode)} is not one of {', '.join(modes)}")
-    for field in FIELDS:
-        reason = field.kind.problem(value_of(configuration, field.attribute)) if field.kind else ""
-        if reason and _is_validated(field.name, configuration.mode):
-            problem(field.name, reason)
+    for name, reason in problems(FIELDS, configuration):
+        if _is_validated(name, configuration.mode):
+            problem(name, reason)
     _periods(configuration, problem)
     if _is_validated("ipvs.excludeCIDRs", configuration.mode):
         _cidrs("ipvs.excludeCIDRs", configuration.ipvs.exclude_cidrs, problem)
@@ -112,3 +123,40 @@ def _node_port_addresses(values: Tuple[str, ...], problem: Problem) -> None:
     for index, value in enumerate(values):
         if value != PRIMARY and canonical_network(value) is None:
             problem(f"nodePortAddresses[{index}]", f"{shown(value)} is not a CIDR, primary, localhost or all")
+
+
+def without_effect(configuration: KubeProxyConfiguration, source: Mapping[str, Any]) -> List[str]:
+    """Return a warning for each field and feature gate that has no effect and is not set to its default.
+
+    ``source``: the fields as they were read, for those that the model does not have.
+    """
+    found = []
+    default = KubeProxyConfiguration()
+    for field in FIELDS:
+        if field.effect != NOTHING:
+            continue
+        if field.attribute:
+            value = value_of(configuration, field.attribute)
+            given = value != value_of(default, field.attribute) and value not in field.harmless
+        else:
+            given = not _is_zero(given_value(source, field.name))
+        if given:
+            found.append(f"{field.name}: has no effect here: {field.text}")
+    for name, on in configuration.feature_gates:
+        gate = GATES[name]
+        if not gate.effect and on != gate.default:
+            found.append(f"featureGates.{name}: has no effect here")
+    gates = source.get("featureGates")
+    for name in gates if isinstance(gates, Mapping) else ():
+        if name in LATER_GATES:
+            found.append(f"featureGates.{name}: has no effect here: {LATER_GATES[name]}")
+        elif name in REMOVED_GATES:
+            found.append(f"featureGates.{name}: has no effect: it is no longer a feature gate in kube-proxy 1.36")
+    return found
+
+
+def _is_zero(value: Any) -> bool:
+    """Return whether a value is Go's zero value (at any depth), which kubeadm writes for an unset field."""
+    if isinstance(value, Mapping):
+        return all(map(_is_zero, value.values()))
+    return not value or value == "0"

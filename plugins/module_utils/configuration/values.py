@@ -1,15 +1,15 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The types of the fields of a KubeProxyConfiguration: how each is read, validated, written and documented."""
+"""The types of the fields of a configuration: how each is read, validated, written and documented."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple
 
-from ..base.addresses import canonical_address, canonical_network, port_number
-from ..cluster.fields import shown
+from ..base.addresses import canonical_address, canonical_network, port_number, split_port
+from ..cluster.fields import is_dns_label, shown
 from .duration import format_duration
 from .reader import Section
 
@@ -20,6 +20,9 @@ _NODE_PORT_WORDS: Mapping[str, Tuple[str, ...]] = {
     "all": ("0.0.0.0/0", "::/0"),
     "localhost": ("127.0.0.0/8", "::1/128"),
 }
+_PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+_API_SERVER_PORT = 6443
+_HOST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.IGNORECASE)
 # Units that format_duration writes as 0 after a larger one.
 _ZERO_UNITS = re.compile("(?<=[hm])0[ms]")
 
@@ -56,15 +59,6 @@ def _text(section: Section, name: str, default: Any) -> Any:
 
 def _host_name(section: Section, name: str, default: Any) -> Any:
     return section.text(name, default).strip().lower()
-
-
-def _address(section: Section, name: str, default: Any) -> Any:
-    text = section.text(name, default)
-    return canonical_address(text) or text
-
-
-def _not_address(value: Any) -> str:
-    return "" if canonical_address(value) else f"{shown(value)} is not an IP address"
 
 
 def _host_port(section: Section, name: str, _default: Any) -> Any:
@@ -126,10 +120,39 @@ def _short_duration(default: Any) -> str:
     return f"`{_ZERO_UNITS.sub('', format_duration(default))}`"
 
 
+def converted(convert: Callable[[str], Any], expected: str, documented: Callable[[Any], str] = _quoted) -> FieldType:
+    """Return the type of a field whose text ``convert`` turns into its value, or None if it is not ``expected``."""
+
+    def read(section: Section, name: str, default: Any) -> Any:
+        text = section.text(name)
+        value = convert(text) if text else default
+        if value is None:
+            section.wrong(name, text, expected)
+        return default if value is None else value
+
+    return FieldType(read, documented=documented)
+
+
 def choice(*words: str) -> FieldType:
     """Return the type of a field with one of several words."""
     expected = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
     return FieldType(_text, lambda value: "" if value in words else f"{shown(value)} is not {expected}")
+
+
+def list_of(convert: Callable[[str], Any], expected: str, most: int = 0) -> FieldType:
+    """Return the type of a list of at most ``most`` texts (0: any number), each converted as by :func:`converted`."""
+
+    def read(section: Section, name: str, _default: Any) -> Any:
+        texts = section.strings(name)
+        if most and len(texts) > most:
+            section.findings.problem(section.field(name), f"has more than {most} {name}")
+        values = [convert(text) for text in texts[: most or None]]
+        for index, value in enumerate(values):
+            if value is None:
+                section.wrong(f"{name}[{index}]", texts[index], expected)
+        return tuple(value for value in values if value is not None)
+
+    return FieldType(read)
 
 
 def integer(
@@ -166,9 +189,37 @@ def duration(*, zero_is_unset: bool = False, positive: bool = False) -> FieldTyp
     return FieldType(read, problem, format_duration, _short_duration)
 
 
+def duration_between(low: float, high: float) -> FieldType:
+    """Return the type of a duration in a range."""
+    shortest, longest = (format_duration(end) if end else "0" for end in (low, high))
+    reason = f"must be between {shortest} and {longest}"
+    return duration()._replace(problem=lambda value: "" if low <= value <= high else reason)
+
+
+def _port_range(text: str) -> Optional[Tuple[int, int]]:
+    match = _PORT_RANGE.fullmatch(text)
+    if match is None:
+        return None
+    first, last = int(match.group(1)), int(match.group(2))
+    return (first, last) if 1 <= first <= last <= 65535 else None
+
+
+def _host_and_port(text: str) -> Optional[Tuple[str, int]]:
+    found = split_port(text, _API_SERVER_PORT)
+    if found is None:
+        return None
+    host = canonical_address(found[0]) or (found[0] if _HOST.fullmatch(found[0]) else "")
+    return (host, found[1]) if host else None
+
+
+def _service_key(text: str) -> Optional[str]:
+    namespace, _slash, name = text.partition("/")
+    return text if is_dns_label(namespace) and is_dns_label(name) else None
+
+
 TEXT = FieldType(_text)
 HOST_NAME = FieldType(_host_name)
-ADDRESS = FieldType(_address, _not_address)
+ADDRESS = converted(canonical_address, "an IP address")
 HOST_PORT = FieldType(_host_port, _not_host_port)
 SCHEDULER = FieldType(_text, _not_scheduler)
 FLAG = FieldType(_flag, documented=lambda default: f"`{str(default).lower()}`")
@@ -181,6 +232,17 @@ NETWORKS = FieldType(_networks, to_json=list)
 NODE_PORT_ADDRESSES = FieldType(_node_port_addresses, to_json=list)
 #: CIDRs in one string, separated by commas.
 JOINED_NETWORKS = FieldType(_joined_networks, to_json=",".join)
+#: CIDRs that are valid in every mode.
+CIDRS = list_of(canonical_network, "a CIDR")
+NAMESPACES = list_of(lambda text: text if is_dns_label(text) else None, "a namespace")
+SERVICES = list_of(_service_key, "a Service, NAMESPACE/NAME")
+API_SERVERS = list_of(_host_and_port, "of the form ADDRESS, NAME, ADDRESS:PORT or [ADDRESS]:PORT", most=64)
+PORT_RANGE = converted(
+    _port_range,
+    "a range of ports from 1 to 65535, such as 30000-32767",
+    lambda ports: f"`{ports[0]}-{ports[1]}`",
+)
+ABSOLUTE_PATH = converted(lambda text: text if text.startswith("/") else None, "an absolute path")
 
 
 def split_host_port(value: str) -> Tuple[str, int]:

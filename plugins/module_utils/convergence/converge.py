@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 from ..base.addresses import family_of
 from ..base.errors import KernelError
 from ..configuration.model import KubeProxyConfiguration
-from ..configuration.sections.network_policy import CUT
+from ..configuration.node_proxy import CUT
 from ..configuration.validate import in_mode
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge

@@ -13,7 +13,7 @@ from typing import AbstractSet, Any, Iterable, List, Optional, Sequence, Tuple
 from ..base.addresses import FAMILIES, Network, family_of_packed, networks_of, packed, unpacked
 from ..base.progress import Progress, unheeded
 from ..cluster.state import ClusterState
-from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
+from ..configuration.node_proxy import CUT, DENY, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cutting_connections
 from ..kernel.conntrack.socket import Steps
 from ..kernel.facts import interface_addresses, kernel_release

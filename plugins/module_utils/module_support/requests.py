@@ -14,7 +14,6 @@ from ..cluster.files.static import StaticDirectory, StaticObjects, parse_static
 from ..cluster.state import ClusterState
 from ..configuration.load import LoadedConfiguration, load, load_file
 from ..configuration.model import KubeProxyConfiguration
-from ..configuration.sections.network_policy import policy_resources
 from ..convergence.request import Request
 from .sources import api_server, cluster_state, has_source
 
@@ -67,7 +66,7 @@ def engine_request(
     wanted = source == "required" or (source == "optional" and has_source(module))
     cluster = ClusterState()
     if wanted:
-        cluster = cluster_state(module, policy_resources(configuration.node_proxy.network_policy))
+        cluster = cluster_state(module, configuration.node_proxy.network_policy.resources)
         servers = [*configuration.node_proxy.api_servers.alternatives, *api_server(module)]
         cluster.set_api_servers(claims_at(with_addresses(servers)))
         cluster.set_static(_static_services(parameters, configuration))

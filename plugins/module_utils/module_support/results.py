@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 from ..base.errors import Refusal
 from ..configuration.model import KubeProxyConfiguration
-from ..configuration.sections.ipvs_filter_backend import AUTO
+from ..configuration.node_proxy import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..differences import unified

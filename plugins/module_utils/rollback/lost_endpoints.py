@@ -22,7 +22,7 @@ from ..base.timestamps import TIMESTAMP
 from ..cluster.files.cache import open_cache
 from ..cluster.files.snapshot import snapshot_objects
 from ..cluster.files.static import StaticDirectory
-from ..configuration.sections.static_services import DEFAULT_DIRECTORY as STATIC_SERVICES
+from ..configuration.node_proxy import STATIC_SERVICES
 from ..convergence.runtime.state_directory import DEFAULT_CACHE
 from ..kernel.netlink.attributes import parse_attributes
 from ..kernel.nftables.attributes import NFTA_SET_DATA_TYPE, NFTA_SET_ELEM_DATA

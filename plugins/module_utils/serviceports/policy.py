@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..cluster.model import NO_POLICY, Service, ServicePolicy
 from ..cluster.parsing.service_policy import MODE
-from ..configuration.sections.service_policy import ServicePolicySettings
+from ..configuration.node_proxy import ServicePolicySettings
 
 _NOT_STATIC = f"{MODE} is for static Services only"
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Tuple
 from ..base.addresses import IPV6
 from ..cluster.model import Service, ServicePolicy, ServicePort
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
-from ..configuration.sections.service_policy import ServicePolicySettings
+from ..configuration.node_proxy import ServicePolicySettings
 from .info import Sources
 from .policy import policy_of
 from .sources import both, sources_of_family

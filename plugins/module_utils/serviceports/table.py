@@ -11,8 +11,7 @@ from ..cluster.claims import Claim, LostClaims
 from ..cluster.model import EndpointSlice, NamespacedName, Service, ServicePort
 from ..cluster.state import ClusterState
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
-from ..configuration.sections.outside_host import OutsideHost
-from ..configuration.sections.service_policy import ServicePolicySettings
+from ..configuration.node_proxy import OutsideHost, ServicePolicySettings
 from .endpoints import PortKey, endpoint_counts, expand, mark_failing, slices_in_order
 from .info import Endpoint, ServicePortInfo, ServicePortName
 from .policy import is_node_local

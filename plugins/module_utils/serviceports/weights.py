@@ -16,7 +16,7 @@ from ..cluster.account import EIGHTHS, MOST_PLACES, PLACES_OF_ENDPOINT
 from ..cluster.model import EndpointSlice
 from ..cluster.owned_slices import CILIUM_DEFAULT
 from ..cluster.state import Rising
-from ..configuration.sections.service_policy import ServicePolicySettings
+from ..configuration.node_proxy import ServicePolicySettings
 from .info import Endpoint
 from .policy import has_policy
 

@@ -13,7 +13,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     NetworkPolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind

@@ -31,7 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
     NamespacedName,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.health_checks import HealthChecks
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import HealthChecks
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.endpoints import mark_failing
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
 

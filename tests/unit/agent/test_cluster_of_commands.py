@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import cluster_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cluster_source import Sources, read_objects
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.api_servers import ApiServerSettings
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import ApiServerSettings
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, make_server_certificate, write_kubeconfig

@@ -18,7 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.inpu
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     NetworkPolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import policy as convergence

@@ -18,7 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.room i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import write_cache
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     NetworkPolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy

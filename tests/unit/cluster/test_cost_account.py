@@ -36,7 +36,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.wei
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.service_limit import _bound
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS, Behaviour
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     ServicePolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables

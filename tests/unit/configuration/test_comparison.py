@@ -11,8 +11,9 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.comparison import adopted, differences
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.documents import parse_documents
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.effects import FIELDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import HONOURED, Field
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.fields import FIELDS
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from tests.unit.configuration.kubeadm_configuration import KUBEADM
 
 PODS = "10.244.0.0/16,fd00:10:244::/48"
@@ -87,13 +88,14 @@ OF_FIELD: Dict[str, Any] = {
     ids=lambda field: field.name,
 )
 def test_every_field_that_changes_traffic_is_compared(field: Field) -> None:
-    duration = "77s" if field.default.endswith(("s`", "h`")) else 7
+    default = field.documented_default(KubeProxyConfiguration())
+    duration = "77s" if default.endswith(("s`", "h`")) else 7
     source: Dict[str, Any] = {"mode": "iptables" if field.modes == "all" else field.modes.split(",")[0]}
     mode = dict(source)
     *blocks, leaf = field.name.split(".")
     place = source
     for block in blocks:
         place = place.setdefault(block, {})
-    place[leaf] = OF_FIELD.get(field.name, OTHER.get(field.default, duration))
+    place[leaf] = OF_FIELD.get(field.name, OTHER.get(default, duration))
     assert fields(source, mode) == [field.name]
     assert fields(source, adopted(source)) == []

@@ -15,8 +15,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.connt
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.outside_host import OutsideHost
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
+    OutsideHost,
     ServicePolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.build_settings import (

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.effects import FIELDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import NOTHING
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.fields import FIELDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "distributions.md"

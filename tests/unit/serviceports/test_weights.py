@@ -18,7 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account imp
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Failing, NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     ServicePolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables import mode as iptables

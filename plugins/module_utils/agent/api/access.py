@@ -18,7 +18,7 @@ from ...cluster.api.access.abortable import Connect, Expect
 from ...cluster.api.access.servers import ANSWER_SECONDS, CONNECT_SECONDS, Candidate
 from ...cluster.api.access.token_renewal import CHECK_SECONDS, TokenRenewal
 from ...cluster.api.client import ApiClient
-from ...configuration.sections.api_servers import ApiServerSettings
+from ...configuration.node_proxy import ApiServerSettings
 from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metrics import Metrics
 from ..threads.supervision import Supervisor, Task

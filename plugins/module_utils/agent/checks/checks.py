@@ -13,7 +13,7 @@ from typing import Callable, Collection, Dict, List, Mapping, Sequence, Set, Tup
 from ...base.addresses import family_of
 from ...base.errors import KernelError
 from ...cluster.model import Failing, NamespacedName
-from ...configuration.sections.health_checks import HealthChecks
+from ...configuration.node_proxy import HealthChecks
 from ...convergence.runtime.agent_status import CheckStatus
 from ...event_reasons import Reason
 from ..api.events import NORMAL, WARNING, Post, service_reference

@@ -10,7 +10,7 @@ from typing import Collection, Dict, Iterable, List, NamedTuple, Set, Tuple
 from ...cluster.fields import special_use
 from ...cluster.model import NamespacedName, Service
 from ...cluster.state import ClusterState
-from ...configuration.sections.health_checks import HealthChecks
+from ...configuration.node_proxy import HealthChecks
 from .attempt import Target
 
 Places = Dict[Target, Set[Tuple[str, int]]]

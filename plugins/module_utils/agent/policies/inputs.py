@@ -12,7 +12,7 @@ from ...base.errors import KernelError
 from ...cluster.model import NamespacedName
 from ...cluster.parsing.policy_objects import PolicyChanges
 from ...cluster.policies.policy_model import Pod
-from ...configuration.sections.network_policy import NetworkPolicySettings
+from ...configuration.node_proxy import NetworkPolicySettings
 from ...convergence.policy import find_links
 from ...kernel.pod_links import PodLinks
 from ...networkpolicy.matching.owners import counts

@@ -19,12 +19,10 @@ from ...base.errors import KernelError, ProxyError, defect_text
 from ...cluster.account import BYTES_IN_NFTABLES
 from ...cluster.api.resource_types import ResourceType
 from ...cluster.model import NamespacedName
-from ...configuration.sections.network_policy import (
+from ...configuration.node_proxy import (
     ALLOW,
     DENY,
     NetworkPolicySettings,
-    policy_kinds,
-    policy_resources,
 )
 from ...convergence.handles import KernelHandles
 from ...convergence.policy import (
@@ -198,7 +196,7 @@ class PolicySync:
     def resources(self) -> Tuple[ResourceType, ...]:
         """The types of objects to follow: what the settings in effect need, and those that are to replace them."""
         wanted = [self._settings] if self._waiting is None else [self._settings, self._waiting[0]]
-        return tuple(dict.fromkeys(item for settings in wanted for item in policy_resources(settings)))
+        return tuple(dict.fromkeys(item for settings in wanted for item in settings.resources))
 
     @property
     def enabled(self) -> bool:
@@ -239,7 +237,7 @@ class PolicySync:
 
     def _knows(self, settings: NetworkPolicySettings) -> bool:
         """Return whether the cluster is known completely: partial knowledge would deny or allow wrongly."""
-        return policy_kinds(settings) <= self._view.known
+        return settings.kinds <= self._view.known
 
     def sync(self, addresses: Addresses) -> None:
         """Apply what changed; failures are logged and retried later. ``addresses``: of the node."""

@@ -15,7 +15,7 @@ from typing import Callable, Dict, NamedTuple, Set, Tuple
 from ...cluster.account import EIGHTHS
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
-from ...configuration.sections.service_policy import ServicePolicySettings
+from ...configuration.node_proxy import ServicePolicySettings
 from ...serviceports.policy import policy_of
 from ..source.view import ClusterView
 

@@ -10,7 +10,8 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import effects, feature_gates, node_proxy
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import feature_gates, fields
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import AGENT, NOTHING
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.reader import Section
@@ -18,8 +19,8 @@ from tests.conftest import ROOT
 
 ENGINE = ROOT / "plugins" / "module_utils"
 PACKAGE = ENGINE / "configuration"
-FIELDS = {field.name: field for field in effects.FIELDS}
-NODE_FIELDS = {field.name: field for field in node_proxy.FIELDS}
+FIELDS = {field.name: field for field in fields.FIELDS}
+NODE_FIELDS = {field.name: field for field in fields.NODE_FIELDS}
 # Attribute names that other objects have as well: only reads from the right object count.
 COMMON = {"format", "kubeconfig", "min", "mode", "scheduler"}
 
@@ -75,7 +76,7 @@ def test_every_field_that_is_read_has_one_row(monkeypatch):
     for method in ("text", "flag", "integer", "number", "duration", "strings", "rest", "items"):
         monkeypatch.setattr(Section, method, noted(getattr(Section, method)))
     load({})
-    assert len(FIELDS) == len(effects.FIELDS) and len(NODE_FIELDS) == len(node_proxy.FIELDS)
+    assert len(FIELDS) == len(fields.FIELDS) and len(NODE_FIELDS) == len(fields.NODE_FIELDS)
     assert known - {"apiVersion", "kind"} == set(FIELDS) | set(NODE_FIELDS)
 
 
@@ -90,20 +91,20 @@ def attributes(value, path=""):
 
 
 def test_every_attribute_of_the_model_belongs_to_one_field():
-    rows = [field.attribute for field in effects.FIELDS if field.attribute]
-    rows += [f"node_proxy.{field.attribute}" for field in node_proxy.FIELDS]
+    rows = [field.attribute for field in fields.FIELDS if field.attribute]
+    rows += [f"node_proxy.{field.attribute}" for field in fields.NODE_FIELDS]
     assert sorted(rows) == sorted(set(attributes(KubeProxyConfiguration())) - {"logging.rest"})
 
 
-@pytest.mark.parametrize("field", (*effects.FIELDS, *node_proxy.FIELDS), ids=lambda field: field.name)
+@pytest.mark.parametrize("field", (*fields.FIELDS, *fields.NODE_FIELDS), ids=lambda field: field.name)
 def test_a_field_is_used_where_the_table_says_so(field, used, derived):
     if field.name == "oomScoreAdj":
         units = [path.read_text(encoding="utf-8") for path in (ROOT / "roles" / "agent" / "templates").iterdir()]
         assert any(re.search(r"\boomScoreAdj\b", text) for text in units)
         return
     in_code = bool(field.attribute) and is_used(field.attribute, used, derived)
-    assert in_code is (field.effect != effects.NOTHING)
-    if field.effect == effects.AGENT:
+    assert in_code is (field.effect != NOTHING)
+    if field.effect == AGENT:
         for path in ENGINE.rglob("*.py"):
             if path.parent.name in ("convergence", "rendering", "serviceports", "kernel"):
                 assert field.attribute.rpartition(".")[2] in COMMON or not any(
@@ -144,7 +145,7 @@ def nested(name, value):
 
 
 def test_the_fields_without_effect_are_these():
-    assert set(VAIN) == {field.name for field in effects.FIELDS if field.effect == effects.NOTHING}
+    assert set(VAIN) == {field.name for field in fields.FIELDS if field.effect == NOTHING}
 
 
 @pytest.mark.parametrize("name", VAIN)
