@@ -161,6 +161,8 @@ class DesiredTables:
             return
         now = tuple([port.key for port in ports])
         for key in self._ports.get(service, ()):
+            if key not in kept:
+                self._merged.add_again(key)
             if key not in now:
                 self._merged.replace(key, [])
         if now:
@@ -178,23 +180,21 @@ class DesiredTables:
         changes = {table: change_of(self._merged.tables[table], rows) for table, rows in journal.items()}
         return {table: change for table, change in changes.items() if change}
 
-    def add_again(self, ports: Iterable[ServicePortName]) -> None:
-        """Have the next :meth:`pop_changes` add what these ServicePorts own, because the kernel has lost it."""
-        for port in ports:
-            for table, key, _value in self.programmed(port):
-                self._merged.journal.setdefault(table, {})[key] = ABSENT
+    def lose(self, later: Iterable[NamespacedName]) -> None:
+        """Have the next :meth:`pop_changes` add everything again, because the kernel has lost it.
 
-    def add_all_again(self, later: Iterable[NamespacedName]) -> Dict[NamespacedName, Set[ServicePortName]]:
-        """Have the next :meth:`pop_changes` add everything but what only some Services own; return their ServicePorts.
-
-        :meth:`add_again` is called with these later.
+        What only the Services of ``later`` make is added when they are applied.
         """
-        for table, rows in self.desired.items():
-            self._merged.journal[table] = dict.fromkeys(rows, ABSENT)
-        ports = {service: set(self._ports[service]) for service in later if service in self._ports}
-        for table, key, _value in self._merged.only_of({port for found in ports.values() for port in found}):
-            self._merged.journal[table].pop(key, None)
-        return ports
+        self._merged.lose([port for service in later for port in self._ports.get(service, ())])
+
+    @property
+    def lost(self) -> Set[NamespacedName]:
+        """The Services of which not everything has been added again."""
+        return {service for service, ports in self._ports.items() if not self._merged.lost.isdisjoint(ports)}
+
+    def forget_lost(self) -> None:
+        """Assume that the kernel has everything, except what is in the next :meth:`pop_changes`."""
+        self._merged.lost.clear()
 
     def programmed(self, owner: ServicePortName) -> List[Entry]:
         """Return the current desired entries of the tables that a ServicePort owns.

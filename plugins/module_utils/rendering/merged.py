@@ -10,7 +10,7 @@ is used, and of several values from one owner the first, as it is when everythin
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Dict, Hashable, Iterable, Iterator, Sequence, Tuple, Union
+from typing import Any, Dict, Hashable, Iterable, Sequence, Set, Tuple, Union
 
 Entry = Tuple[str, Hashable, Any]
 """Name of the table, key, value."""
@@ -54,6 +54,9 @@ class MergedTables:
         self._contributors: Dict[str, Dict[Any, Union[_One, _Contributors]]] = {name: {} for name in self.tables}
         self._entries: Dict[Owner, Tuple[Entry, ...]] = {}
         self.journal: Journal = {}
+        self.lost: Set[Owner] = set()
+        # Keys that only owners which are lost contribute now, but that were there when others did.
+        self._there: Set[Tuple[str, Any]] = set()
 
     def pop_journal(self) -> Journal:
         """Return the journal and start a new one."""
@@ -75,13 +78,29 @@ class MergedTables:
         """Return the entries that the owner contributes."""
         return self._entries.get(owner, ())
 
-    def only_of(self, owners: AbstractSet[Owner]) -> Iterator[Entry]:
-        """Yield the entries of these owners that have no other contributor."""
-        for owner in owners:
-            for entry in self.entries_of(owner):
-                contributors = self._contributors[entry[0]][entry[1]]
-                if isinstance(contributors, _One) or owners >= contributors.keys():
-                    yield entry
+    def lose(self, owners: Iterable[Owner]) -> None:
+        """Journal everything as absent, because the kernel has lost it, but not what only these owners contribute.
+
+        They are ``lost`` until :meth:`add_again` is called with them, or an owner that is not contributes the same.
+        """
+        self.lost, self._there = set(owners), set()
+        for table, rows in self.tables.items():
+            self.journal[table] = {key: ABSENT for key in rows if not self._is_lost(table, key)}
+
+    def add_again(self, owner: Owner) -> None:
+        """Journal what an owner that is lost contributes as absent."""
+        if owner in self.lost:
+            for table, key, _value in self.entries_of(owner):
+                if self._is_lost(table, key):
+                    self.journal.setdefault(table, {})[key] = ABSENT
+            self.lost.discard(owner)
+
+    def _is_lost(self, table: str, key: Any) -> bool:
+        """Return whether a key is absent because only owners that are lost contribute it."""
+        contributors = self._contributors[table].get(key)
+        if not self.lost or contributors is None or (table, key) in self._there:
+            return False
+        return contributors.owner in self.lost if isinstance(contributors, _One) else self.lost >= contributors.keys()
 
     def replace(self, owner: Owner, entries: Sequence[Entry]) -> None:
         """Replace the entries that the owner contributes; of entries with the same key the first one wins."""
@@ -106,6 +125,8 @@ class MergedTables:
         if present is None:
             contributors[key] = _One(owner, value)
             return True
+        if self.lost and owner not in self.lost and self._is_lost(table, key):
+            self.journal.setdefault(table, {})[key] = ABSENT
         if isinstance(present, _One):
             if present.owner == owner:
                 changed = present.value != value
@@ -128,7 +149,10 @@ class MergedTables:
             return True
         if present is None:
             return False
+        there = not self._is_lost(table, key)
         present.pop(owner, None)
+        if there and self._is_lost(table, key):
+            self._there.add((table, key))
         if len(present) == 1:
             contributors[key] = _One(*next(iter(present.items())))
         return not present.agree

@@ -99,7 +99,7 @@ class Comparisons:
 
     def is_whole(self, family: Proxier) -> bool:
         """Return whether a family must be compared at once, because it has not been yet or steps have failed."""
-        return not family.has_observed or family.family in self._indivisible
+        return not family.has_observed or (family.family in self._indivisible and not family.is_cold())
 
     def compared_at_once(self, family: Proxier) -> None:
         """Record that a family was compared at once."""
@@ -119,7 +119,7 @@ class Comparisons:
         if suspicion and not begins:
             if running is not None:
                 running.again = suspicion
-            elif family.lost and not family.is_cold():
+            elif family.tables.lost and not family.is_cold():
                 # The comparison would find what follows in portions.
                 self._suspect(name, suspicion)
             else:

@@ -10,7 +10,6 @@ everything; it comes first, after a failure, and when another program may have c
 from __future__ import annotations
 
 from typing import (
-    AbstractSet,
     Any,
     Callable,
     Dict,
@@ -46,7 +45,7 @@ from ...rendering.settings import DataplaneSettings
 from ...rendering.slot_limit import SlotLimit
 from ...resources import NO_CHANGE, Change, Kind, PlannedChange, Stage, apply_plan, plan
 from ...serviceports.flows import FlowChanges, released_protocols
-from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
 from ..threads.failures import NOT_OF_ONE_OBJECT, Failures
 from ..threads.timers import Pace, monotonic
@@ -118,8 +117,6 @@ class Proxier:
         #: How often that changed.
         self.ignored_changes = 0
         self._asked: Set[str] = set()
-        #: The ServicePorts of which the kernel has lost everything, until they are applied again.
-        self.lost: Dict[NamespacedName, Set[ServicePortName]] = {}
         # The keys of what partial syncs of the first stage could not apply.
         self._unapplied: Change[Any, Any] = NO_CHANGE
         self._found: Optional[Set[str]] = None
@@ -236,8 +233,6 @@ class Proxier:
         self._find_schedulers([info for found in ports.values() for info in found])
         context = self.context.node
         kept = self._steps.kept(ports, steps, self.summaries)
-        for service in ports if self.lost else ():
-            self._add_lost(service, kept)
         self.tables.apply(ports, lambda name: tuple(map(applied, service_ports_of(state, name, context))), totals, kept)
         for service, found in ports.items():
             step = steps.get(service, WHOLE)
@@ -256,13 +251,6 @@ class Proxier:
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
             self._flows.note(service, found)
-
-    def _add_lost(self, service: NamespacedName, kept: AbstractSet[ServicePortName]) -> None:
-        """Add what the kernel has lost of the ServicePorts of a Service that are being brought up to date."""
-        lost = self.lost.pop(service, set())
-        self.tables.add_again(lost - kept)
-        if lost & kept:
-            self.lost[service] = lost & kept
 
     def request_slots(self, state: ClusterState, services: Iterable[NamespacedName]) -> Set[NamespacedName]:
         """Count what these Services request of stable hashing now; return others whose admission this changes."""
@@ -341,14 +329,15 @@ class Proxier:
             self._found = served_cluster_ips(item.observed for item in planned)
         seconds = apply_plan(planned)
         self._adjustments.observed(self.tables.desired)
-        self.needs_full, self._unapplied, self.lost = False, NO_CHANGE, {}
+        self.needs_full, self._unapplied = False, NO_CHANGE
+        self.tables.forget_lost()
         return result_of(planned, seconds)
 
     def compare(self, later: Callable[[], Iterable[NamespacedName]]) -> Iterator[SyncResult]:
         """Do what :meth:`full` does, in steps between which the desired tables and the kernel may change together.
 
         What partial syncs could not apply comes early. If the kernel has lost everything, the Services that ``later``
-        returns are :attr:`lost` until they are applied. Most modes cannot be divided, and do it in one step. Raises
+        returns follow when they are applied. Most modes cannot be divided, and do it in one step. Raises
         KernelError; the next sync is then full, too.
         """
         resource, desired = self.stages[0].resource, self.stages[0].desired
@@ -356,10 +345,11 @@ class Proxier:
             yield self.full()
             return
         urgent = self._unapplied.with_keys_of(self.tables.pop_changes().get(resource.kind, NO_CHANGE))
-        self.needs_full, self._unapplied, self.lost = False, NO_CHANGE, {}
+        self.needs_full, self._unapplied = False, NO_CHANGE
+        self.tables.forget_lost()
         try:
             if resource.is_empty():
-                self.lost = self.tables.add_all_again(later())
+                self.tables.lose(later())
                 yield self.partial()
                 return
             for part in resource.parts(desired, urgent):

@@ -359,8 +359,8 @@ class Syncer:
     def _compare(self, proxy: Proxiers, family: Proxier, suspicion: str) -> Optional[Comparison]:
         """Begin a comparison of a family, or take the next steps of one; return it when it is complete."""
         done = self._comparisons.run(family, suspicion, self._compares, lambda: self._large(proxy))
-        if family.lost:
-            self._portions.wait(family.lost, lambda service: proxy.size_of(self.view.state, service))
+        if done is not None:
+            self._portions.wait(family.tables.lost, lambda service: proxy.size_of(self.view.state, service))
         return done
 
     def _large(self, proxy: Proxiers) -> Set[NamespacedName]:
