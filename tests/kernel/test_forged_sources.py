@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import struct
-import subprocess
 import time
 
 import pytest
@@ -451,39 +450,3 @@ def _arriving(link, seconds):
                 yield 4, data[9]
             elif (version, data[24:40]) == (6, ipaddress.ip_address(REMOTE6).packed):
                 yield 6, data[6]
-
-
-def tagged(packet, tag, *addresses):
-    """Return a frame with a VLAN tag around an IPv6 packet. ``addresses``: those of the receiver and the sender."""
-    whole = bytearray(packet)
-    whole[4:6] = struct.pack("!H", len(whole) - 40)
-    ends = b"".join(bytes.fromhex(address.replace(":", "")) for address in addresses)
-    return ends + tag + b"\x86\xdd" + _checked(bytes(whole))
-
-
-def test_frames_with_vlan_tags_do_not_pass_between_pods_of_a_bridge(lab):
-    """The kernel shows the IP hooks no frame with a tag, and a pod accepts the tag 0 as none."""
-    forging = lab(bridge=True)
-    forging.converge(*POLICIES, checkSources=False)
-    name = forging.network.full_name
-    hardware = [
-        json.loads(subprocess.check_output(["ip", "-n", name(each), "-j", "link", "show", "eth0"]))[0]["address"]
-        for each in (VICTIM, FREE)
-    ]
-    tags = [b"", b"\x81\0\0\0", b"\x88\xa8\0\0", b"\x81\0\0\0\x81\0\0\0"]
-
-    def passed():
-        with contextlib.ExitStack() as stack:
-            heard = {stack.enter_context(contextlib.closing(made)): VICTIM for made in forging._listeners(VICTIM)}
-            raw = stack.enter_context(
-                contextlib.closing(forging.network.namespaces[FREE].socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
-            )
-            raw.bind(("eth0", 0))
-            for number, tag in enumerate(tags):
-                raw.send(tagged(udp(V6[FREE], V6[VICTIM]) + b"probe %d" % number, tag, *hardware))
-            return {number for number, _at in _heard(heard, 0.8)}
-
-    assert passed() == {1, 2, 3}
-    forging.converge(*POLICIES)
-    assert passed() == set()
-    assert forging.received(honest()) == honest().keys()

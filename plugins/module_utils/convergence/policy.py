@@ -23,7 +23,19 @@ from ..kernel.pod_links import PodLinks
 from ..networkpolicy.coverage import unselected_pods, unused_policies
 from ..networkpolicy.matching.owners import Address, AddressOwners, counts
 from ..networkpolicy.node_policy import NodePolicy
-from ..networkpolicy.rows import BOUND, BRIDGED, EXEMPT_LINK, HERE, LINK, POD_LINK, PORT, PORT_BOUND, PORT_CLOSED, Row
+from ..networkpolicy.rows import (
+    BOUND,
+    BRIDGED,
+    EXEMPT_LINK,
+    HERE,
+    LINK,
+    POD_LINK,
+    PORT,
+    PORT_BOUND,
+    PORT_CLOSED,
+    PORT_UNTAGGED,
+    Row,
+)
 from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..preflight.processes import processes
@@ -105,6 +117,7 @@ def find_links(policy: NodePolicy, settings: NetworkPolicySettings, links: Optio
             port_rows += [] if exempt else [(PORT_CLOSED, link.port[1], family_of_packed(address))]
     if settings.check_sources and any(link.is_bridge for link in found.values()) and _judges_frames():
         rows += [(BRIDGED,), *port_rows, *((PORT, interface) for _number, interface in links.ports)]
+        rows += [(PORT_UNTAGGED, port[1]) for port, has_trunk in links.ports.items() if not has_trunk]
     policy.set_links(rows)
 
 

@@ -47,11 +47,11 @@ class PodLink(NamedTuple):
 class PodLinks:
     """Finds interfaces by the addresses of pods, and remembers those that it has found for as long as they exist.
 
-    ``ports``: of the bridges among them, except of those that filter VLANs.
+    ``ports``: of the bridges among them. The value is whether the operator may have configured VLANs there.
     """
 
     def __init__(self) -> None:
-        self.ports: Set[Port] = set()
+        self.ports: Dict[Port, bool] = {}
         self._known: Dict[str, PodLink] = {}
         #: A pod that later adds the address of another one does not get it.
         self._first: Dict[str, Port] = {}
@@ -59,7 +59,7 @@ class PodLinks:
     def forget(self) -> None:
         """Determine all interfaces again the next time: the ports of a bridge and its routes may have changed."""
         self._known = {}
-        self.ports = set()
+        self.ports = {}
 
     def find(self, addresses: Iterable[str]) -> Dict[str, PodLink]:
         """Return the interfaces of addresses; without those to which no such interface leads. Raises KernelError."""
@@ -70,7 +70,7 @@ class PodLinks:
             for address, link in known.items()
             if link and (link.number, link.interface) in existing and (link.port is None or link.port in existing)
         }
-        self.ports &= existing
+        self.ports = {port: has_trunk for port, has_trunk in self.ports.items() if port in existing}
         missing = [address for address in known if address not in found]
         if missing:
             found.update(self._found(missing))
@@ -95,7 +95,7 @@ class PodLinks:
         bridges = {link.number: link.interface for link in found.values() if link.is_bridge}
         ports = {number: item for number, item in kinds.items() if item.master in bridges and item.name.isascii()}
         filtering = {number for number, bridge in bridges.items() if _filters_vlans(bridge)}
-        self.ports |= {(number, item.name) for number, item in ports.items() if item.master not in filtering}
+        self.ports.update({(number, item.name): item.master in filtering for number, item in ports.items()})
         behind = addresses_behind(sock, ports) if ports else {}
         for address, link in found.items():
             claims = behind.get(packed(address) or b"", set())

@@ -18,6 +18,7 @@ row                                                 value
 ``(HERE, address)``                                 True: an address that is reached through an interface of pods
 ``(BRIDGED,)``                                       True: pods of this node are on bridges whose ports are checked
 ``(PORT, interface)``                               True: a port of such a bridge
+``(PORT_UNTAGGED, interface)``                      True: no frame with a VLAN tag may come from this port
 ``(PORT_BOUND, interface, address)``                True: a pod behind this port has this address
 ``(PORT_CLOSED, interface, family)``                True: pods behind this port may send from no other address
 ``(EXEMPT_LINK, interface)``                        True: pods on it may send from exempt addresses
@@ -46,7 +47,8 @@ ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", 
 POD_RANGE, KNOWN, EGRESS_EXEMPT = "pod range", "known", "egress-exempt"
 LINK = "link"
 POD_LINK, BOUND, HERE = "pod link", "bound", "here"
-BRIDGED, PORT, PORT_BOUND, PORT_CLOSED = "bridged", "port", "port bound", "port closed"
+BRIDGED, PORT, PORT_UNTAGGED = "bridged", "port", "port untagged"
+PORT_BOUND, PORT_CLOSED = "port bound", "port closed"
 EXEMPT_LINK, EXEMPT = "exempt link", "exempt"
 ANY, GRANT, PORTS = "any", "grant", "ports"
 TIER_GRANT, TIER_PORTS, TIER_OTHERS = "tier grant", "tier ports", "tier others"

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Iterator, List, Mapping
 
 from ...rendering.networkpolicy import bridged
 from ...rendering.networkpolicy.sets import TABLE
 from ...rendering.nftables.objects import Key, Value
-from ...resources import Change, Kind
+from ...resources import NO_CHANGE, Change, Kind, Part
 from ..netlink.socket import NetlinkSocket
 from .resource import NftablesResource
 
@@ -50,10 +50,14 @@ class PolicyTableResource(NftablesResource):
         super().__init__("", _ALL_ELEMENTS)
         self._ports = _PortsTable(self)
 
-    def observe(self) -> Dict[Key, Value]:
-        """Return both tables. Raises KernelError."""
+    def parts(
+        self, expected: Mapping[Key, Value], urgent: Change[Key, Value] = NO_CHANGE
+    ) -> Iterator[Part[Key, Value]]:
+        """See the base class; the table of ports is one part. Raises KernelError."""
+        of_policies = {key: value for key, value in expected.items() if not bridged.is_bridged(key)}
+        yield from super().parts(of_policies, bridged.of_policies(urgent))
         ports = {bridged.prefixed(key): value for key, value in self._ports.observe().items()}
-        return {**super().observe(), **ports}
+        yield Part(ports, filter(bridged.is_bridged, expected))
 
     def is_empty(self) -> bool:
         """Return whether neither table exists. Raises KernelError."""

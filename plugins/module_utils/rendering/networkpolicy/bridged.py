@@ -30,7 +30,9 @@ from ..nftables.objects import (
     TableValue,
     Value,
 )
-from .sets import BOUND, HERE, POD_LINKS, TABLE_COMMENT, TABLE_NAME, name
+from .arriving import interface_in
+from .layout import drop_chain, log_prefix
+from .sets import BOUND, FORGED, HERE, POD_LINKS, TABLE_COMMENT, TABLE_NAME, Options, name
 
 BRIDGE = "bridge"
 #: The nft program accepts no name that contains it.
@@ -43,9 +45,10 @@ _PRIORITY = -300
 _ETHER_TYPE = 12
 _ARP, _TAGS = 0x0806, (0x8100, 0x88A8)
 _TYPES = {IPV4: 0x0800, IPV6: 0x86DD}
-_ICMPV6, _ADVERTISEMENT = 58, 136
+_ICMPV6, _ROUTER_ADVERTISEMENT, _ADVERTISEMENT, _REDIRECT = 58, 134, 136, 137
 _LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
 _AFTER_INTERFACE = INTERFACE_NAME_BYTES // 4
+_DROP = x.verdict(f"goto {FORGED}")
 
 K = TypeVar("K", bound=Any)
 V = TypeVar("V")
@@ -96,30 +99,49 @@ def _claim(
     interface = x.meta(x.META_IIFNAME)
     return [
         x.rule(found, interface, load(_AFTER_INTERFACE), x.lookup(name(BOUND, family)), x.verdict("accept")),
-        x.rule(found, load(0), x.lookup(name(HERE, family)), x.verdict("drop")),
+        x.rule(found, load(0), x.lookup(name(HERE, family)), _DROP),
         *(x.rule(found, each, x.verdict("accept")) for each in harmless),
-        x.rule(found, interface, x.lookup(name(CLOSED, family)), x.verdict("drop")),
+        x.rule(found, interface_in(name(CLOSED, family)), _DROP),
+    ]
+
+
+def _icmpv6(kind: int) -> Expressions:
+    return [
+        *_ether_type(_TYPES[IPV6]),
+        *x.is_protocol(_ICMPV6),
+        x.payload(x.TRANSPORT_HEADER, 0, 1),
+        x.compare(bytes((kind,))),
+    ]
+
+
+def _neighbours() -> List[Rule]:
+    """Return the rules about addresses in messages of neighbour discovery, all of which may have a link-local source.
+
+    A known pod is no router, and advertises only what it may send from.
+    """
+    closed = interface_in(name(CLOSED, IPV6))
+    of_another = [
+        *_icmpv6(_ADVERTISEMENT),
+        x.meta(x.META_IIFNAME),
+        x.payload(x.TRANSPORT_HEADER, 8, 16, _AFTER_INTERFACE),
+        x.lookup(name(BOUND, IPV6), inverted=True),
+    ]
+    is_global = [
+        x.payload(x.TRANSPORT_HEADER, 8, 2),
+        x.bitwise(b"\xff\xc0", bytes(2)),
+        x.compare(b"\xfe\x80", equal=False),
+    ]
+    return [
+        x.rule(of_another, x.payload(x.TRANSPORT_HEADER, 8, 16), x.lookup(name(HERE, IPV6)), _DROP),
+        x.rule(of_another, closed, is_global, _DROP),
+        *(x.rule(_icmpv6(kind), closed, _DROP) for kind in (_ROUTER_ADVERTISEMENT, _REDIRECT)),
     ]
 
 
 def _rules() -> List[Rule]:
-    interface = x.meta(x.META_IIFNAME)
-    arp, advertised = x.payload(x.NETWORK_HEADER, 14, 4), x.payload(x.TRANSPORT_HEADER, 8, 16)
-    advertisement = [
-        *_ether_type(_TYPES[IPV6]),
-        *x.is_protocol(_ICMPV6),
-        x.payload(x.TRANSPORT_HEADER, 0, 1),
-        x.compare(bytes((_ADVERTISEMENT,))),
-    ]
-    of_another = [
-        interface,
-        x.payload(x.TRANSPORT_HEADER, 8, 16, _AFTER_INTERFACE),
-        x.lookup(name(BOUND, IPV6), inverted=True),
-        advertised,
-        x.lookup(name(HERE, IPV6)),
-    ]
-    rules = [x.rule(_ether_type(tag), interface, x.lookup(POD_LINKS), x.verdict("drop")) for tag in _TAGS]
-    rules.append(x.rule(advertisement, of_another, x.verdict("drop")))
+    arp = x.payload(x.NETWORK_HEADER, 14, 4)
+    rules = [x.rule(_ether_type(tag), interface_in(POD_LINKS), _DROP) for tag in _TAGS]
+    rules += _neighbours()
     rules += _claim(
         _ether_type(_ARP),
         lambda word: x.payload(x.NETWORK_HEADER, 14, 4, word),
@@ -140,7 +162,7 @@ def _rules() -> List[Rule]:
 
 def definitions() -> Dict[str, SetValue]:
     """Return the sets by name."""
-    found = {POD_LINKS: SetValue((INTERFACE,))}
+    found = {POD_LINKS: SetValue((INTERFACE,)), FORGED: SetValue((INTERFACE,), counted=True)}
     for family in FAMILIES:
         address = ADDRESS_TYPES[family]
         found[name(BOUND, family)] = SetValue((INTERFACE, address))
@@ -149,10 +171,11 @@ def definitions() -> Dict[str, SetValue]:
     return found
 
 
-def entries() -> Dict[Key, Value]:
+def entries(options: Options) -> Dict[Key, Value]:
     """Return the table without elements."""
     found: Dict[Key, Value] = {TABLE.key: TableValue()}
     found.update({ObjectKey("set", set_name): value for set_name, value in definitions().items()})
+    found[ObjectKey("chain", FORGED)] = drop_chain(interface_in(FORGED), log_prefix(FORGED), options)
     found[ObjectKey("chain", "frames")] = ChainValue(tuple(_rules()), BaseHook("filter", "prerouting", _PRIORITY))
     return {prefixed(key): value for key, value in found.items()}
 

@@ -97,7 +97,7 @@ class Elements:
             yield ElementKey("element", name, _interface(row[1]) + row[2]), True
         elif kind == rows.HERE:
             yield ElementKey("element", sets.name(sets.HERE, family_of_packed(row[1])), row[1]), True
-        elif kind in (rows.BRIDGED, rows.PORT, rows.PORT_BOUND, rows.PORT_CLOSED):
+        elif kind in (rows.BRIDGED, rows.PORT, rows.PORT_UNTAGGED, rows.PORT_BOUND, rows.PORT_CLOSED):
             yield from self._of_ports(kind, row)
         elif kind == rows.EXEMPT_LINK:
             yield ElementKey("element", sets.EXEMPT_LINKS, _interface(row[1])), True
@@ -114,12 +114,11 @@ class Elements:
             return ElementKey("element", sets.PORTS, _port_key(class_bytes(number), protocol, first))
         return ElementKey("element", sets.PORT_RANGES, _port_range(number, protocol, first, last))
 
-    @staticmethod
-    def _of_ports(kind: str, row: Row) -> Iterator[Entry]:
+    def _of_ports(self, kind: str, row: Row) -> Iterator[Entry]:
         if kind == rows.BRIDGED:
-            yield from bridged.entries().items()
-        elif kind == rows.PORT:
-            yield bridged.element(sets.POD_LINKS, _interface(row[1])), True
+            yield from bridged.entries(self._options).items()
+        elif kind in (rows.PORT, rows.PORT_UNTAGGED):
+            yield bridged.element(sets.FORGED if kind == rows.PORT else sets.POD_LINKS, _interface(row[1])), True
         elif kind == rows.PORT_CLOSED:
             yield bridged.element(sets.name(bridged.CLOSED, row[2]), _interface(row[1])), True
         else:

@@ -182,7 +182,7 @@ def log_prefix(side: str) -> str:
     return f"denied {side} "
 
 
-def _drop_chain(counted: Expressions, prefix: str, options: Options) -> ChainValue:
+def drop_chain(counted: Expressions, prefix: str, options: Options) -> ChainValue:
     """Return the chain that counts, logs and drops packets. ``counted``: what looks up the element that counts."""
     rules = [x.rule(counted, x.verdict("drop")), x.rule(x.verdict("drop"))]
     if options.log_group != NO_LOG:
@@ -235,11 +235,11 @@ def chains(options: Options, everything: int) -> Dict[str, ChainValue]:
     for family in FAMILIES:
         for side in SIDES:
             denied = [*x.of_family(family), _own(family, side), x.lookup(name(DENIED, family, side))]
-            found[drop_name(family, side)] = _drop_chain(denied, log_prefix(side), options)
+            found[drop_name(family, side)] = drop_chain(denied, log_prefix(side), options)
             found[name("policy", family, side)] = _policy_chain(family, side, options, everything)
             if options.tiers:
                 found[name("tiers", family, side)] = _tiers_chain(family, side, options)
-    found[FORGED] = _drop_chain(arriving.interface_in(FORGED), log_prefix(FORGED), options)
+    found[FORGED] = drop_chain(arriving.interface_in(FORGED), log_prefix(FORGED), options)
     found.update(arriving.chains(options, [_unknown(family, "in") for family in FAMILIES] if options.unknown else []))
     found.update(_hooks(options))
     return found

@@ -10,6 +10,7 @@ from typing import Dict, Tuple
 from ....base.addresses import FAMILIES
 from ....networkpolicy.matching.owners import Address
 from ....rendering.networkpolicy import sets
+from ....rendering.networkpolicy.bridged import BRIDGE
 from ...netlink.protocol import NETLINK_NETFILTER
 from ...netlink.socket import NetlinkSocket
 from .element_counters import counted_elements
@@ -30,10 +31,13 @@ def denied_packets() -> Dict[Tuple[str, Address], int]:
 
 
 def forged_packets() -> Dict[str, int]:
-    """Return the packets dropped for their source since an interface of pods came, by its name.
+    """Return the packets dropped for their source since an interface of pods came, by its name; frames by their port.
 
     It is empty if there is no table. Raises KernelError.
     """
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        elements = counted_elements(sock, "inet", sets.TABLE_NAME, sets.FORGED)
-        return {element.key.rstrip(b"\0").decode(): element.packets for element in elements}
+        return {
+            element.key.rstrip(b"\0").decode(): element.packets
+            for family in ("inet", BRIDGE)
+            for element in counted_elements(sock, family, sets.TABLE_NAME, sets.FORGED)
+        }
