@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Dict, Iterator, List, Set, Tuple
 
@@ -38,6 +39,8 @@ SUBSYSTEMS: Dict[str, Tuple[str, ...]] = {
     "kernel.nftables.raw": ("kernel.netlink", "kernel.nftables"),
     "kernel.nftables.traffic": ("kernel.netlink", "kernel.nftables"),
 }
+# Layers in which folders and the files beside them are one: for the kernel's, see SUBSYSTEMS.
+NOT_SORTED = frozenset(("kernel", "networkpolicy"))
 # Code shared by the modules: the only part of the shared code that may name Ansible's own module class.
 ADAPTER = "module_support"
 RANK: Dict[str, int] = {name: rank for rank, names in enumerate(ORDER) for name in names}
@@ -133,6 +136,7 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ENGINE).with_suffix("").parts).replace(".__init__", "")
 
 
+@functools.cache
 def import_graph() -> Dict[str, Set[str]]:
     """Return which files of the engine each file imports."""
     names = {module_name(path): path for path in engine_files()}
@@ -170,6 +174,28 @@ def test_no_file_imports_itself_indirectly() -> None:
     graph = import_graph()
     assert circle_in(graph) == []
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+
+
+def folder_graph(graph: Dict[str, Set[str]], top: str) -> Dict[str, Set[str]]:
+    """Return which folders, and files beside them, of one layer import each other, by the names of the first two."""
+    found: Dict[str, Set[str]] = {}
+    for name, others in graph.items():
+        for other in others:
+            one, two = (".".join(each.split(".")[:2]) for each in (name, other))
+            if name.startswith(f"{top}.") and other.startswith(f"{top}.") and one != two:
+                found.setdefault(one, set()).add(two)
+    return found
+
+
+@pytest.mark.parametrize("top", sorted(set(RANK) - NOT_SORTED))
+def test_no_two_folders_import_each_other(top: str) -> None:
+    """Also not indirectly: so each folder can be understood with those below it only."""
+    assert circle_in(folder_graph(import_graph(), top)) == []
+
+
+def test_the_check_finds_folders_that_import_each_other() -> None:
+    graph = {"agent.a.one": {"agent.b.two"}, "agent.b.three": {"agent.c"}, "agent.c": {"agent.a.four", "kernel.x"}}
+    assert circle_in(folder_graph(graph, "agent")) == ["agent.a", "agent.b", "agent.c", "agent.a"]
 
 
 def test_subsystems_of_the_kernel_import_those_below_them_only() -> None:

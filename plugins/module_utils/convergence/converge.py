@@ -18,14 +18,14 @@ from ..preflight.findings import judge
 from ..rendering.slot_limit import within_limit
 from ..resources import Kind, PlannedChange, Resource, Stage, apply_plan, plan
 from ..serviceports.flows import released_protocols
-from .family import FamilyContext, FamilyServices, FamilyTables
+from .family import FamilyContext, FamilyServices, FamilyTables, removal_contexts
 from .guard import Guard
 from .handles import KernelHandles
 from .loss import EndpointLossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .modes.stages.sysctls import sysctl_stage
-from .node import NodeView, family_services, removal_contexts, view_node
+from .node import NodeView, family_services, view_node
 from .prepare import check_cluster, check_node, check_policies, check_removal, node_modules, wanted_node_sysctls
 from .probing.probe import default_probes
 from .probing.traffic import traffic_targets

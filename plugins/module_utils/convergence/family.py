@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Optional
+import os
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
-from ..kernel.xtables.variant import XtablesVariant
+from ..base.addresses import FAMILIES, IPV6
+from ..base.errors import NotInstalledError
+from ..kernel.netlink.protocol import NETLINK_NETFILTER
+from ..kernel.netlink.socket import is_supported
+from ..kernel.xtables.variant import NFT, VARIANTS, Survey, XtablesVariant, detect_variant
 from ..rendering.rendering import ServicePorts
 from ..rendering.settings import DataplaneSettings
 from ..serviceports.table import NodeContext
@@ -42,3 +47,21 @@ class FamilyTables(NamedTuple):
 
     context: FamilyContext
     tables: Mapping[str, Mapping[Any, Any]]
+
+
+def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
+    """Return each family with every iptables variant that is installed, for removing chains. Raises KernelError."""
+    contexts = []
+    survey = Survey()
+    # A kernel without netfilter has no chains of iptables-nft, although the programs may be installed.
+    usable = [name for name in VARIANTS if name != NFT or is_supported(NETLINK_NETFILTER)]
+    for family in families:
+        for name in usable:
+            try:
+                variant = detect_variant(family, name, survey)
+            except NotInstalledError:
+                continue
+            if family == IPV6 and not os.path.exists("/proc/net/if_inet6"):
+                continue
+            contexts.append(FamilyContext(DataplaneSettings(family), NodeContext(family, ""), variant))
+    return contexts

@@ -6,24 +6,21 @@
 from __future__ import annotations
 
 import os
-from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 
-from ..base.addresses import FAMILIES, IPV6
-from ..base.errors import NotInstalledError, PreflightError
+from ..base.errors import PreflightError
 from ..cluster.model import Node
 from ..cluster.state import ClusterState
 from ..configuration.consistency import check_consistency
 from ..configuration.model import KubeProxyConfiguration
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
-from ..kernel.netlink.protocol import NETLINK_NETFILTER
-from ..kernel.netlink.socket import is_supported
-from ..kernel.xtables.variant import NFT, VARIANTS, Survey, XtablesVariant, detect_variant
+from ..kernel.xtables.variant import XtablesVariant
 from ..rendering.build_settings import dataplane_settings, node_context
 from ..rendering.ipvs import model as ipvs
 from ..rendering.settings import DataplaneSettings
 from ..rendering.userspace import model as userspace
 from ..serviceports.node import node_addresses, node_name
-from ..serviceports.table import NodeContext, all_service_ports
+from ..serviceports.table import all_service_ports
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .modes.stages.sysctls import tracks_liberally
@@ -125,21 +122,3 @@ def family_services(
     """Return every family that the node serves, with its ServicePorts. Raises ConfigurationError."""
     contexts = [family_context(cluster, configuration, view, family) for family in view.families]
     return [FamilyServices(context, all_service_ports(cluster, context.node)) for context in contexts]
-
-
-def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
-    """Return each family with every iptables variant that is installed, for removing chains. Raises KernelError."""
-    contexts = []
-    survey = Survey()
-    # A kernel without netfilter has no chains of iptables-nft, although the programs may be installed.
-    usable = [name for name in VARIANTS if name != NFT or is_supported(NETLINK_NETFILTER)]
-    for family in families:
-        for name in usable:
-            try:
-                variant = detect_variant(family, name, survey)
-            except NotInstalledError:
-                continue
-            if family == IPV6 and not os.path.exists("/proc/net/if_inet6"):
-                continue
-            contexts.append(FamilyContext(DataplaneSettings(family), NodeContext(family, ""), variant))
-    return contexts

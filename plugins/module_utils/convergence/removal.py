@@ -10,14 +10,13 @@ from typing import Dict, List, Sequence, Set
 from ..rendering.networkpolicy.sets import ISOLATED, TABLE
 from ..rendering.userspace.model import DEVICE
 from ..resources import Kind, PlannedChange, Stage
-from .family import FamilyContext
+from .family import FamilyContext, removal_contexts
 from .handles import KernelHandles
 from .modes.mode import Mode
 from .modes.stages.chains import chain_removal_stages
 from .modes.stages.ipvs_filter_backend import device_removal_stages, retiring_stages, unused_filter_backend_stages
 from .modes.stages.nftables import nftables_removal_stages
 from .modes.stages.userspace import userspace_device_removal_stages, userspace_removal_stages
-from .node import removal_contexts
 
 
 def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext]:

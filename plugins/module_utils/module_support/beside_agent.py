@@ -16,10 +16,10 @@ from typing import Callable, NamedTuple, Optional, Tuple
 from ..base.errors import ProxyError
 from ..cluster.state import ClusterState
 from ..configuration.validate import in_mode
+from ..convergence.agent_comparison import AgentComparison, ask_comparison
 from ..convergence.report import change_counts
 from ..convergence.request import Report, Request, TableChange
 from ..convergence.runtime.agent_client import NoAgent
-from ..convergence.runtime.agent_comparison import AgentComparison, ask_comparison
 from ..convergence.runtime.state_directory import control_socket
 from ..convergence.settings_digest import settings_digest
 from ..rollback.converged import inspect

@@ -13,11 +13,11 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from ..base.addresses import FAMILIES, Network, family_of, networks_of
 from ..base.errors import HistoryError
 from ..base.mode_names import MODES
+from ..convergence.family import removal_contexts
 from ..convergence.handles import KernelHandles
 from ..convergence.modes.stages.chains import chain_ownership
 from ..convergence.modes.stages.ipvs import OnlyOurServers, ipvs_resources, observed_once
 from ..convergence.modes.stages.ipvs_filter_backend import filter_backend_resources
-from ..convergence.node import removal_contexts
 from ..kernel.facts import node_facts
 from ..kernel.ipvs.servers import TimeoutsResource
 from ..kernel.nftables.raw.reading import RawTable

@@ -8,9 +8,10 @@ from __future__ import annotations
 import io
 from types import SimpleNamespace
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import watch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.other_proxy import OtherProxy
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node, watching
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.losses import EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.proxier import Proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.setup import Proxiers
@@ -131,10 +132,10 @@ class SyncBench:
         surface = SimpleNamespace(
             configure=lambda _configuration: None,
             keep_families=lambda _families: None,
-            sync_service_health=lambda _family: [],
+            sync_service_health=lambda _settings, _ports, _counts: [],
         )
         monkeypatch.setattr(node, "set_up", self.set_up)
-        monkeypatch.setattr(watching, "DriftWatch", Drift)
+        monkeypatch.setattr(watch, "DriftWatch", Drift)
         limited = LimitedLog(log)
 
         def post(*event):

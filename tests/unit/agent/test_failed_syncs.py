@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import other_modes, proxier, watching
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import watch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import other_modes, proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.losses import EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
@@ -143,11 +144,11 @@ def test_what_serves_is_only_removed_after_a_sync_that_succeeds(served, monkeypa
 def test_without_a_watch_the_node_is_synced_and_compared_later(served, monkeypatch):
     bench = SyncBench(monkeypatch)
     bench.put(service("s1", 1))
-    monkeypatch.setattr(watching, "DriftWatch", fail)
+    monkeypatch.setattr(watch, "DriftWatch", fail)
     bench.sync.sync(first=True)
     assert bench.sync.drift is None and bench.table and not bench.sync.syncer.last_error
     assert "cannot be watched" in bench.text.getvalue()
-    monkeypatch.setattr(watching, "DriftWatch", Drift)
+    monkeypatch.setattr(watch, "DriftWatch", Drift)
     bench.now += 60
     bench.timers.run()
     assert bench.sync.drift is not None and "IPv4" in bench.sync.syncer.suspects

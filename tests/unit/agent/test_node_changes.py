@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.surface import RETRY_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node_follower
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import RETRY_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from tests.unit.agent.sync_bench import SyncBench, service
 

@@ -14,13 +14,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Failing, NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request, TableChange
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import NoAgent
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_comparison import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.agent_comparison import (
     AgentComparison,
     comparison_document,
     parse_comparison,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request, TableChange
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import NoAgent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.settings_digest import settings_digest
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import beside_agent
 from tests.lab import manifests

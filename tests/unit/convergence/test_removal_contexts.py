@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import node
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import family
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import variant
 
 WORKING = "#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n"
@@ -31,14 +31,14 @@ def programs(tmp_path, monkeypatch):
         return str(path) if path.exists() else ""
 
     monkeypatch.setattr(variant, "find_program", find)
-    monkeypatch.setattr(node, "is_supported", lambda protocol: True)
+    monkeypatch.setattr(family, "is_supported", lambda protocol: True)
     return install
 
 
 def test_a_variant_that_is_not_installed_is_left_out(programs):
-    assert node.removal_contexts([IPV4]) == []
+    assert family.removal_contexts([IPV4]) == []
     programs(WORKING)
-    (context,) = node.removal_contexts([IPV4])
+    (context,) = family.removal_contexts([IPV4])
     assert context.variant.name == variant.NFT
 
 
@@ -46,4 +46,4 @@ def test_a_program_that_cannot_be_run_is_an_error(programs):
     """Otherwise a clean-up would report success and leave the chains."""
     programs("#!/nonexistent/interpreter\n")
     with pytest.raises(KernelError, match="cannot be run"):
-        node.removal_contexts([IPV4])
+        family.removal_contexts([IPV4])

@@ -9,9 +9,9 @@ from typing import Dict, Mapping, Sequence, Tuple
 
 from ...cluster.model import Failing, NamespacedName
 from ...cluster.state import ClusterState
+from ...convergence.agent_comparison import AgentComparison
 from ...convergence.report import table_changes
 from ...convergence.request import TableChange
-from ...convergence.runtime.agent_comparison import AgentComparison
 from ...convergence.settings_digest import settings_digest
 from ...resources import plan
 from ..services.notices import failures_of

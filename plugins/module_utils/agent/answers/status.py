@@ -10,9 +10,9 @@ from typing import Any, Dict, List, Optional
 
 from ...base.addresses import canonical_address
 from ...base.timestamps import timestamp
+from ...convergence.agent_comparison import QUESTION as COMPARISON
+from ...convergence.agent_comparison import comparison_document
 from ...convergence.drain.external import serving_document
-from ...convergence.runtime.agent_comparison import QUESTION as COMPARISON
-from ...convergence.runtime.agent_comparison import comparison_document
 from ...convergence.runtime.agent_status import AgentStatus, FamilyStatus
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document

@@ -6,19 +6,30 @@
 from __future__ import annotations
 
 import socket
-from typing import Dict, Iterable, Sequence
+from typing import Dict, Iterable, List, Protocol, Sequence
 
 from ...base.addresses import is_link_local
 from ...kernel.nftables.monitor import ChainMonitor, NftMonitor, TableMonitor
 from ...kernel.nftables.resource import NftablesResource
 from ...kernel.rtnetlink.address_monitor import AddressEvent, AddressMonitor, LinkRemoved
 from ...kernel.xtables.chains import ChainsResource
-from ...resources import Kind
-from ..services.proxier import Proxier
+from ...rendering.desired import DesiredTables
+from ...resources import Kind, Stage
 
 XTABLES_TABLES = ("mangle", "filter", "nat")
 #: Names of our chains, and jumps to them from chains of other programs, all contain this.
 _OUR_CHAINS = b"KUBE-"
+
+
+class WatchedFamily(Protocol):
+    """A family whose tables other programs may change: its name, the stages that hold its tables, and the tables."""
+
+    stages: List[Stage]
+    tables: DesiredTables
+
+    @property
+    def family(self) -> str:
+        """IPv4 or IPv6."""
 
 
 class Watch:
@@ -69,7 +80,7 @@ class NftWatch(Watch):
         self._monitor.close()
 
 
-def nftables_watch(families: Sequence[Proxier]) -> Watch:
+def nftables_watch(families: Sequence[WatchedFamily]) -> Watch:
     """Return a watch on the mode's table of each family. Raises KernelError."""
     resources = [stage.resource for family in families for stage in family.stages]
     tables = [item for item in resources if isinstance(item, NftablesResource)]
@@ -94,7 +105,7 @@ class AddressWatch(Watch):
     ``changed``: whether addresses of other interfaces changed; the caller resets it.
     """
 
-    def __init__(self, families: Sequence[Proxier], device: str) -> None:
+    def __init__(self, families: Sequence[WatchedFamily], device: str) -> None:
         self._device = device
         self._families = {family.family: family for family in families} if device else {}
         self._monitor = AddressMonitor()

@@ -12,7 +12,7 @@ and repairs what differs.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from typing import Callable, Dict, List, NamedTuple, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from ...base.errors import KernelError
 from ...convergence.handles import KernelHandles
@@ -20,10 +20,11 @@ from ...convergence.modes.mode import Subsystems
 from ...kernel.ipvs.outline import ServersContent, ServersOutline
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.variant import LEGACY
-from ..services.proxier import Proxier
-from ..telemetry.log import Log
+from ..telemetry.log import LimitedLog, Log
+from ..threads.failures import error_text
+from ..threads.timers import RETRY_SECONDS, Timers
 from .netlink_tap import NetlinkTap
-from .notifications import AddressWatch, Watch, nftables_watch, xtables_nft_watch
+from .notifications import AddressWatch, Watch, WatchedFamily, nftables_watch, xtables_nft_watch
 from .polls import LegacyWatch, PollWatch, sets_digest
 
 # The agent waits for the end of a burst of changes (iptables -F, ipvsadm -C) and then repairs all of them together.
@@ -39,13 +40,18 @@ class DriftReport(NamedTuple):
     addresses: bool
 
 
+NOTHING = DriftReport({}, False)
+
+
 class DriftWatch:
     """All watches on the subsystems of a mode.
 
     Wait for :meth:`filenos` and :meth:`delay`, then call :meth:`look`.
     """
 
-    def __init__(self, subsystems: Subsystems, families: Sequence[Proxier], handles: KernelHandles, log: Log) -> None:
+    def __init__(
+        self, subsystems: Subsystems, families: Sequence[WatchedFamily], handles: KernelHandles, log: Log
+    ) -> None:
         self._log = log
         self._addresses = AddressWatch(families, subsystems.device)
         self._watches: List[Watch] = [self._addresses]
@@ -59,7 +65,7 @@ class DriftWatch:
             self.close()
             raise
 
-    def _watch(self, subsystems: Subsystems, families: Sequence[Proxier], handles: KernelHandles) -> None:
+    def _watch(self, subsystems: Subsystems, families: Sequence[WatchedFamily], handles: KernelHandles) -> None:
         if subsystems.nftables or subsystems.ipvs_table:
             self._watches.append(nftables_watch(families))
         if subsystems.chains:
@@ -86,7 +92,7 @@ class DriftWatch:
         content, headers = (sets_digest(handles, families, header_only) for header_only in (False, True))
         self._watches.append(PollWatch("ipsets", families, read=content, outline=headers, notified=notified))
 
-    def _watch_chains(self, families: Sequence[Proxier]) -> None:
+    def _watch_chains(self, families: Sequence[WatchedFamily]) -> None:
         resources = [stage.resource for family in families for stage in family.stages]
         chains = [item for item in resources if isinstance(item, ChainsResource)]
         legacy = [item for item in chains if item.variant.name == LEGACY]
@@ -143,3 +149,59 @@ class DriftWatch:
         for watch in self._watches:
             watch.close()
         self._closing.close()
+
+
+class Watching:
+    """Keeps the drift watch of a node open, which is opened after its first sync.
+
+    ``reopen`` is called some time after it could not be opened, or has failed.
+    """
+
+    def __init__(
+        self, handles: KernelHandles, timers: Timers, reopen: Callable[[], None], *, log: Log, limited: LimitedLog
+    ) -> None:
+        self.drift: Optional[DriftWatch] = None
+        self._handles = handles
+        self._clock = timers.clock
+        self._log = log
+        self._limited = limited
+        self._retry = timers.add("watch for changes by other programs", reopen)
+
+    def open(self, subsystems: Subsystems, families: Sequence[WatchedFamily]) -> None:
+        """Watch for changes by other programs; if that is not possible now, try again later."""
+        try:
+            self.drift = DriftWatch(subsystems, families, self._handles, self._log)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._failed(error)
+
+    def close(self) -> None:
+        """Close the watch."""
+        if self.drift is not None:
+            self.drift.close()
+            self.drift = None
+
+    def look(self) -> DriftReport:
+        """Return the detected changes."""
+        if self.drift is None:
+            return NOTHING
+        try:
+            return self.drift.look(self._clock())
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Its descriptors may be readable forever.
+            self.close()
+            self._failed(error)
+            return NOTHING
+
+    def synced(self, changed: bool, observed: bool) -> None:
+        """Handle the end of a good sync. ``changed``: it changed something; ``observed``: it observed everything."""
+        if self.drift is not None:
+            self.drift.synced(changed, observed)
+
+    def _failed(self, error: Exception) -> None:
+        text = "changes by other programs cannot be watched, retrying"
+        self._limited.warning("watch", text, error=error_text(error))
+        self._retry.start(RETRY_SECONDS)

@@ -13,9 +13,9 @@ from ..api.events import WARNING, Post, service_reference
 from ..other_proxy import OtherProxy
 from ..telemetry.log import INFO, LimitedLog
 from ..threads.failures import Fatal
-from ..threads.timers import Timers
+from ..threads.timers import RETRY_SECONDS, Timers
 from .service_health import FailedPort
-from .surface import RETRY_SECONDS, Surface
+from .surface import Surface
 
 
 class PortKeeper:

@@ -22,15 +22,12 @@ from ...rendering.settings import DataplaneSettings
 from ..http.connections import DEFAULT_LIMITS, Limits
 from ..http.message import HttpRequest, Responder, Response
 from ..http.server import HttpServer, OpenPort
-from ..services.proxier import Proxier
 from ..telemetry.log import LimitedLog
 from ..telemetry.metrics import Metrics
 from ..threads.supervision import Supervisor
 from . import zpages
 from .health import ProxyHealth
 from .service_health import FailedPort, ServiceHealthPorts
-
-RETRY_SECONDS = 5.0
 
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
 _METRICS = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
@@ -198,13 +195,17 @@ class Surface:
         listed = [path for path in self._pages if self._is_on(path)]
         return zpages.statusz(request.accept, identity(), self._started, listed, time.time())
 
-    def sync_service_health(self, family: Proxier) -> List[FailedPort]:
-        """Open, close and update the health check node ports of a family; return new failures."""
-        ports = self._service_health.get(family.family)
-        if ports is None:
-            ports = self._service_health[family.family] = ServiceHealthPorts(self.server, self.health)
-        summaries = family.summaries
-        return ports.sync(health_addresses(family.settings), summaries.health_ports, summaries.health_counts)
+    def sync_service_health(
+        self, settings: DataplaneSettings, ports: Mapping[NamespacedName, int], counts: Mapping[NamespacedName, int]
+    ) -> List[FailedPort]:
+        """Open, close and update the health check node ports of a family; return new failures.
+
+        ``ports``, and ``counts`` of ready endpoints on this node: by Service.
+        """
+        found = self._service_health.get(settings.family)
+        if found is None:
+            found = self._service_health[settings.family] = ServiceHealthPorts(self.server, self.health)
+        return found.sync(health_addresses(settings), ports, counts)
 
     def retry_service_health(self) -> List[FailedPort]:
         """Retry to open ports that could not be opened; return new failures."""

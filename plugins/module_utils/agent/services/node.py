@@ -18,17 +18,17 @@ from ...event_reasons import Reason
 from ...kernel.parameters.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import WARNING, Post
-from ..drift.watch import DriftWatch
+from ..drift.watch import DriftWatch, Watching
 from ..other_proxy import OtherProxy
 from ..ports.health import ProxyHealth
 from ..ports.ports import PortKeeper
-from ..ports.surface import RETRY_SECONDS, Surface
+from ..ports.surface import Surface
 from ..source.view import ClusterView
 from ..telemetry.log import INFO, LimitedLog, Log
 from ..telemetry.metrics import Metrics
 from ..threads.collector import trim_memory
 from ..threads.failures import error_text
-from ..threads.timers import Timers
+from ..threads.timers import RETRY_SECONDS, Timers
 from .followups import Followups
 from .losses import EndpointLossWatch
 from .node_follower import NodeFollower
@@ -39,7 +39,6 @@ from .schedule import Schedule
 from .setup import Proxiers, set_up, with_current_addresses
 from .slow_start import SlowStart
 from .syncer import Syncer, SyncOutcome
-from .watching import Watching
 
 ADDRESS_PAUSE_SECONDS = 0.5
 #: kube-proxy 1.36 syncs at least this often in iptables and nftables mode.
@@ -252,7 +251,7 @@ class NodeSync:
             trim_memory()
         if self.drift is None:
             # Not before the first sync of a node: it may cause more notifications than any buffer holds.
-            self._watching.open(proxiers)
+            self._watching.open(proxiers.mode.subsystems, proxiers.families)
         self._watching.synced(outcome.changes > 0, outcome.observed)
         self._ports.report(outcome.failed_services)
         self._annotation_warnings.update(self._view.state, proxiers.families)
@@ -293,7 +292,7 @@ class NodeSync:
 
     def _watch_again(self) -> None:
         if self.proxiers is not None and self.drift is None:
-            self._watching.open(self.proxiers)
+            self._watching.open(self.proxiers.mode.subsystems, self.proxiers.families)
             # Nothing has reported the changes since the last sync.
             self._check_everything()
 

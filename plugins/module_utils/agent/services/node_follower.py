@@ -10,9 +10,8 @@ from typing import Callable, NamedTuple, Optional, Tuple
 from ...base.errors import ProxyError
 from ...cluster.model import Node
 from ...configuration.model import NODE_CIDR
-from ..ports.surface import RETRY_SECONDS
 from ..telemetry.log import LimitedLog, Log
-from ..threads.timers import Pace, Timers
+from ..threads.timers import RETRY_SECONDS, Pace, Timers
 from .setup import Proxiers
 
 #: A zone concerns every Service, and a controller may change the label again and again.

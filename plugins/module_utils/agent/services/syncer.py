@@ -273,7 +273,8 @@ class Syncer:
                 self.measures.count_failure(proxy, family, kind, time.monotonic() - began, error)
                 self._family_failed(family, str(error))
                 continue
-            failed += self.surface.sync_service_health(family)
+            found = family.summaries
+            failed += self.surface.sync_service_health(family.settings, found.health_ports, found.health_counts)
         if not succeeded:
             self._unapplied |= dirty
         else:

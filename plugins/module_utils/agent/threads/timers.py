@@ -15,6 +15,8 @@ def monotonic() -> float:
 
 
 AFTER_FAILURE_SECONDS = 30.0
+#: When to try again what another program, or the state of the node, may have prevented.
+RETRY_SECONDS = 5.0
 #: Runs an action by name, and returns whether it succeeded.
 Attempt = Callable[[str, Callable[[], None]], bool]
 

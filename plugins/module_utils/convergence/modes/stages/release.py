@@ -16,8 +16,8 @@ from ....kernel.xtables.variant import XtablesVariant
 from ....rendering.ipvs.chains import LOAD_BALANCER_CHAIN
 from ....rendering.ipvs.nftables_layout import SETTLING, TABLE_NAME
 from ....resources import Stage
+from ...family import removal_contexts
 from ...handles import KernelHandles
-from ...node import removal_contexts
 from .chains import chain_ownership
 from .ipvs_filter_backend import set_resources
 

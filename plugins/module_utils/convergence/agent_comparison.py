@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from ...base.addresses import canonical_address
-from ...base.errors import ProxyError
-from ...cluster.model import Failing, NamespacedName
-from ...cluster.state import Rising
-from ..request import TableChange
-from .agent_client import ask_agent
+from ..base.addresses import canonical_address
+from ..base.errors import ProxyError
+from ..cluster.model import Failing, NamespacedName
+from ..cluster.state import Rising
+from .request import TableChange
+from .runtime.agent_client import ask_agent
 
 QUESTION = "comparison"
 
