@@ -27,7 +27,7 @@ def generated(root: Path = ROOT) -> Dict[Path, str]:
     reference = module_reference.pages(collection.modules(root), collection.inventories(root))
     files = {Path("docs") / name: text for name, text in reference.items()}
     files[Path("docs/variables.md")] = variables.page(collection.roles(root))
-    files[settings.PAGE] = settings.page((root / settings.PAGE).read_text(encoding="utf-8"))
+    files.update(settings.pages(root))
     recording = (root / RECORDING).read_text(encoding="utf-8")
     files[PICTURE] = session.picture(session.excerpt(recording, SECTIONS), "make demo (extract)")
     files[dashboard.PATH] = dashboard.dashboard_text()

@@ -90,14 +90,14 @@ def _commands() -> Iterator[str]:
 
 
 def _telemetry() -> Iterator[str]:
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry import metric_tables
     from ansible_collections.kubenode.proxy.plugins.module_utils.event_reasons import Reason
 
     yield from (f"Event: reason {reason.value}" for reason in Reason)
     yield from (f"metric {name}" for name in exported() | exported_on_request())
-    for metric in vars(Metrics()).values():
-        for label in getattr(metric, "_labelnames", ()):
-            yield f"metric {metric._name}: label {label}"
+    for table in metric_tables.TABLES:
+        for metric in metric_tables.declared(table).values():
+            yield from (f"metric {metric.name}: label {label}" for label in metric.labels)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tables of docs/configuration.md, generated from the tables in the code; the text around them is hand-written."""
+"""Tables of hand-written pages, generated from the tables in the code: fields, feature gates and metrics."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List
+from typing import Any, Dict, List, Mapping
 
 PAGE = Path("docs/configuration.md")
 
@@ -52,13 +52,39 @@ def gates() -> str:
     return "\n".join(lines)
 
 
-def page(text: str) -> str:
-    """Return the page ``text`` with its tables replaced. Raises ValueError if the placeholder of one is missing."""
-    for name, table in (("fields", fields()), ("node fields", node_fields()), ("gates", gates())):
+def metrics(*tables: Any) -> str:
+    """Return the table of the metrics that these tables of the code declare."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metric_tables import declared
+
+    lines = ["| metric | type | meaning |", "|---|---|---|"]
+    for metric in (metric for table in tables for metric in declared(table).values()):
+        labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+        lines.append(f"| `{metric.name}{labels}` | {metric.kind.value} | {metric.text} |")
+    return "\n".join(lines)
+
+
+def pages(root: Path) -> Dict[Path, str]:
+    """Return the pages with their tables replaced. Raises ValueError if the placeholder of one is missing."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry import metric_tables
+
+    tables = {
+        PAGE: {"fields": fields(), "node fields": node_fields(), "gates": gates()},
+        Path("docs/agent.md"): {
+            "metrics": metrics(*metric_tables.OWN),
+            "metrics of network policies": metrics(metric_tables.POLICIES),
+        },
+        Path("docs/modes.md"): {"metrics": metrics(metric_tables.FORWARDING)},
+        Path("docs/traffic.md"): {"metrics": metrics(metric_tables.TRAFFIC)},
+    }
+    return {path: _replaced(path, (root / path).read_text(encoding="utf-8"), of) for path, of in tables.items()}
+
+
+def _replaced(path: Path, text: str, tables: Mapping[str, str]) -> str:
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->\n"
         before, found, rest = text.partition(begin)
         _old, closed, after = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"{PAGE}: no place for the table of {name}")
+            raise ValueError(f"{path}: no place for the table of {name}")
         text = f"{before}{begin}{table}\n{end}{after}"
     return text

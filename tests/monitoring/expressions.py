@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, Iterable, List, Set
 
+import prometheus_client
 import yaml
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry import metric_tables
 from tests.conftest import ROOT
 
 from .dashboard import PATH
@@ -23,6 +25,7 @@ WORDS = frozenset(
 )
 # Values of Grafana's own variables, for tests without Grafana.
 VARIABLES = {"$__rate_interval": "5m", "$__range": "3h", "$instance": ".+", "$job": ".+"}
+_ON_REQUEST = (metric_tables.POLICIES, metric_tables.MEMORY, metric_tables.FORWARDING)
 
 
 def rules() -> List[Dict[str, Any]]:
@@ -62,25 +65,20 @@ def metrics_of(expression: str) -> Set[str]:
 
 
 def exported() -> Set[str]:
-    """Return the names of all series that an agent can export, including those without traffic."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.on_scrape import TrafficMetrics
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import Measured
-
-    names: Set[str] = set()
-    # With any number of ports, all metrics of traffic exist.
-    for family in (*Metrics().registry.collect(), *TrafficMetrics(lambda: Measured(omitted=1)).collect()):
-        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
-        names.update(family.name + suffix for suffix in suffixes)
-    return names
+    """Return the names of all series that any agent can export, including those without traffic."""
+    return _series([table for table in metric_tables.TABLES if table not in _ON_REQUEST]) | {
+        f"{family.name}{'_total' if family.type == 'counter' else ''}"
+        for collector in (prometheus_client.PROCESS_COLLECTOR, prometheus_client.PLATFORM_COLLECTOR)
+        for family in collector.collect()
+    }
 
 
 def exported_on_request() -> Set[str]:
-    """Return the gauges that an agent exports only where it enforces network policies, or has a memory limit."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.on_scrape import MemoryMetrics
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import MemoryUse
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy_metrics
+    """Return the names of series that exist only with network policies, a memory limit, or in userspace mode."""
+    return _series(_ON_REQUEST)
 
-    use = MemoryUse(**{**dict.fromkeys(MemoryUse._fields, 0), "limit": 1})
-    limited = {family.name for family in MemoryMetrics(lambda: use).collect()}
-    return limited | {f"{policy_metrics._PREFIX}{name}" for _key, name, _text in policy_metrics._GAUGES}
+
+def _series(tables: Iterable[Any]) -> Set[str]:
+    metrics = [metric for table in tables for metric in metric_tables.declared(table).values()]
+    suffixes = {metric_tables.Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+    return {metric.name + suffix for metric in metrics for suffix in suffixes.get(metric.kind, ("",))}

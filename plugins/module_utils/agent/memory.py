@@ -11,7 +11,7 @@ and an object that would grow too much keeps its previous version. Programmed ru
 from __future__ import annotations
 
 import threading
-from typing import Callable, Dict, NamedTuple, Optional, Set
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Set
 
 from ..cluster.account import within_share
 from ..convergence.runtime.agent_status import MemoryStatus
@@ -53,6 +53,10 @@ class MemoryUse(NamedTuple):
     capacity: int = 0
     held_back: int = 0
     refused: int = 0
+
+    def values(self) -> Mapping[str, int]:
+        """Return the values of the metrics; none without a limit."""
+        return self._asdict() if self.limit else {}
 
 
 class MemoryBudget(Room):

@@ -21,7 +21,6 @@ from ..convergence.request import Request
 from ..event_reasons import Reason
 from ..preflight.findings import KUBE_PROXY
 from .answers.agent_state import AgentState
-from .answers.on_scrape import MemoryMetrics, TrafficMetrics
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
@@ -33,7 +32,7 @@ from .http.connections import limits_of, raise_open_files
 from .memory import MemoryBudget
 from .other_proxy import OtherProxy
 from .policies.policy import PolicySync
-from .policies.policy_metrics import PolicyMetrics
+from .policies.policy_metrics import policy_values
 from .ports.control import ControlRequest
 from .ports.health import ProxyHealth
 from .ports.ports import PortKeeper
@@ -47,6 +46,7 @@ from .source.keeper import CacheKeeper
 from .source.known import Batch
 from .source.static_source import StaticSource
 from .telemetry.log import LimitedLog, Log
+from .telemetry.metric_tables import DRAIN, FORWARDING, MEMORY, POLICIES, SOURCE, TRAFFIC
 from .telemetry.metrics import Metrics
 from .threads.failures import Steps
 from .threads.inbox import Inbox
@@ -82,7 +82,7 @@ class Parts:
         self.health = ProxyHealth(2 * loaded.sync_period)
         self.drain = Drain(options.drain_file, self.timers, log, self.post)
         self.health.drained = lambda: self.drain.active
-        self.metrics.drained.set_function(lambda: float(self.drain.active))
+        self.metrics.on_scrape(DRAIN, lambda: {"drained": self.drain.active})
         self.inbox: Inbox[Delivered] = Inbox()
         files = raise_open_files()
         self.clients = ClientRule()
@@ -110,7 +110,7 @@ class Parts:
             list_held_back=self._list_held_back,
             reserves=lambda: self.policy.enabled,
         )
-        self.metrics.registry.register(MemoryMetrics(self.memory.use))
+        self.metrics.on_scrape(MEMORY, lambda: self.memory.use().values())
         self.source = ClusterSource(
             connect=self.api.connect,
             deliver=self.inbox.deliver,
@@ -168,7 +168,7 @@ class Parts:
             health=self.health,
             post=self.post,
         )
-        self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
+        self.metrics.on_scrape(POLICIES, lambda: policy_values(self.policy.status(), self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync, progress)
         self.views.confine(loaded.node_proxy.service_policy.external_ranges)
@@ -176,8 +176,8 @@ class Parts:
         self.traffic = Traffic(
             self.sync, lambda: self.views.current, self.handles, timers=self.timers, limited=self.limited
         )
-        self.metrics.registry.register(TrafficMetrics(lambda: self.traffic.measured))
-        self.metrics.forwarding = self.forwarding.status
+        self.metrics.on_scrape(TRAFFIC, lambda: self.traffic.measured.values())
+        self.metrics.on_scrape(FORWARDING, self.forwarding.status)
         self.checks = Checks(
             loaded.node_proxy.health_checks,
             deliver=self.inbox.deliver,
@@ -188,8 +188,7 @@ class Parts:
             post=self.post,
         )
         self.check_follower = CheckFollower(self.checks, self.views, self.sync, timers=self.timers, steps=self.steps)
-        self.metrics.api_connected.set_function(lambda: float(self.source.connected))
-        self.metrics.cache_age.set_function(self.source.keeper.age)
+        self.metrics.on_scrape(SOURCE, lambda: {"connected": self.source.connected, "age": self.source.keeper.age()})
 
     @property
     def configuration(self) -> KubeProxyConfiguration:

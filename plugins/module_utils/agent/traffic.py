@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..base.errors import ProxyError
 from ..configuration.node_proxy import TrafficSettings
 from ..convergence.handles import KernelHandles
-from ..convergence.traffic.account import Numbers, TrafficAccount
+from ..convergence.traffic.account import GAUGES, Numbers, TrafficAccount
 from ..convergence.traffic.resets import counters_reset
 from ..convergence.traffic.samples import revived
 from ..resources import PlannedChange
@@ -27,6 +27,15 @@ METRICS_SECONDS = 15.0
 _METRICS_FACTOR, _DEMAND_FACTOR = 100.0, 10.0
 #: Connections count half in the choice of the busiest ServicePorts after this time, so that the choice changes slowly.
 HALF_LIFE_SECONDS = 600.0
+#: The metric with each number of a ServicePort, and the label that the number adds to the port's.
+_METRICS = (
+    ("connections", ()),
+    ("packets", ("in",)),
+    ("packets", ("out",)),
+    ("bytes", ("in",)),
+    ("bytes", ("out",)),
+    *(("open", (state,)) for state in GAUGES),
+)
 
 
 class MeasuredPort(NamedTuple):
@@ -43,6 +52,17 @@ class Measured(NamedTuple):
 
     ports: Tuple[MeasuredPort, ...] = ()
     omitted: int = 0
+
+    def values(self) -> Mapping[str, Any]:
+        """Return the values of the metrics; none while no ServicePort has metrics."""
+        if not self.ports and not self.omitted:
+            return {}
+        values: Dict[str, Any] = {"connections": {}, "packets": {}, "bytes": {}, "open": {}, "omitted": self.omitted}
+        for item in self.ports:
+            for (metric, label), value in zip(_METRICS, (*item.counters, *item.gauges)):
+                if value is not None:
+                    values[metric][(*item.port[:4], item.family, *label)] = value
+        return values
 
 
 class Busiest:

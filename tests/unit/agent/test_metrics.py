@@ -18,6 +18,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.surface import Address, Surface
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metric_tables import HTTP, PACKETS
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
@@ -50,7 +51,8 @@ def observed(mode):
     """Return the metrics after the recorded events: one full sync of both families, each health check requested."""
     metrics = Metrics()
     if mode == "iptables":
-        metrics.packets = lambda: {"ct_state_invalid_dropped_pkts": 0, "localhost_nps_accepted_pkts": 0, "others": 7}
+        packets = {"ct_state_invalid_dropped_pkts": 0, "localhost_nps_accepted_pkts": 0, "others": 7}
+        metrics.on_scrape(PACKETS, lambda: packets)
     for family in ("IPv4", "IPv6"):
         metrics.sync_duration.labels(family).observe(0.05)
         if mode != "ipvs":
@@ -110,7 +112,7 @@ def test_the_feature_gates_are_shown_as_kube_proxy_shows_them():
 def test_own_counters_begin_at_0():
     metrics = Metrics()
     metrics.expect_repairs([SysctlsResource(())])
-    metrics.http_closed = lambda: {"evicted": 0, "deadline": 3}
+    metrics.on_scrape(HTTP, lambda: {"closed": {("evicted",): 0, ("deadline",): 3}})
     lines = metrics.text().decode().splitlines()
     assert 'kubenode_proxy_drift_repaired_total{ip_family="",kind="sysctls"} 0.0' in lines
     assert 'kubenode_proxy_http_connections_closed_total{reason="evicted"} 0.0' in lines

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.on_scrape import TrafficMetrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metric_tables import TRAFFIC
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.traffic import (
     HALF_LIFE_SECONDS,
     Busiest,
@@ -260,15 +261,18 @@ def test_metrics_have_the_numbers_that_the_mode_counts() -> None:
     ipvs = MeasuredPort("IPv4", WEB, (5, 1, 2, 3, 4), (7, 8))
     other = MeasuredPort("IPv6", DB, (6, None, None, None, None), (None, None))
     measured = [Measured()]
-    metrics = TrafficMetrics(lambda: measured[0])
-    assert list(metrics.collect()) == []
+    metrics = Metrics()
+    metrics.on_scrape(TRAFFIC, lambda: measured[0].values())
+    prefix = "kubenode_proxy_service_"
+    assert f"{prefix}connections" not in metrics.text().decode()
     measured[0] = Measured((ipvs, other), 3)
     samples = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in metrics.collect()
+        for family in metrics.registry.collect()
         for sample in family.samples
+        if sample.name.startswith(prefix) and "annotations" not in sample.name
     }
-    web, prefix = ("shop", "web", "http", "TCP", "IPv4"), "kubenode_proxy_service_"
+    web = ("shop", "web", "http", "TCP", "IPv4")
     assert samples == {
         (f"{prefix}connections_total", *web): 5,
         (f"{prefix}connections_total", "shop", "db", "", "TCP", "IPv6"): 6,

@@ -1,14 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hand-written tables of the documentation agree with the code: findings of preflight, metrics of userspace mode."""
+"""The hand-written table of findings in the documentation agrees with the code of preflight."""
 
 from __future__ import annotations
 
 import re
 from typing import Dict, List, Set
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import findings
 from tests.conftest import ROOT
 
@@ -44,20 +43,3 @@ def test_every_finding_is_listed_with_its_severity() -> None:
     assert shown == {name: severity for name, severity in found.items() if name not in OF_THE_CLUSTER}
     text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     assert all(f"`[{name}]`" in text for name in OF_THE_CLUSTER)
-
-
-def test_every_metric_of_userspace_mode_is_listed_with_its_type() -> None:
-    prefix = "kubenode_proxy_forwarding_"
-    metrics = Metrics()
-    metrics.forwarding = lambda: dict.fromkeys(
-        re.findall(r'\("(\w+)", "\w+", "', (ROOT / "plugins/module_utils/agent/telemetry/metrics.py").read_text()), 1
-    )
-    exposed = {
-        (sample.name[len(prefix) :], family.type)
-        for family in metrics.registry.collect()
-        for sample in family.samples
-        if sample.name.startswith(prefix)
-    }
-    table = rows("docs/modes.md", f"| metric `{prefix}...` |")
-    assert {(name.strip("`"), kind) for name, kind, _meaning in table} == exposed
-    assert len(exposed) == len(table) > 10

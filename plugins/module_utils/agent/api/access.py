@@ -20,6 +20,7 @@ from ...cluster.api.access.token_renewal import CHECK_SECONDS, TokenRenewal
 from ...cluster.api.client import ApiClient
 from ...configuration.node_proxy import ApiServerSettings
 from ..telemetry.log import LimitedLog, Log
+from ..telemetry.metric_tables import API_SERVERS
 from ..telemetry.metrics import Metrics
 from ..threads.supervision import Supervisor, Task
 from .events import EventPoster
@@ -57,8 +58,7 @@ class ApiAccess:
             lambda expect: self.connect(expect, ANSWER_SECONDS), lambda: self.servers.several, leave
         )
         self._names = ServerNames(self.servers, renamed)
-        metrics.api_servers.set_function(lambda: float(self.servers.count()))
-        metrics.api_server_changes = lambda: self.servers.changes
+        metrics.on_scrape(API_SERVERS, lambda: {"known": self.servers.count(), "changes": self.servers.changes})
 
     def connect(self, expect: Expect, timeout: float = 30.0) -> ApiClient:
         """Return a client of the server in use; see :meth:`ApiClients.connect`."""

@@ -20,6 +20,7 @@ from ..api.events import NORMAL, WARNING, Post, service_reference
 from ..services.proxier import Proxier
 from ..source.view import ClusterView
 from ..telemetry.log import INFO, LimitedLog, Log
+from ..telemetry.metric_tables import CHECKS
 from ..telemetry.metrics import Metrics
 from ..threads.supervision import Supervisor
 from .attempt import Target
@@ -62,8 +63,7 @@ class Checks:
         self._known_problem = ""
         self._newly_failed: List[Tuple[NamespacedName, str, int]] = []
         self._forgotten = False
-        metrics.checked_endpoints.labels("passing").set_function(lambda: float(self.count()[0]))
-        metrics.checked_endpoints.labels("failing").set_function(lambda: float(self.count()[1]))
+        metrics.on_scrape(CHECKS, lambda: {"checked": dict(zip((("passing",), ("failing",)), self.count()))})
 
     def follow(self, view: ClusterView, own_addresses: Callable[[], Collection[str]], everything: bool = False) -> None:
         """Follow changes of the Services in ``view.dirty``, or with ``everything`` of all Services.

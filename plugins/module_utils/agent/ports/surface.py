@@ -23,6 +23,7 @@ from ..http.connections import DEFAULT_LIMITS, Limits
 from ..http.message import HttpRequest, Responder, Response
 from ..http.server import HttpServer, OpenPort
 from ..telemetry.log import LimitedLog
+from ..telemetry.metric_tables import HTTP
 from ..telemetry.metrics import Metrics
 from ..threads.supervision import Supervisor
 from . import zpages
@@ -127,8 +128,13 @@ class Surface:
         self.server = HttpServer(supervisor, log, clients, limits)
         self._configuration = configuration
         self._metrics = metrics
-        metrics.http_closed = lambda: self.server.closed
-        metrics.http_connections.set_function(lambda: self.server.connections)
+        metrics.on_scrape(
+            HTTP,
+            lambda: {
+                "open": self.server.connections,
+                "closed": {(reason,): count for reason, count in self.server.closed.items()},
+            },
+        )
         self._flags = dict(flags or {})
         self._started = time.time() if started is None else started
         healthz, metrics_address = _own_addresses(configuration)

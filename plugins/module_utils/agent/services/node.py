@@ -25,6 +25,7 @@ from ..ports.ports import PortKeeper
 from ..ports.surface import Surface
 from ..source.view import ClusterView
 from ..telemetry.log import INFO, LimitedLog, Log
+from ..telemetry.metric_tables import PACKETS
 from ..telemetry.metrics import Metrics
 from ..threads.collector import trim_memory
 from ..threads.failures import error_text
@@ -90,6 +91,7 @@ class NodeSync:
         self._view = view
         self._health = health
         self._metrics = metrics
+        metrics.on_scrape(PACKETS, self._packets)
         self._surface = surface
         self._ports = ports
         self._handles = handles
@@ -158,7 +160,6 @@ class NodeSync:
         for name in FAMILIES:
             if name not in served:
                 self._health.forget(name)
-        self._metrics.packets = nfacct_packets if proxiers.node_view.nfacct_counters else dict
         self.configuration = proxiers.configuration
         self.schedule = _schedule(proxiers.configuration)
         for family in proxiers.families:
@@ -179,6 +180,10 @@ class NodeSync:
             families=",".join(served),
         )
         return proxiers
+
+    def _packets(self) -> Mapping[str, int]:
+        """Return the packets of nfacct counters by name, in the mode that has them."""
+        return nfacct_packets() if self.proxiers is not None and self.proxiers.node_view.nfacct_counters else {}
 
     def follow(self, view: ClusterView) -> None:
         """Sync with another view from now on. The caller sets the node up again and syncs as for the first time."""
