@@ -19,9 +19,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.do
     document,
     make_report,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.markup import LETTERS
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import STATES, read_nodes
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page, script_data
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import LETTERS, page, script_data
 from tests.fleet import samples
 
 HOSTILE = (
