@@ -15,8 +15,8 @@ from ..base.timestamps import timestamp
 from ..convergence.drain.record import DrainError, DrainRecord, read_record
 from ..convergence.runtime.agent_status import DrainStatus
 from ..event_reasons import Reason
-from .api.events import NORMAL, Post
-from .telemetry.log import Log
+from .api.events import NORMAL
+from .reports import Reports
 from .threads.timers import Timers
 
 _ACTION = "Drain"
@@ -33,16 +33,14 @@ class Drain:
         self,
         path: str,
         timers: Timers,
-        log: Log,
-        post: Post,
+        reports: Reports,
         *,
         changed: Optional[Callable[[], None]] = None,
         owner: int = 0,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
-        self._log = log
-        self._post = post
+        self._log, self._post = reports.log, reports.post
         self.changed = changed or (lambda: None)
         self._owner = owner
         self._now = now

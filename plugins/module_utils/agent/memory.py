@@ -17,10 +17,10 @@ from ..cluster.account import within_share
 from ..convergence.runtime.agent_status import MemoryStatus
 from ..event_reasons import Reason
 from ..kernel.memory_group import MemoryGroup, memory_group
-from .api.events import WARNING, Post
+from .api.events import WARNING
 from .ports.health import ProxyHealth
+from .reports import Reports
 from .source.room import RESERVED_FOR, NoRoom, Room
-from .telemetry.log import Log
 from .threads.timers import Timers
 
 LOOK_SECONDS = 10.0
@@ -73,9 +73,8 @@ class MemoryBudget(Room):
         self,
         *,
         timers: Timers,
-        log: Log,
+        reports: Reports,
         health: ProxyHealth,
-        post: Post,
         size: Callable[[], int],
         held_back: Callable[[], int],
         factor: Callable[[], float],
@@ -83,9 +82,8 @@ class MemoryBudget(Room):
         reserves: Callable[[], bool] = lambda: False,
         find_group: Callable[[], Optional[MemoryGroup]] = memory_group,
     ) -> None:
-        self._log = log
+        self._log, self._post = reports.log, reports.post
         self._health = health
-        self._post = post
         self._size = size
         self._held_back = held_back
         self._factor = factor

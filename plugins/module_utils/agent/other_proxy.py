@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Callable, Dict, FrozenSet, Hashable, NamedTuple
 
 from ..event_reasons import Reason
-from .api.events import NORMAL, WARNING, Post
-from .telemetry.log import LimitedLog
+from .api.events import NORMAL, WARNING
+from .reports import Reports
 
 #: Another program is taken for a service proxy after this many repairs of entries that it has written, in this time.
 REPAIRS, REPAIRS_SECONDS = 3, 600.0
@@ -31,17 +31,11 @@ class _Writes(NamedTuple):
 
 
 class OtherProxy:
-    """Evidence of another service proxy. ``expected``: whether one is meant to serve, which then is no evidence.
+    """Evidence of another service proxy. ``expected``: whether one is meant to serve, which then is no evidence."""
 
-    ``post`` sends an Event.
-    """
-
-    def __init__(
-        self, clock: Callable[[], float], limited: LimitedLog, post: Post, *, expected: Callable[[], bool]
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], reports: Reports, *, expected: Callable[[], bool]) -> None:
         self._clock = clock
-        self._limited = limited
-        self._post = post
+        self._limited, self._post = reports.limited, reports.post
         self._expected = expected
         self._found: Dict[str, str] = {}
         self._writes: Dict[str, _Writes] = {}

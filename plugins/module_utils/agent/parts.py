@@ -37,6 +37,7 @@ from .ports.control import ControlRequest
 from .ports.health import ProxyHealth
 from .ports.ports import PortKeeper
 from .ports.surface import Surface
+from .reports import Reports
 from .services.losses import EndpointLossWatch
 from .services.node import NodeSync
 from .settings import AgentOptions, command_line_flags, configure_log, load_settings
@@ -79,8 +80,9 @@ class Parts:
         self.supervisor = Supervisor(log)
         self.timers = Timers()
         self.metrics = Metrics()
+        self.reports = Reports(log, self.limited, self.metrics, self.post)
         self.health = ProxyHealth(2 * loaded.sync_period)
-        self.drain = Drain(options.drain_file, self.timers, log, self.post)
+        self.drain = Drain(options.drain_file, self.timers, self.reports)
         self.health.drained = lambda: self.drain.active
         self.metrics.on_scrape(DRAIN, lambda: {"drained": self.drain.active})
         self.inbox: Inbox[Delivered] = Inbox()
@@ -101,9 +103,8 @@ class Parts:
         self.api.configure(loaded.node_proxy.api_servers)
         self.memory = MemoryBudget(
             timers=self.timers,
-            log=log,
+            reports=self.reports,
             health=self.health,
-            post=self.post,
             size=self._size,
             held_back=lambda: len(self.source.view.held_back) - self.source.view.withheld,
             factor=lambda: self.source.view.state.rates.bytes_of_object,
@@ -133,7 +134,7 @@ class Parts:
             flags=command_line_flags(options),
             started=self.started,
         )
-        self.other_proxy = OtherProxy(self.timers.clock, self.limited, self.post, expected=self._expects_other_proxy)
+        self.other_proxy = OtherProxy(self.timers.clock, self.reports, expected=self._expects_other_proxy)
         self.health.other_proxy = lambda: self.other_proxy.text
         self.ports = PortKeeper(
             self.surface,
@@ -147,27 +148,16 @@ class Parts:
             loaded,
             view=self.source.view,
             health=self.health,
-            metrics=self.metrics,
             surface=self.surface,
             ports=self.ports,
             handles=self.handles,
             timers=self.timers,
             is_behind=lambda: not self.inbox.is_empty,
-            log=log,
-            limited=self.limited,
+            reports=self.reports,
             losses=EndpointLossWatch(options.max_unserved_percent, options.hold_loss, self.timers.clock),
-            post=self.post,
             other_proxy=self.other_proxy,
         )
-        self.policy = PolicySync(
-            self.source.view,
-            self.handles,
-            self.timers,
-            log=log,
-            limited=self.limited,
-            health=self.health,
-            post=self.post,
-        )
+        self.policy = PolicySync(self.source.view, self.handles, self.timers, reports=self.reports, health=self.health)
         self.metrics.on_scrape(POLICIES, lambda: policy_values(self.policy.status(), self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync, progress)
@@ -182,10 +172,7 @@ class Parts:
             loaded.node_proxy.health_checks,
             deliver=self.inbox.deliver,
             supervisor=self.supervisor,
-            log=log,
-            limited=self.limited,
-            metrics=self.metrics,
-            post=self.post,
+            reports=self.reports,
         )
         self.check_follower = CheckFollower(self.checks, self.views, self.sync, timers=self.timers, steps=self.steps)
         self.metrics.on_scrape(SOURCE, lambda: {"connected": self.source.connected, "age": self.source.keeper.age()})

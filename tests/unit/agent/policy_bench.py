@@ -11,12 +11,12 @@ from typing import Any, Dict, List, Optional
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy, policy_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     NetworkPolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind
+from tests.unit.agent.reports_in_memory import reports_to
 
 KINDS = {"Pod", "Namespace", "NetworkPolicy"}
 
@@ -81,13 +81,7 @@ def follower(
 ) -> policy.PolicySync:
     """Return what enforces policies on node1, with these settings; it logs to ``stream``, and posts ``events``."""
     posted = [] if events is None else events
-    log = Log(stream or io.StringIO())
-    parts = {
-        "log": log,
-        "limited": LimitedLog(log),
-        "health": ProxyHealth(60.0),
-        "post": lambda *event: posted.append(event),
-    }
-    sync = policy.PolicySync(view, kernel, timers or Timers(), **parts)
+    reports = reports_to(stream, lambda *event: posted.append(event))
+    sync = policy.PolicySync(view, kernel, timers or Timers(), reports=reports, health=ProxyHealth(60.0))
     sync.configure(NetworkPolicySettings(enabled=True, **settings), "node1")
     return sync

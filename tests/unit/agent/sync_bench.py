@@ -17,8 +17,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.prox
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.setup import Proxiers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
@@ -33,6 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings 
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Resource, Stage
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext
 from tests.lab import manifests
+from tests.unit.agent.reports_in_memory import reports_to
 
 
 class DictResource(Resource):
@@ -114,15 +113,15 @@ class SyncBench:
     def __init__(self, monkeypatch, configuration=None, schedulers=(), families=("IPv4",)):
         self.now = 1000.0
         self.text = io.StringIO()
-        log = Log(self.text)
+        self.events = []
+        reports = reports_to(self.text, lambda *event: self.events.append(event))
+        self.metrics = reports.metrics
         timers = self.timers = Timers(lambda: self.now)
         self.view = ClusterView()
         self.mode = DictMode()
         self.mode.resource.clock = self.pass_time
-        self.metrics = Metrics()
         self.failed_ports = []
         self.behind = False
-        self.events = []
         settings = self.SETTINGS._replace(schedulers=frozenset(schedulers))
         self.contexts = [
             FamilyContext(settings._replace(family=family), NodeContext(family, "n1", ""), None) for family in families
@@ -136,26 +135,18 @@ class SyncBench:
         )
         monkeypatch.setattr(node, "set_up", self.set_up)
         monkeypatch.setattr(watch, "DriftWatch", Drift)
-        limited = LimitedLog(log)
-
-        def post(*event):
-            self.events.append(event)
-
-        self.other_proxy = OtherProxy(timers.clock, limited, post, expected=lambda: False)
+        self.other_proxy = OtherProxy(timers.clock, reports, expected=lambda: False)
         self.sync = node.NodeSync(
             load(configuration or {}, "").configuration,
             view=self.view,
             health=self.health,
-            metrics=self.metrics,
             surface=surface,
             ports=SimpleNamespace(report=self.failed_ports.extend),
             handles=KernelHandles(),
             timers=timers,
             is_behind=lambda: self.behind,
-            log=log,
-            limited=limited,
+            reports=reports,
             losses=EndpointLossWatch(50.0, 0.0, timers.clock),
-            post=post,
             other_proxy=self.other_proxy,
         )
         self.sync.set_up(self.request())

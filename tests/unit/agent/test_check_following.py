@@ -22,7 +22,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log
     LimitedLog,
     Log,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import Steps
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
@@ -34,6 +33,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import HealthChecks
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.endpoints import mark_failing
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
+from tests.unit.agent.reports_in_memory import reports_to
 
 
 def objects(name, namespace, addresses, **annotations):
@@ -127,10 +127,7 @@ def followed_checks(**settings):
         HealthChecks(**settings),
         deliver=lambda _change: None,
         supervisor=NoThreads(),
-        log=Log(io.StringIO()),
-        limited=LimitedLog(Log(io.StringIO())),
-        metrics=Metrics(),
-        post=lambda *_event: None,
+        reports=reports_to(),
     )
     checks.follow(view, tuple)
     return checks, view

@@ -18,7 +18,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health 
     ProxyHealth,
     service_health_answer,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName, Node
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.drain import command
@@ -29,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain.r
     read_record,
     remove_record,
 )
+from tests.unit.agent.reports_in_memory import reports_to
 
 NOW = 1_700_000_000.0
 GOOD = {"since": NOW - 60, "until": NOW + 3600}
@@ -46,8 +46,7 @@ class Agent:
         self.drain = Drain(
             str(path),
             self.timers,
-            Log(self.stream),
-            lambda _about, _kind, reason, _action, _note: self.events.append(reason),
+            reports_to(self.stream, lambda _about, _kind, reason, _action, _note: self.events.append(reason)),
             changed=self.count,
             owner=os.getuid(),
             now=lambda: self.now,

@@ -29,13 +29,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.room import NoRoom, Room
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import ObjectKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.memory_group import memory_group
 from tests.benchmarks.large_cluster import large_cluster
 from tests.lab.clock import Clock
+from tests.unit.agent.reports_in_memory import reports_to
 from tests.unit.agent.scripted_reflector import Run, events, page
 from tests.unit.agent.scripted_reflector import event as event_of
 from tests.unit.agent.scripted_reflector import service as item
@@ -125,9 +125,8 @@ class Bench:
         self.timers = Timers(self.clock)
         self.budget = MemoryBudget(
             timers=self.timers,
-            log=Log(self.log),
             health=self.health,
-            post=lambda about, kind, reason, action, note: self.posted.append(reason),
+            reports=reports_to(self.log, lambda about, kind, reason, action, note: self.posted.append(reason)),
             size=lambda: self.size,
             held_back=lambda: self.held,
             factor=lambda: FACTOR,

@@ -12,8 +12,6 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import parameters
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.repairs import ServiceRepairs
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import sysctls as node_sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import (
@@ -22,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.s
     SysctlsResource,
     unchangeable,
 )
+from tests.unit.agent.reports_in_memory import reports_to
 
 FORWARD = "net.ipv4.ip_forward"
 CLOSE_WAIT = "net.netfilter.nf_conntrack_tcp_timeout_close_wait"
@@ -83,10 +82,8 @@ def test_read_only_parameters_are_skipped(kernel):
 
 
 def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monkeypatch):
-    stream, metrics, events = io.StringIO(), Metrics(), []
-    log = Log(stream)
-    parts = {"metrics": metrics, "log": log, "limited": LimitedLog(log)}
-    repairs = ServiceRepairs(**parts, post=lambda *event: events.append((event[2], event[4])), other_proxy=None)
+    stream, events = io.StringIO(), []
+    repairs = ServiceRepairs(reports_to(stream, lambda *event: events.append((event[2], event[4]))), other_proxy=None)
     kernel(CLOSE_WAIT).write_text("60\n")
     repairs.repair_parameters(WANTED)
     assert repairs.count == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()

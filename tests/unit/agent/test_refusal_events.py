@@ -15,11 +15,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.notices import RefusalEvents
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import (
     MOST_OF_NAMESPACE,
-    LimitedLog,
-    Log,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import StaticDirectory
+from tests.unit.agent.reports_in_memory import reports_to
 
 
 def refusals(count: int, namespace: str = "shop") -> Tuple[Refusal, ...]:
@@ -29,8 +28,8 @@ def refusals(count: int, namespace: str = "shop") -> Tuple[Refusal, ...]:
 def test_each_refusal_is_reported_once_and_many_of_a_namespace_by_their_number() -> None:
     stream = io.StringIO()
     posted: List[Any] = []
-    limited = LimitedLog(Log(stream))
-    events = RefusalEvents(limited, lambda *event: posted.append(event))
+    reports = reports_to(stream, lambda *event: posted.append(event))
+    events = RefusalEvents(reports)
     events.update(refusals(2), ())
     events.update(refusals(2), ())
     assert [event[4] for event in posted] == [f"skipped: {refusal}" for refusal in refusals(2)]
@@ -40,7 +39,7 @@ def test_each_refusal_is_reported_once_and_many_of_a_namespace_by_their_number()
         events.update(refusals(number)[-1:], ())
     events.update(refusals(3, "other"), ())
     assert [event[4].count("other/") for event in posted] == [0] * MOST_OF_NAMESPACE + [1] * 3
-    limited.report(everything=True)
+    reports.limited.report(everything=True)
     lines = stream.getvalue().splitlines()
     assert len(lines) == len(posted) + 1 and "suppressed=5" in lines[-1]
 
@@ -48,7 +47,7 @@ def test_each_refusal_is_reported_once_and_many_of_a_namespace_by_their_number()
 def test_parts_are_reported_except_for_annotations() -> None:
     stream = io.StringIO()
     posted: List[Any] = []
-    events = RefusalEvents(LimitedLog(Log(stream)), lambda *event: posted.append(event))
+    events = RefusalEvents(reports_to(stream, lambda *event: posted.append(event)))
     part = Refusal("Service", "shop", "web", "spec.externalIPs", "198.51.100.7 is outside of its ranges")
     events.update((), (part, part._replace(field="metadata.annotations[x]")))
     assert [event[2:] for event in posted] == [("ObjectRefused", "Sync", f"skipped: {part}")]
@@ -60,7 +59,7 @@ def test_a_file_that_cannot_be_read_is_reported_about_the_node(tmp_path: Path) -
     (tmp_path / os.fsdecode(b"caf\xe9.yaml")).write_text("kind: [")
     (refusal,) = StaticDirectory(str(tmp_path)).read().refusals
     posted: List[Any] = []
-    events = RefusalEvents(LimitedLog(Log(io.StringIO())), lambda *event: posted.append(event))
+    events = RefusalEvents(reports_to(post=lambda *event: posted.append(event)))
     events.update((refusal,), ())
     ((about, kind, reason, action, note),) = posted
     assert about is None

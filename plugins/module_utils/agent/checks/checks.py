@@ -16,12 +16,12 @@ from ...cluster.model import Failing, NamespacedName
 from ...configuration.node_proxy import HealthChecks
 from ...convergence.runtime.agent_status import CheckStatus
 from ...event_reasons import Reason
-from ..api.events import NORMAL, WARNING, Post, service_reference
+from ..api.events import NORMAL, WARNING, service_reference
+from ..reports import Reports
 from ..services.proxier import Proxier
 from ..source.view import ClusterView
-from ..telemetry.log import INFO, LimitedLog, Log
+from ..telemetry.log import INFO
 from ..telemetry.metric_tables import CHECKS
-from ..telemetry.metrics import Metrics
 from ..threads.supervision import Supervisor
 from .attempt import Target
 from .prober import Prober, Verdict, VerdictChange
@@ -40,18 +40,12 @@ class Checks:
         *,
         deliver: Callable[[VerdictChange], None],
         supervisor: Supervisor,
-        log: Log,
-        limited: LimitedLog,
-        metrics: Metrics,
-        post: Post,
+        reports: Reports,
     ) -> None:
         self.settings = settings
         self._prober = Prober(deliver)
         self._supervisor = supervisor
-        self._log = log
-        self._limited = limited
-        self._metrics = metrics
-        self._post = post
+        self._log, self._limited, self._metrics, self._post = reports
         self._running = False
         self._services: Set[NamespacedName] = set()
         #: Why Services are not checked: those that may not be, and those of which not all endpoints are.
@@ -63,7 +57,7 @@ class Checks:
         self._known_problem = ""
         self._newly_failed: List[Tuple[NamespacedName, str, int]] = []
         self._forgotten = False
-        metrics.on_scrape(CHECKS, lambda: {"checked": dict(zip((("passing",), ("failing",)), self.count()))})
+        reports.metrics.on_scrape(CHECKS, lambda: {"checked": dict(zip((("passing",), ("failing",)), self.count()))})
 
     def follow(self, view: ClusterView, own_addresses: Callable[[], Collection[str]], everything: bool = False) -> None:
         """Follow changes of the Services in ``view.dirty``, or with ``everything`` of all Services.

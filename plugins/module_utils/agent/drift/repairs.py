@@ -14,10 +14,9 @@ from ...base.errors import KernelError, ProxyError
 from ...event_reasons import Reason
 from ...kernel.parameters.sysctls import SysctlsResource, Wanted
 from ...resources import PlannedChange
-from ..api.events import WARNING, Post
+from ..api.events import WARNING
 from ..other_proxy import OtherProxy
-from ..telemetry.log import LimitedLog, Log
-from ..telemetry.metrics import Metrics
+from ..reports import Reports
 from .attribution import attributed, written
 from .parameters import repair_parameters
 
@@ -25,14 +24,12 @@ from .parameters import repair_parameters
 class Repairs:
     """Reports the repairs of tables. A family is IPv4 or IPv6, or NetworkPolicy.
 
-    ``count``: the entries that were repaired. ``post`` sends an Event.
+    ``count``: the entries that were repaired.
     """
 
-    def __init__(self, *, log: Log, limited: LimitedLog, post: Post) -> None:
+    def __init__(self, reports: Reports) -> None:
         self.count = 0
-        self._log = log
-        self._limited = limited
-        self._post = post
+        self._log, self._limited, self._post = reports.log, reports.limited, reports.post
         # Families whose repair failed because another program made changes at the same time, with the reason for the
         # repair.
         self._unrepaired: Dict[str, str] = {}
@@ -77,10 +74,10 @@ class ServiceRepairs(Repairs):
     ``count`` includes the parameters.
     """
 
-    def __init__(self, *, metrics: Metrics, log: Log, limited: LimitedLog, post: Post, other_proxy: OtherProxy) -> None:
-        super().__init__(log=log, limited=limited, post=post)
+    def __init__(self, reports: Reports, other_proxy: OtherProxy) -> None:
+        super().__init__(reports)
         self._other_proxy = other_proxy
-        self._metrics = metrics
+        self._metrics = reports.metrics
         self._refused_parameters: List[str] = []
 
     def succeeded(self, family: str, suspicion: str, changes: Sequence[PlannedChange], seconds: float) -> int:

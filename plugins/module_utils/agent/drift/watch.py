@@ -20,7 +20,8 @@ from ...convergence.modes.mode import Subsystems
 from ...kernel.ipvs.outline import ServersContent, ServersOutline
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.variant import LEGACY
-from ..telemetry.log import LimitedLog, Log
+from ..reports import Reports
+from ..telemetry.log import Log
 from ..threads.failures import error_text
 from ..threads.timers import RETRY_SECONDS, Timers
 from .netlink_tap import NetlinkTap
@@ -157,14 +158,11 @@ class Watching:
     ``reopen`` is called some time after it could not be opened, or has failed.
     """
 
-    def __init__(
-        self, handles: KernelHandles, timers: Timers, reopen: Callable[[], None], *, log: Log, limited: LimitedLog
-    ) -> None:
+    def __init__(self, handles: KernelHandles, timers: Timers, reopen: Callable[[], None], reports: Reports) -> None:
         self.drift: Optional[DriftWatch] = None
         self._handles = handles
         self._clock = timers.clock
-        self._log = log
-        self._limited = limited
+        self._log, self._limited = reports.log, reports.limited
         self._retry = timers.add("watch for changes by other programs", reopen)
 
     def open(self, subsystems: Subsystems, families: Sequence[WatchedFamily]) -> None:

@@ -18,7 +18,7 @@ from ...convergence.policy import cutting_denied
 from ...kernel.conntrack.socket import Steps
 from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
-from ..telemetry.log import LimitedLog, Log
+from ..reports import Reports
 from ..threads.timers import Pace, Timers
 
 #: The loop does other work after this time.
@@ -32,10 +32,9 @@ _WAIT_SECONDS = 0.5
 class ConnectionCuts:
     """Cuts what :meth:`revoke` names, once the policies that :meth:`follow` names are in force."""
 
-    def __init__(self, timers: Timers, *, log: Log, limited: LimitedLog, progress: Progress) -> None:
+    def __init__(self, timers: Timers, reports: Reports, progress: Progress) -> None:
         self._clock = timers.clock
-        self._log = log
-        self._limited = limited
+        self._log, self._limited = reports.log, reports.limited
         self._progress = progress
         self._timer = timers.add("cut connections that are no longer allowed", self._work)
         self._pace = Pace(timers.clock, PAUSE_FACTOR, PAUSE_SECONDS)

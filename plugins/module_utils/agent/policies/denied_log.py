@@ -20,7 +20,7 @@ from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.verdicts import Flow, Verdicts
 from ...rendering.networkpolicy.layout import log_prefix
 from ...rendering.networkpolicy.sets import FORGED, NO_LOG
-from ..telemetry.log import LimitedLog, Log
+from ..reports import Reports
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp", 132: "sctp"}
 _DIRECTIONS = {log_prefix("in"): INGRESS, log_prefix("out"): EGRESS}
@@ -29,9 +29,8 @@ _DIRECTIONS = {log_prefix("in"): INGRESS, log_prefix("out"): EGRESS}
 class DeniedLog:
     """Reads the NFLOG group while packets are logged."""
 
-    def __init__(self, log: Log, limited: LimitedLog) -> None:
-        self._log = log
-        self._limited = limited
+    def __init__(self, reports: Reports) -> None:
+        self._log, self._limited = reports.log, reports.limited
         self._group = NO_LOG
         self._packets: Optional[PacketLog] = None
 

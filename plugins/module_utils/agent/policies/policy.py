@@ -41,11 +41,10 @@ from ...networkpolicy.node_policy import NodePolicy
 from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.sets import NO_LOG
 from ...resources import PlannedChange
-from ..api.events import Post
 from ..drift.repairs import Repairs
 from ..ports.health import ProxyHealth
+from ..reports import Reports
 from ..source.view import ClusterView
-from ..telemetry.log import LimitedLog, Log
 from ..threads.failures import NOT_OF_ONE_OBJECT, error_text
 from ..threads.timers import Timers
 from .connection_cuts import ConnectionCuts
@@ -63,19 +62,11 @@ class PolicySync:
     """Keeps the table of network policies in sync with a view.
 
     ``pods``: those of this node that a policy may be about, by address. ``health`` is unhealthy once the table has been
-    out of date for long. ``post`` sends an Event.
+    out of date for long.
     """
 
     def __init__(
-        self,
-        view: ClusterView,
-        handles: KernelHandles,
-        timers: Timers,
-        *,
-        log: Log,
-        limited: LimitedLog,
-        health: ProxyHealth,
-        post: Post,
+        self, view: ClusterView, handles: KernelHandles, timers: Timers, *, reports: Reports, health: ProxyHealth
     ) -> None:
         self.pods: Dict[Address, NamespacedName] = {}
         # As of the last table that was applied.
@@ -85,15 +76,14 @@ class PolicySync:
         self._last_sync = 0.0
         self._health = health
         self._view = view
-        self._log = log
-        self._limited = limited
+        self._log, self._limited = reports.log, reports.limited
         self._settings = NetworkPolicySettings()
         # The settings in effect: those requested, without what this node cannot do.
         self._effective = self._settings
         self._ranges: Tuple[Network, ...] = ()
         self._node_name = ""
-        self._unknown = UnknownPods("", limited)
-        self._links = PolicyLinks(limited)
+        self._unknown = UnknownPods("", self._limited)
+        self._links = PolicyLinks(self._limited)
         # New settings that need objects which are not known yet, and the name of the node.
         self._waiting: Optional[Tuple[NetworkPolicySettings, str]] = None
         # The addresses of the node that the table is for, and those of the last call of :meth:`sync`.
@@ -101,16 +91,16 @@ class PolicySync:
         self._latest_addresses: Addresses = ()
         self._policy: Optional[NodePolicy] = None
         self._progress = handles.progress
-        cuts = ConnectionCuts(timers, log=log, limited=limited, progress=handles.progress)
-        self._repairs = Repairs(log=log, limited=limited, post=post)
-        self._table = PolicyTable(handles, cuts, self._repairs, log)
+        cuts = ConnectionCuts(timers, reports, handles.progress)
+        self._repairs = Repairs(reports)
+        self._table = PolicyTable(handles, cuts, self._repairs, reports.log)
         self._remove = False
         self._failed = False
         self._choose = False
         self._clock = timers.clock
         self._pause = RETRY_SECONDS
         self._defect_at = float("-inf")
-        self._denied = DeniedLog(log, limited)
+        self._denied = DeniedLog(reports)
         self._warned: FrozenSet[str] = frozenset()
         self._choices = PolicyChoices(timers, self._choose_again)
         self._retry = timers.add("retry network policies", self._try_again)

@@ -17,16 +17,16 @@ from ...convergence.request import Request
 from ...event_reasons import Reason
 from ...kernel.parameters.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
-from ..api.events import WARNING, Post
+from ..api.events import WARNING
 from ..drift.watch import DriftWatch, Watching
 from ..other_proxy import OtherProxy
 from ..ports.health import ProxyHealth
 from ..ports.ports import PortKeeper
 from ..ports.surface import Surface
+from ..reports import Reports
 from ..source.view import ClusterView
-from ..telemetry.log import INFO, LimitedLog, Log
+from ..telemetry.log import INFO
 from ..telemetry.metric_tables import PACKETS
-from ..telemetry.metrics import Metrics
 from ..threads.collector import trim_memory
 from ..threads.failures import error_text
 from ..threads.timers import RETRY_SECONDS, Timers
@@ -60,48 +60,32 @@ class NodeSync:
         *,
         view: ClusterView,
         health: ProxyHealth,
-        metrics: Metrics,
         surface: Surface,
         ports: PortKeeper,
         handles: KernelHandles,
         timers: Timers,
         is_behind: Callable[[], bool],
-        log: Log,
-        limited: LimitedLog,
+        reports: Reports,
         losses: EndpointLossWatch,
-        post: Post,
         other_proxy: OtherProxy,
     ) -> None:
         self.configuration = configuration
         self.proxiers: Optional[Proxiers] = None
         self.last_sync_end = 0.0
-        self.syncer = Syncer(
-            view,
-            health,
-            metrics=metrics,
-            surface=surface,
-            log=log,
-            limited=limited,
-            losses=losses,
-            post=post,
-            other_proxy=other_proxy,
-        )
+        self.syncer = Syncer(view, health, surface=surface, reports=reports, losses=losses, other_proxy=other_proxy)
         self.schedule = _schedule(configuration)
-        self.follower = NodeFollower(timers, log, limited, zone_changed=self._zone_changed)
+        self.follower = NodeFollower(timers, reports, zone_changed=self._zone_changed)
         self._view = view
         self._health = health
-        self._metrics = metrics
-        metrics.on_scrape(PACKETS, self._packets)
+        reports.metrics.on_scrape(PACKETS, self._packets)
         self._surface = surface
         self._ports = ports
         self._handles = handles
         self._clock = timers.clock
-        self._log = log
-        self._limited = limited
-        self._post = post
+        self._log, self._limited, self._metrics, self._post = reports
         self._other_proxy = other_proxy
-        self._annotation_warnings = AnnotationWarnings(limited, post)
-        self._refusals = RefusalEvents(limited, post)
+        self._annotation_warnings = AnnotationWarnings(reports)
+        self._refusals = RefusalEvents(reports)
         # Whether the node must be set up again, because a sync ended by an unexpected exception or IPVS was unloaded,
         # and what it was set up for.
         self._broken = False
@@ -110,7 +94,7 @@ class NodeSync:
         # Families whose repair is put off, with the reason for it.
         self._unrepaired: Dict[str, str] = {}
         self._put_off = timers.add("repair what was put off", self._repair_put_off)
-        self._watching = Watching(handles, timers, self._watch_again, log=log, limited=limited)
+        self._watching = Watching(handles, timers, self._watch_again, reports)
         self._followups = Followups(
             timers,
             self.syncer,
@@ -125,8 +109,7 @@ class NodeSync:
             timers,
             proxiers=lambda: self.proxiers,
             removed=self._changed,
-            log=log,
-            post=post,
+            reports=reports,
             other_proxy=other_proxy,
         )
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)

@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple, Optional, Tuple
 from ...base.errors import ProxyError
 from ...cluster.model import Node
 from ...configuration.model import NODE_CIDR
-from ..telemetry.log import LimitedLog, Log
+from ..reports import Reports
 from ..threads.timers import RETRY_SECONDS, Pace, Timers
 from .setup import Proxiers
 
@@ -49,7 +49,7 @@ class NodeFollower:
     called with a new zone, at most every ZONE_PAUSE_SECONDS.
     """
 
-    def __init__(self, timers: Timers, log: Log, limited: LimitedLog, *, zone_changed: Callable[[str], None]) -> None:
+    def __init__(self, timers: Timers, reports: Reports, *, zone_changed: Callable[[str], None]) -> None:
         self.in_effect: Optional[Node] = None
         # What the Node has lost, as reported.
         self._lost: Tuple[str, ...] = ()
@@ -60,8 +60,7 @@ class NodeFollower:
         self._zone_changed = zone_changed
         self._zone_pace = Pace(timers.clock, 0.0, ZONE_PAUSE_SECONDS)
         self._zone_timer = timers.add("apply the zone of the Node", self._apply_zone)
-        self._log = log
-        self._limited = limited
+        self._log, self._limited = reports.log, reports.limited
 
     def set_up_for(self, node: Optional[Node]) -> None:
         """Record for which version of the Node the node was set up."""

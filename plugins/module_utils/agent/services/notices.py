@@ -14,10 +14,9 @@ from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
 from ...convergence.report import conflict_warnings
 from ...event_reasons import Reason
-from ..api.events import WARNING, Post, object_reference, service_reference
+from ..api.events import WARNING, object_reference, service_reference
+from ..reports import Reports
 from ..source.view import ClusterView
-from ..telemetry.log import LimitedLog, Log
-from ..telemetry.metrics import Metrics
 from ..threads.failures import Failure
 from .proxier import Proxier
 
@@ -34,10 +33,8 @@ def failures_of(view: ClusterView, families: Iterable[Proxier]) -> FrozenSet[Fai
 class Notices:
     """Compares the conflicts, failures and limits of the last sync with those that are logged already."""
 
-    def __init__(self, *, metrics: Metrics, log: Log, limited: LimitedLog) -> None:
-        self._metrics = metrics
-        self._log = log
-        self._limited = limited
+    def __init__(self, reports: Reports) -> None:
+        self._metrics, self._log, self._limited = reports.metrics, reports.log, reports.limited
         self._conflicts = NO_CONFLICTS
         self._failures: FrozenSet[Failure] = frozenset()
         self._unserved: Set[Tuple[NamespacedName, str]] = set()
@@ -96,9 +93,8 @@ def is_annotation(part: Refusal) -> bool:
 class AnnotationWarnings:
     """Reports invalid annotations, and those that the mode or the kernel does not support."""
 
-    def __init__(self, limited: LimitedLog, post: Post) -> None:
-        self._limited = limited
-        self._post = post
+    def __init__(self, reports: Reports) -> None:
+        self._limited, self._post = reports.limited, reports.post
         self._known: Dict[str, NamespacedName] = {}
         self._seen: object = None
 
@@ -134,9 +130,8 @@ class RefusalEvents:
     :class:`AnnotationWarnings` reports annotations.
     """
 
-    def __init__(self, limited: LimitedLog, post: Post) -> None:
-        self._limited = limited
-        self._post = post
+    def __init__(self, reports: Reports) -> None:
+        self._limited, self._post = reports.limited, reports.post
         self._known: FrozenSet[Refusal] = frozenset()
 
     def update(self, refusals: Tuple[Refusal, ...], skipped: Tuple[Refusal, ...]) -> None:

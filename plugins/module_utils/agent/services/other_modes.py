@@ -11,9 +11,9 @@ from ...base.errors import KernelError
 from ...convergence.handles import KernelHandles
 from ...event_reasons import Reason
 from ...kernel.presence import holds_other_mode
-from ..api.events import NORMAL, Post
+from ..api.events import NORMAL
 from ..other_proxy import OtherProxy
-from ..telemetry.log import Log
+from ..reports import Reports
 from ..threads.collector import trim_memory
 from ..threads.failures import error_text
 from ..threads.timers import Timers
@@ -36,8 +36,7 @@ class OtherModes:
         *,
         proxiers: Callable[[], Optional[Proxiers]],
         removed: Callable[[], None],
-        log: Log,
-        post: Post,
+        reports: Reports,
         other_proxy: OtherProxy,
     ) -> None:
         #: Leftovers are to be removed after the next sync that succeeds.
@@ -45,8 +44,7 @@ class OtherModes:
         self._handles = handles
         self._proxiers = proxiers
         self._removed = removed
-        self._log = log
-        self._post = post
+        self._log, self._post = reports.log, reports.post
         self._other_proxy = other_proxy
         # Whether the Event about the change to the mode in effect was posted.
         self._mode_posted = False

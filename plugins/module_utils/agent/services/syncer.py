@@ -22,19 +22,16 @@ from typing import (
 
 from ...base.errors import KernelError, ProxyError
 from ...cluster.model import NamespacedName
-from ...convergence.defaults import DEFAULT_UNSERVED_PERCENT
 from ...preflight.cluster_state import loss_findings
 from ...resources import PlannedChange
-from ..api.events import Post
 from ..drift.repairs import ServiceRepairs
 from ..other_proxy import OtherProxy
 from ..ports.health import ProxyHealth
 from ..ports.service_health import FailedPort
 from ..ports.surface import Surface
+from ..reports import Reports
 from ..source.first_services import FIRST_SERVICES, cold_batches
 from ..source.view import ClusterView
-from ..telemetry.log import LimitedLog, Log
-from ..telemetry.metrics import Metrics
 from ..threads.failures import MOST_FAILURES
 from ..threads.timers import monotonic
 from .comparison import Comparison, Comparisons
@@ -73,7 +70,7 @@ class Syncer:
     ``suspects``: families whose tables another program may have changed, with the reason; they are observed.
     ``begun``: the Services of the previous view, the only ones in an otherwise empty kernel. ``last_error`` is
     empty after a sync that succeeded. ``started``: the first sync of the node has succeeded; until then, it must be
-    repeated as the first one. ``post`` sends an Event.
+    repeated as the first one.
     """
 
     def __init__(
@@ -81,12 +78,9 @@ class Syncer:
         view: ClusterView,
         health: ProxyHealth,
         *,
-        metrics: Metrics,
         surface: Surface,
-        log: Log,
-        limited: LimitedLog,
-        losses: Optional[EndpointLossWatch] = None,
-        post: Post,
+        reports: Reports,
+        losses: EndpointLossWatch,
         other_proxy: OtherProxy,
     ) -> None:
         self.view = view
@@ -98,13 +92,12 @@ class Syncer:
         #: Called after each sync of a family with its changes.
         self.applied: Callable[[str, Sequence[PlannedChange]], None] = lambda _family, _changes: None
         self._health = health
-        self._metrics = metrics
-        self.measures = SyncMetrics(metrics)
+        self._log, self._metrics = reports.log, reports.metrics
+        self.measures = SyncMetrics(reports.metrics)
         self.surface = surface
-        self._log = log
-        self._notices = Notices(metrics=metrics, log=log, limited=limited)
-        self.repairs = ServiceRepairs(metrics=metrics, log=log, limited=limited, post=post, other_proxy=other_proxy)
-        self.losses = losses or EndpointLossWatch(DEFAULT_UNSERVED_PERCENT, 0.0, time.monotonic)
+        self._notices = Notices(reports)
+        self.repairs = ServiceRepairs(reports, other_proxy)
+        self.losses = losses
         self._held: Set[NamespacedName] = set()
         self._portions = Portions()
         # The Services of a sync that has failed, which some family may not have applied.
