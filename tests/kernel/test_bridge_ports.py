@@ -41,6 +41,8 @@ RECEIVER = CLIENT_POD
 REMOTE = ("10.244.2.11", "fd00:10:244:2::11")
 SOLICITATION, ADVERTISEMENT, ROUTER, REDIRECT = 135, 136, 134, 137
 TAGS = [b"\x81\0\0\0", b"\x88\xa8\0\0", b"\x81\0\0\0\x81\0\0\0"]
+#: What precedes a packet in a frame of another protocol: one of its own, MPLS, LLC.
+PROTOCOLS = [b"\x88\xb5\0\0", b"\x88\x47\0\0\x01\x40", b"\0\x60\xaa\xaa\x03\0\0\0"]
 
 
 class PortLab(ForgingLab):
@@ -159,13 +161,13 @@ def test_a_port_claims_only_the_addresses_of_its_pod(lab):
     assert lab.arrived(sent) == {**own(), **NEEDED}.keys()
 
 
-def test_frames_with_vlan_tags_do_not_pass(lab):
-    """The kernel shows the IP hooks no frame with a tag, and a pod accepts the tag 0 as none."""
+def test_frames_that_no_policy_judges_do_not_pass(lab):
+    """The kernel shows the IP hooks no other protocol and no tag, and a pod accepts the tag 0 as none."""
     lab.converge(*POLICIES)
-    tagged = {tag: packet(V6[FREE], V6[VICTIM], tag) for tag in TAGS}
-    assert lab.arrived(tagged) == set()
+    sent = {start: packet(V6[FREE], V6[VICTIM], start) for start in (*TAGS, *PROTOCOLS)}
+    assert lab.arrived(sent) == set()
     lab.converge(*POLICIES, checkSources=False)
-    assert lab.arrived(tagged) == set(TAGS)
+    assert lab.arrived(sent) == sent.keys()
 
 
 def test_duplicate_addresses_are_detected(lab):

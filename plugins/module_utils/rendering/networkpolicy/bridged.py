@@ -4,7 +4,8 @@
 """The table of the ports of bridges with pods, which the hooks for IP do not distinguish.
 
 It exists while such a bridge does, beside the table of policies and as part of it: the keys of its objects begin with
-PREFIX, so that one resource holds both. It accepts only frames without a VLAN tag, and addresses from their own port.
+PREFIX, so that one resource holds both. It accepts only IP and ARP without a VLAN tag, and addresses from their own
+port.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CLOSED = "closed"
 #: Before bridge-netfilter, which rewrites destinations.
 _PRIORITY = -300
 _ETHER_TYPE = 12
-_ARP, _TAGS = 0x0806, (0x8100, 0x88A8)
+_ARP = 0x0806
 _TYPES = {IPV4: 0x0800, IPV6: 0x86DD}
 _ICMPV6, _ROUTER_ADVERTISEMENT, _ADVERTISEMENT, _REDIRECT = 58, 134, 136, 137
 _LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
@@ -87,6 +88,12 @@ def _part(change: Change[K, V], chosen: Callable[[Mapping[K, Any]], Dict[K, Any]
 
 def _ether_type(number: int) -> Expressions:
     return [x.payload(x.LINK_HEADER, _ETHER_TYPE, 2), x.compare(number.to_bytes(2, "big"))]
+
+
+def _not_judged() -> Expressions:
+    """Match frames that no rule for IP is shown: with a tag, or of a protocol by which pods could exchange packets."""
+    known = [x.compare(number.to_bytes(2, "big"), equal=False) for number in (_ARP, *_TYPES.values())]
+    return [x.payload(x.LINK_HEADER, _ETHER_TYPE, 2), *known]
 
 
 def _claim(
@@ -140,7 +147,7 @@ def _neighbours() -> List[Rule]:
 
 def _rules() -> List[Rule]:
     arp = x.payload(x.NETWORK_HEADER, 14, 4)
-    rules = [x.rule(_ether_type(tag), interface_in(POD_LINKS), _DROP) for tag in _TAGS]
+    rules = [x.rule(_not_judged(), interface_in(POD_LINKS), _DROP)]
     rules += _neighbours()
     rules += _claim(
         _ether_type(_ARP),
