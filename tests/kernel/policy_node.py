@@ -12,6 +12,8 @@ from typing import Any
 from tests.kernel.agent_node import NODE, AgentNode, Object
 
 TABLE = "inet kubenode-network-policy"
+#: The table of the ports of bridges.
+PORTS = "bridge kubenode-network-policy"
 
 
 def pod(name: str, address: str, labels: Object, node: str = NODE) -> Object:
@@ -54,11 +56,11 @@ def policy_node(scratch: Path, **configuration: Any) -> AgentNode:
     return node
 
 
-def elements(name: str) -> str:
-    """Return a set or map of the table, as nft lists it."""
-    done = subprocess.run(["nft", "list", "set", *TABLE.split(), name], capture_output=True, text=True, check=False)
+def elements(name: str, table: str = TABLE) -> str:
+    """Return a set or map of a table, as nft lists it."""
+    done = subprocess.run(["nft", "list", "set", *table.split(), name], capture_output=True, text=True, check=False)
     if done.returncode:
-        done = subprocess.run(["nft", "list", "map", *TABLE.split(), name], capture_output=True, text=True, check=False)
+        done = subprocess.run(["nft", "list", "map", *table.split(), name], capture_output=True, text=True, check=False)
     return done.stdout
 
 

@@ -48,10 +48,12 @@ class PodLinks:
     """Finds interfaces by the addresses of pods, and remembers those that it has found for as long as they exist.
 
     ``ports``: of the bridges among them. The value is whether the operator may have configured VLANs there.
+    ``complete``: each address of the last call has an interface, and a port if that is a bridge.
     """
 
     def __init__(self) -> None:
         self.ports: Dict[Port, bool] = {}
+        self.complete = True
         self._known: Dict[str, PodLink] = {}
         #: A pod that later adds the address of another one does not get it.
         self._first: Dict[str, Port] = {}
@@ -68,13 +70,16 @@ class PodLinks:
         found = {
             address: link
             for address, link in known.items()
-            if link and (link.number, link.interface) in existing and (link.port is None or link.port in existing)
+            if link
+            and (link.number, link.interface) in existing
+            and (link.port in existing if link.is_bridge else link.port is None)
         }
         self.ports = {port: has_trunk for port, has_trunk in self.ports.items() if port in existing}
         missing = [address for address in known if address not in found]
         if missing:
             found.update(self._found(missing))
         self._known = found
+        self.complete = len(found) == len(known) and all(link.port or not link.is_bridge for link in found.values())
         self._first = {address: link.port for address, link in found.items() if link.port is not None}
         return dict(found)
 

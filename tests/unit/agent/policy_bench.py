@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from typing import Any, Dict, List, Optional
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy, policy_table
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import inputs, policy, policy_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
@@ -64,10 +64,12 @@ class Kernel:
 
 
 def table_in_memory(monkeypatch: Any) -> Kernel:
-    """Return the table that the agent watches, without other programs on the node."""
+    """Return the table that the agent watches, without other programs and interfaces of the node."""
     made = Kernel()
     monkeypatch.setattr(policy_table, "TableMonitor", lambda _ports, _table: made)
     monkeypatch.setattr(policy, "policy_findings", lambda *_arguments: [])
+    monkeypatch.setattr(inputs, "find_links", lambda *_arguments: None)
+    monkeypatch.setattr(inputs.PolicyLinks, "filenos", lambda _self: [])
     return made
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, Mapping, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from ...base.addresses import Network
 from ...base.errors import KernelError
@@ -15,6 +15,7 @@ from ...cluster.policies.policy_model import Pod
 from ...configuration.node_proxy import NetworkPolicySettings
 from ...convergence.policy import find_links
 from ...kernel.pod_links import PodLinks
+from ...kernel.rtnetlink.address_monitor import AddressMonitor
 from ...networkpolicy.matching.owners import counts
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.rows import ANY, POLICED, SELF
@@ -25,6 +26,7 @@ from ..threads.timers import Pace, Timers
 PAUSE_SECONDS = 2.0
 #: The minimum pause after a choice is this many times its duration, so that choices take a fifth of the time at most.
 PAUSE_FACTOR = 4
+_FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.5, 16.0
 
 
 class PolicyChoices:
@@ -58,12 +60,39 @@ class PolicyChoices:
 
 
 class PolicyLinks:
-    """Gives policies the interfaces of their pods. ``due``: interfaces of the node may have come or gone."""
+    """Gives policies the interfaces of their pods. ``due``: interfaces of the node may have come or gone.
 
-    def __init__(self, limited: LimitedLog) -> None:
+    ``again`` is called soon after a pod had none, or none of a bridge's ports. Pods on an uplink have none either, so
+    the pauses grow, and end.
+    """
+
+    def __init__(self, timers: Timers, limited: LimitedLog, again: Callable[[], None]) -> None:
         self.due = True
         self._links = PodLinks()
         self._limited = limited
+        self._again = again
+        self._pause = _FIRST_LOOK_SECONDS
+        self._timer = timers.add("look for interfaces of pods", self._look_again)
+        self._monitor: Optional[AddressMonitor] = None
+
+    def filenos(self) -> List[int]:
+        """Return the descriptors that announce changes of interfaces."""
+        return [self._monitor.fileno()] if self._monitor is not None else []
+
+    def notice_changes(self) -> None:
+        """Notice that interfaces, or their addresses, have come or gone."""
+        if self._monitor is not None:
+            self.due |= bool(list(self._monitor.events())) | self._monitor.pop_lost()
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+
+    def _look_again(self) -> None:
+        self.due = True
+        self._again()
 
     def follow(self, policy: NodePolicy, settings: NetworkPolicySettings, everything: bool) -> None:
         """Look for interfaces if pods of the node, what policies limit, or addresses of the node have changed.
@@ -71,19 +100,31 @@ class PolicyLinks:
         ``everything``: determine known ones again, too. Policies are in force without it, except for link-local and
         forged addresses, so a failure only causes a warning.
         """
+        changed = everything or any(row[0] in (SELF, POLICED, ANY) for row in policy.table.journal)
         if everything:
             self._links.forget()
-        elif not self.due and not any(row[0] in (SELF, POLICED, ANY) for row in policy.table.journal):
+        elif not self.due and not changed:
             return
-        self.due = True
+        self.due = False
+        if changed:
+            self._pause = _FIRST_LOOK_SECONDS
+        if not self._found(policy, settings) and self._pause <= _LAST_LOOK_SECONDS:
+            self._timer.restart(self._pause)
+            self._pause *= 2
+
+    def _found(self, policy: NodePolicy, settings: NetworkPolicySettings) -> bool:
+        """Find interfaces, and return whether none is missing."""
         try:
+            if self._monitor is None:
+                self._monitor = AddressMonitor()
             find_links(policy, settings, self._links)
-            self.due = False
+            return self._links.complete
         except KernelError as error:
             text = (
                 "the interfaces of pods are not known; link-local traffic and forged sources are not denied on new ones"
             )
             self._limited.warning("links", text, error=error)
+            return False
 
 
 class UnknownPods:

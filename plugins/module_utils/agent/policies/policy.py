@@ -83,7 +83,7 @@ class PolicySync:
         self._ranges: Tuple[Network, ...] = ()
         self._node_name = ""
         self._unknown = UnknownPods("", self._limited)
-        self._links = PolicyLinks(self._limited)
+        self._links = PolicyLinks(timers, self._limited, self._sync_again)
         # New settings that need objects which are not known yet, and the name of the node.
         self._waiting: Optional[Tuple[NetworkPolicySettings, str]] = None
         # The addresses of the node that the table is for, and those of the last call of :meth:`sync`.
@@ -105,7 +105,7 @@ class PolicySync:
         self._choices = PolicyChoices(timers, self._choose_again)
         self._retry = timers.add("retry network policies", self._try_again)
         self._check = timers.add("check network policies", self._check_everything)
-        self._rest = timers.add("program further grants of network policies", lambda: self.sync(self._latest_addresses))
+        self._rest = timers.add("program further grants of network policies", self._sync_again)
 
     @property
     def bytes(self) -> int:
@@ -223,7 +223,7 @@ class PolicySync:
         """Return the descriptors to wait for; none while none is read: after a failure, and before policies apply."""
         if self._failed or self._policy is None or not self._knows(self._settings):
             return []
-        return [*self._table.filenos(), *self._denied.filenos()]
+        return [*self._table.filenos(), *self._links.filenos(), *self._denied.filenos()]
 
     def _knows(self, settings: NetworkPolicySettings) -> bool:
         """Return whether the cluster is known completely: partial knowledge would deny or allow wrongly."""
@@ -239,6 +239,7 @@ class PolicySync:
         try:
             if self._remove:
                 self._table.remove()
+                self._links.close()
                 self._denied.follow(NO_LOG)
                 self._remove = False
             elif self._settings.enabled and self._knows(self._settings):
@@ -304,9 +305,9 @@ class PolicySync:
         if addresses != self._addresses:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
-            self._links.due = True
         self._table.notice_changes()
-        if changed or self._table.is_due or self._policy.table.journal:
+        self._links.notice_changes()
+        if changed or self._links.due or self._table.is_due or self._policy.table.journal:
             self._apply(self._policy)
         if fresh:
             # The state of a large cluster is long-lived, and a garbage collection that visits all of it would delay a
@@ -379,9 +380,12 @@ class PolicySync:
                 self._log.warning(line)
         self._warned = frozenset(lines)
 
+    def _sync_again(self) -> None:
+        self.sync(self._latest_addresses)
+
     def _try_again(self) -> None:
         self._failed = False
-        self.sync(self._latest_addresses)
+        self._sync_again()
 
     def _check_everything(self) -> None:
         self._table.suspicion = self._table.suspicion or "regular check"
@@ -389,9 +393,10 @@ class PolicySync:
 
     def _choose_again(self) -> None:
         self._choose = True
-        self.sync(self._latest_addresses)
+        self._sync_again()
 
     def close(self) -> None:
         """Stop watching; the table remains in force."""
         self._denied.follow(NO_LOG)
+        self._links.close()
         self._table.stop_watching()
