@@ -291,6 +291,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.mode_names import MODES_IN_EFFECT
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import ConntrackConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import carry_out, plan_absent, plan_present
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_files
@@ -301,13 +302,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_
 _PROXY_FILE = "/etc/sysctl.d/99-kubenode-proxy.conf"
 
 _CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
-    "max_per_core": {"type": "int", "default": 32768},
-    "min": {"type": "int", "default": 131072},
-    "tcp_established_timeout": {"type": "int", "default": 86400},
-    "tcp_close_wait_timeout": {"type": "int", "default": 3600},
-    "udp_timeout": {"type": "int", "default": 0},
-    "udp_stream_timeout": {"type": "int", "default": 0},
-    "tcp_be_liberal": {"type": "bool", "default": False},
+    name: {"type": "bool" if isinstance(default, bool) else "int", "default": default}
+    for name, default in ConntrackConfiguration().options().items()
 }
 
 

@@ -107,6 +107,10 @@ class ConntrackConfiguration(NamedTuple):
     udp_timeout: float = 0.0
     udp_stream_timeout: float = 0.0
 
+    def options(self) -> Dict[str, int]:
+        """Return the fields as options of the module ``sysctls``: flags, and whole numbers."""
+        return {name: int(value) if isinstance(value, float) else value for name, value in self._asdict().items()}
+
 
 class DetectLocal(NamedTuple):
     """detectLocal: the parameters of two of the detectLocalModes."""

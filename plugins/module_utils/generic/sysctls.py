@@ -9,10 +9,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from ..base.errors import ConfigurationError, ProxyError
 from ..cluster.model import Node
-from ..configuration.conntrack import conntrack_maximum
 from ..configuration.load import load
-from ..configuration.model import KubeProxyConfiguration
-from ..convergence.modes.stages.sysctls import profile_settings
+from ..configuration.model import ConntrackConfiguration, KubeProxyConfiguration
+from ..convergence.modes.stages.sysctls import conntrack_profile, profile_settings
 from ..kernel import facts
 from ..kernel.files import FilesResource
 from ..kernel.modules import modules
@@ -47,16 +46,8 @@ def _conntrack(options: Mapping[str, Any], cores: int) -> Tuple[sysctl_profile.C
     for name, value in options.items():
         if value < 0:
             raise ConfigurationError(f"profile.conntrack.{name}: {value} is negative")
-    maximum = conntrack_maximum(options["max_per_core"], options["min"], cores)
-    profile = sysctl_profile.ConntrackProfile(
-        maximum=maximum,
-        tcp_established_seconds=options["tcp_established_timeout"] or None,
-        tcp_close_wait_seconds=options["tcp_close_wait_timeout"] or None,
-        udp_seconds=options["udp_timeout"] or None,
-        udp_stream_seconds=options["udp_stream_timeout"] or None,
-        be_liberal=options["tcp_be_liberal"],
-    )
-    return profile, _reason(maximum, options["max_per_core"], options["min"], cores)
+    profile = conntrack_profile(ConntrackConfiguration(**options), cores)
+    return profile, _reason(profile.maximum, options["max_per_core"], options["min"], cores)
 
 
 def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> str:

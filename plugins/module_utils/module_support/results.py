@@ -102,22 +102,13 @@ def kernel_settings(configuration: KubeProxyConfiguration, filter_backend: str, 
     ports answer on 127.0.0.1. Both the role and the service proxy use these values, so that they never want different
     values of one kernel parameter.
     """
-    conntrack = configuration.conntrack
     return {
         "mode": configuration.mode,
         "schedulers": list(configuration.effective_schedulers),
         "ipvs_filter_backend": filter_backend or AUTO,
         "strict_arp": configuration.effective_strict_arp,
         "route_localnet": localhost,
-        "conntrack": {
-            "max_per_core": conntrack.max_per_core,
-            "min": conntrack.min,
-            "tcp_established_timeout": int(conntrack.tcp_established_timeout),
-            "tcp_close_wait_timeout": int(conntrack.tcp_close_wait_timeout),
-            "udp_timeout": int(conntrack.udp_timeout),
-            "udp_stream_timeout": int(conntrack.udp_stream_timeout),
-            "tcp_be_liberal": conntrack.tcp_be_liberal,
-        },
+        "conntrack": configuration.conntrack.options(),
     }
 
 

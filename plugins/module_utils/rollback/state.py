@@ -22,7 +22,13 @@ from ..kernel.facts import node_facts
 from ..kernel.ipvs.servers import TimeoutsResource
 from ..kernel.nftables.raw.reading import RawTable
 from ..kernel.nftables.raw.resource import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
-from ..kernel.parameters.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
+from ..kernel.parameters.sysctl_profile import (
+    CONNTRACK_TIMEOUTS,
+    ConntrackProfile,
+    ProfileSettings,
+    profile,
+    wanted_values,
+)
 from ..kernel.parameters.sysctls import SysctlsResource
 from ..kernel.rtnetlink.links import AddressesResource, DummyDeviceResource
 from ..kernel.xtables.saved import CHAIN, SavedChainKey, SavedChainsResource
@@ -119,14 +125,7 @@ class NodeState(NamedTuple):
 def sysctl_keys() -> List[str]:
     """Return the kernel parameters that any mode may set on this node. Raises KernelError."""
     version = node_facts().kernel_version
-    conntrack = ConntrackProfile(
-        maximum=1,
-        tcp_established_seconds=1,
-        tcp_close_wait_seconds=1,
-        udp_seconds=1,
-        udp_stream_seconds=1,
-        be_liberal=True,
-    )
+    conntrack = ConntrackProfile(maximum=1, timeouts=dict.fromkeys(CONNTRACK_TIMEOUTS, 1), be_liberal=True)
     keys: Dict[str, None] = {}
     for mode in MODES:
         settings = ProfileSettings(

@@ -99,12 +99,7 @@ def test_a_saved_state_may_hold_every_parameter_that_any_profile_sets_and_no_oth
         settings = sysctl_profile.ProfileSettings(
             *(mode, version, yes, yes, yes or None, yes, yes),
             conntrack=sysctl_profile.ConntrackProfile(
-                maximum=1,
-                tcp_established_seconds=1,
-                tcp_close_wait_seconds=1,
-                udp_seconds=1,
-                udp_stream_seconds=1,
-                be_liberal=True,
+                maximum=1, timeouts=dict.fromkeys(sysctl_profile.CONNTRACK_TIMEOUTS, 1), be_liberal=True
             ),
         )
         found.update(sysctl_profile.wanted_values(sysctl_profile.profile(settings)))

@@ -12,6 +12,7 @@ pytest.importorskip("ansible")
 
 import yaml
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import ConntrackConfiguration
 from tests.unit.roles.rendering import ROLES, rendered
 
 FALLBACK = {"service_proxy_mode": "ipvs", "service_proxy_fallback": "iptables"}
@@ -89,3 +90,10 @@ def test_packages_are_those_of_the_mode_in_effect(tmp_path):
     given = [variables for variables, _expected in cases]
     results = rendered(tmp_path, ["service_proxy"], f"[{mode}, {filter_backend}]", given)
     assert [[item.strip() for item in result] for result in results] == [expected for _variables, expected in cases]
+
+
+def test_the_role_offers_every_setting_of_connection_tracking():
+    specification = yaml.safe_load((ROLES / "kernel" / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
+    options = specification["argument_specs"]["main"]["options"]["kernel_conntrack"]["options"]
+    wanted = {name: type(value).__name__ for name, value in ConntrackConfiguration().options().items()}
+    assert {name: option["type"] for name, option in options.items()} == wanted

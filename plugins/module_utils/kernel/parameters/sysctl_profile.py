@@ -8,10 +8,22 @@ The rules are kube-proxy 1.36's; where its choice depends on the kernel version,
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from types import MappingProxyType
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...base.errors import ConfigurationError
 from .sysctls import HASH_SIZE, RESERVED_PORTS, TCP_BE_LIBERAL, AtLeast, Including, Wanted, port_ranges
+
+#: The kernel parameter of each timeout of connection tracking, by its name in the model of the configuration and in the
+#: module ``sysctls``.
+CONNTRACK_TIMEOUTS: Mapping[str, str] = MappingProxyType(
+    {
+        "tcp_established_timeout": "net.netfilter.nf_conntrack_tcp_timeout_established",
+        "tcp_close_wait_timeout": "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
+        "udp_timeout": "net.netfilter.nf_conntrack_udp_timeout",
+        "udp_stream_timeout": "net.netfilter.nf_conntrack_udp_timeout_stream",
+    }
+)
 
 #: Every kernel parameter that a profile may set, in any mode and on any kernel. A saved state may hold no others.
 KEYS = frozenset(
@@ -28,27 +40,22 @@ KEYS = frozenset(
         "net.ipv4.vs.expire_quiescent_template",
         "net.ipv4.vs.run_estimation",
         "net.netfilter.nf_conntrack_max",
-        "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
-        "net.netfilter.nf_conntrack_tcp_timeout_established",
-        "net.netfilter.nf_conntrack_udp_timeout",
-        "net.netfilter.nf_conntrack_udp_timeout_stream",
         HASH_SIZE,
         TCP_BE_LIBERAL,
+        *CONNTRACK_TIMEOUTS.values(),
     )
 )
 
 
 class ConntrackProfile(NamedTuple):
-    """Connection tracking settings; None (or False) keeps the kernel's value.
+    """Connection tracking settings; what is None, False or absent keeps the kernel's value.
 
-    ``maximum``: entries of the table, already computed from cores. Timeouts are whole seconds.
+    ``maximum``: entries of the table, already computed from cores. ``timeouts``: whole seconds by a name of
+    CONNTRACK_TIMEOUTS.
     """
 
     maximum: Optional[int] = None
-    tcp_established_seconds: Optional[int] = None
-    tcp_close_wait_seconds: Optional[int] = None
-    udp_seconds: Optional[int] = None
-    udp_stream_seconds: Optional[int] = None
+    timeouts: Mapping[str, int] = MappingProxyType({})
     be_liberal: bool = False
 
 
@@ -160,14 +167,8 @@ def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
         chosen["net.netfilter.nf_conntrack_max"] = Setting(wanted.maximum, f"connection tracking table: {why}")
         why = "a quarter of nf_conntrack_max, so that hash chains are short; larger values are not changed"
         chosen[HASH_SIZE] = Setting(AtLeast(wanted.maximum // 4), why)
-    for name, seconds in (
-        ("tcp_timeout_established", wanted.tcp_established_seconds),
-        ("tcp_timeout_close_wait", wanted.tcp_close_wait_seconds),
-        ("udp_timeout", wanted.udp_seconds),
-        ("udp_timeout_stream", wanted.udp_stream_seconds),
-    ):
-        if seconds is not None:
-            chosen[f"net.netfilter.nf_conntrack_{name}"] = Setting(seconds, "requested, in seconds")
+    for name, seconds in wanted.timeouts.items():
+        chosen[CONNTRACK_TIMEOUTS[name]] = Setting(seconds, "requested, in seconds")
     if wanted.be_liberal:
         chosen[TCP_BE_LIBERAL] = Setting(
             1, "requested: packets outside the TCP window are not INVALID, so the rule that drops those is omitted"
@@ -197,13 +198,10 @@ def _for_the_node(settings: ProfileSettings) -> Dict[str, Setting]:
 def profile(settings: ProfileSettings) -> Dict[str, Setting]:
     """Return key to wanted value and reason, for every parameter that the mode sets or deliberately does not set.
 
-    Raises ConfigurationError for an unknown mode, a negative number or an invalid list of port ranges.
+    Raises ConfigurationError for an unknown mode, a queue of no packets or an invalid list of port ranges.
     """
     if settings.mode not in _OF_MODE:
         raise ConfigurationError(f"mode {settings.mode!r}: not one of {', '.join(_OF_MODE)}")
-    for field, value in settings.conntrack._asdict().items():
-        if value is not None and value < 0:
-            raise ConfigurationError(f"conntrack.{field}: {value} is negative")
     chosen = _OF_MODE[settings.mode](settings)
     if settings.bridge_netfilter:
         why = "pods on one bridge reach each other by Service address"

@@ -8,15 +8,27 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, Tuple
 
 from ....configuration.conntrack import conntrack_maximum
-from ....configuration.model import KubeProxyConfiguration
+from ....configuration.model import ConntrackConfiguration, KubeProxyConfiguration
 from ....kernel.facts import NodeFacts
-from ....kernel.parameters.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
+from ....kernel.parameters.sysctl_profile import (
+    CONNTRACK_TIMEOUTS,
+    ConntrackProfile,
+    ProfileSettings,
+    profile,
+    wanted_values,
+)
 from ....kernel.parameters.sysctls import TCP_BE_LIBERAL, SysctlsResource, Wanted, resolve, unchangeable
 from ....resources import Stage
 
 
-def _whole_seconds(seconds: float) -> int | None:
-    return int(seconds) if seconds >= 1 else None
+def conntrack_profile(settings: ConntrackConfiguration, cores: int) -> ConntrackProfile:
+    """Return what to set of connection tracking; a timeout below a second, as 0, keeps the kernel's value."""
+    timeouts = {name: int(getattr(settings, name)) for name in CONNTRACK_TIMEOUTS}
+    return ConntrackProfile(
+        maximum=conntrack_maximum(settings.max_per_core, settings.min, cores),
+        timeouts={name: seconds for name, seconds in timeouts.items() if seconds},
+        be_liberal=settings.tcp_be_liberal,
+    )
 
 
 def profile_settings(
@@ -26,20 +38,12 @@ def profile_settings(
 
     ``localhost``: node ports answer on 127.0.0.1; see :func:`.rendering.build_settings.localhost_node_ports`.
     """
-    conntrack = configuration.conntrack
     return ProfileSettings(
         mode=configuration.mode,
         kernel_version=kernel_version,
         strict_arp=configuration.effective_strict_arp,
         route_localnet=localhost,
-        conntrack=ConntrackProfile(
-            maximum=conntrack_maximum(conntrack.max_per_core, conntrack.min, cores),
-            tcp_established_seconds=_whole_seconds(conntrack.tcp_established_timeout),
-            tcp_close_wait_seconds=_whole_seconds(conntrack.tcp_close_wait_timeout),
-            udp_seconds=_whole_seconds(conntrack.udp_timeout),
-            udp_stream_seconds=_whole_seconds(conntrack.udp_stream_timeout),
-            be_liberal=conntrack.tcp_be_liberal,
-        ),
+        conntrack=conntrack_profile(configuration.conntrack, cores),
     )
 
 
