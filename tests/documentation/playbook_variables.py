@@ -80,8 +80,8 @@ VARIABLES = (
         "migrate_kube_proxy_mode",
         ("migrate",),
         "",
-        "The mode of kube-proxy, if the hosts are served in another one. They are converged to it before they are "
-        "given back.",
+        "The mode of kube-proxy, to which hosts are converged before they are given back; by default that of its "
+        "ConfigMap.",
     ),
     PlaybookVariable("migrate_kube_proxy_name", _REMOVING, "kube-proxy", "Name of kube-proxy's DaemonSet."),
     PlaybookVariable("migrate_kube_proxy_namespace", _REMOVING, "kube-system", "Its namespace."),

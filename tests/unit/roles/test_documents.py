@@ -123,7 +123,7 @@ def test_the_return_to_kube_proxy_is_in_its_mode(tmp_path, file):
     (variables,) = (task["vars"] for task in tasks if "service_proxy_mode" in task.get("vars", {}))
     node = {
         **SERVICE_PROXY,
-        "migrate_kube_proxy_mode": "ipvs",
+        "migrate_back_mode": "ipvs",
         "agent_configuration": {"mode": "nftables"},
         "agent_node_configuration": {"ipvsFilterBackend": "nftables"},
     }
