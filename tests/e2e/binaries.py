@@ -25,10 +25,12 @@ PROGRAMS = {
     "ginkgo": "the suite, several specs at a time",
     "e2e.test": "the suite",
 }
+#: Those that only the runs of the suite need.
+SUITE_PROGRAMS = ("ginkgo", "e2e.test")
 
 
 class Binaries(NamedTuple):
-    """A directory that has all of :data:`PROGRAMS`."""
+    """A directory that has :data:`PROGRAMS`, without those of the suite if no run needs them."""
 
     directory: Path
 
@@ -43,8 +45,11 @@ class Binaries(NamedTuple):
         return {**found, "etcd": run([self.path("etcd"), "--version"]).splitlines()[0].split()[-1]}
 
 
-def find_binaries(directory: str) -> Binaries:
-    """Return the programs in a directory. Raises LabError with one line for each that is missing."""
+def find_binaries(directory: str, *, suite: bool = True) -> Binaries:
+    """Return the programs in a directory. Raises LabError with one line for each that is missing.
+
+    ``suite``: whether the suite is run.
+    """
     if not directory:
         raise LabError("no directory with Kubernetes' programs: make e2e KUBERNETES_BINARIES=DIRECTORY")
     place = Path(directory).resolve()
@@ -53,7 +58,7 @@ def find_binaries(directory: str) -> Binaries:
     missing = [
         f"{place / name}: {'not executable' if (place / name).exists() else 'missing'}; needed for {purpose}"
         for name, purpose in PROGRAMS.items()
-        if not os.access(place / name, os.X_OK) or not (place / name).is_file()
+        if (suite or name not in SUITE_PROGRAMS) and not (os.access(place / name, os.X_OK) and (place / name).is_file())
     ]
     if missing:
         raise LabError("\n".join(missing))

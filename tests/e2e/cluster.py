@@ -15,7 +15,7 @@ from tests.systemd.node import remove_left_over
 
 from .binaries import Binaries
 from .control_plane import ControlPlane
-from .images import image_names, pause_image, pod_images
+from .images import image_names, image_of, pod_images
 from .nodes import NODES, KubernetesNode
 
 
@@ -27,12 +27,13 @@ class Cluster:
     """
 
     def __init__(self, binaries: Binaries, scratch: Path, logs: Path) -> None:
+        self.binaries = binaries
         self.nodes: List[KubernetesNode] = []
         self._logs = logs
         self._closing = contextlib.ExitStack()
         remove_left_over()
         try:
-            names = image_names(binaries)
+            self.images = names = image_names(binaries)
             images = scratch / "images" / "pods.tar"
             images.parent.mkdir()
             pod_images(binaries, names, images)
@@ -46,7 +47,7 @@ class Cluster:
                 self._closing.callback(shutil.rmtree, place, ignore_errors=True)
                 self._closing.callback(node.close)
                 self.nodes.append(node)
-                node.join(self.control, pause_image(names))
+                node.join(self.control, image_of("pause", names))
         except BaseException:
             self.close()
             raise

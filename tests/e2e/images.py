@@ -31,7 +31,7 @@ CACHE = ROOT / ".cache" / "e2e"
 #: ends with a segmentation fault.
 PACKAGES = (
     *("wget", "curl", "bind9-dnsutils", "netcat-openbsd", "iproute2", "iputils-ping", "iptables", "nftables"),
-    *("conntrack", "openssl", "ca-certificates"),
+    *("conntrack", "openssl", "ca-certificates", "python3"),
 )
 #: What a container of an image starts, by the last part of the image's name.
 ENTRYPOINTS: Dict[str, Sequence[str]] = {
@@ -47,7 +47,12 @@ _HOOK = 'rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"
 
 
 def image_names(binaries: Binaries) -> List[str]:
-    """Return the names of the images that the suite can pull and that :data:`ENTRYPOINTS` has."""
+    """Return the names of the images that the suite can pull and that :data:`ENTRYPOINTS` has.
+
+    Without the suite, they have names of this machine.
+    """
+    if not Path(binaries.path("e2e.test")).exists():
+        return [f"localhost/{kind}:e2e" for kind in ENTRYPOINTS]
     listed = run([binaries.path("e2e.test"), "--list-images"]).split()
     names = sorted(name for name in listed if _kind(name) in ENTRYPOINTS)
     lacking = sorted(set(ENTRYPOINTS) - {_kind(name) for name in names})
@@ -60,9 +65,9 @@ def _kind(name: str) -> str:
     return name.rsplit("/", 1)[-1].split(":")[0]
 
 
-def pause_image(names: Sequence[str]) -> str:
-    """Return the name of the image of the pods' sandboxes."""
-    return next(name for name in names if _kind(name) == "pause")
+def image_of(kind: str, names: Sequence[str]) -> str:
+    """Return the name of an image by its last part: "pause" is the image of the pods' sandboxes."""
+    return next(name for name in names if _kind(name) == kind)
 
 
 def pod_images(binaries: Binaries, names: Sequence[str], target: Path) -> None:

@@ -9,13 +9,14 @@ import json
 from pathlib import Path
 from typing import Any, Dict
 
+from tests.lab.node import AUTHORIZED_KEYS, USER
 from tests.systemd.node import Node, wait_for
 
 from .addresses import CONTROL, DNS, DOMAIN, node_addresses, pod_networks
 from .binaries import Binaries
 from .control_plane import BRIDGE, ControlPlane
 
-PACKAGES = ("containerd", "runc", "containernetworking-plugins", "ethtool", "socat")
+PACKAGES = ("containerd", "runc", "containernetworking-plugins", "ethtool", "socat", "openssh-server", "sudo")
 #: Where a node sees Kubernetes' programs and the archive of images.
 PROGRAMS, IMAGES = "/opt/kubernetes", "/opt/images"
 #: How many nodes a cluster has.
@@ -76,7 +77,7 @@ class KubernetesNode(Node):
             place = scratch / part
             place.mkdir()
             more.append(f"--volume={place}:/var/lib/{part}")
-        super().__init__(name, scratch, "none", packages=PACKAGES, more=more)
+        super().__init__(name, scratch, "none", packages=PACKAGES, project=True, more=more)
 
     def join(self, control: ControlPlane, pause: str) -> None:
         """Connect the node to the control plane and start its kubelet; pods may be scheduled to it afterwards."""
@@ -103,6 +104,18 @@ class KubernetesNode(Node):
             lambda: control.kubectl("get", "node", self.name, f"--output=jsonpath={condition}") == "True",
             300,
         )
+
+    def admit(self, keys: Path) -> None:
+        """Let the ordinary user :data:`tests.lab.node.USER`, who has sudo, log in over ssh with these keys."""
+        self.run("useradd", "--create-home", USER)
+        self.write(f"/etc/sudoers.d/{USER}", f"{USER} ALL=(ALL) NOPASSWD: ALL\n")
+        self.copy(keys / "key.pub", AUTHORIZED_KEYS)
+        self.copy(keys / "hostkey", "/etc/ssh/hostkey")
+        self.run("chmod", "600", "/etc/ssh/hostkey")
+        self.write(
+            "/etc/ssh/sshd_config.d/test.conf", f"HostKey /etc/ssh/hostkey\nAuthorizedKeysFile {AUTHORIZED_KEYS}\n"
+        )
+        self.run("systemctl", "restart", "ssh.service")
 
     def _connect(self, control: ControlPlane) -> None:
         """Connect the node to the bridge beside the control plane, and its pods to those of the other nodes."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, List, Sequence
 
 from tests.systemd.agent import wait_for_activity
 from tests.systemd.node import run_playbook, wait_for
@@ -98,6 +98,90 @@ class KubeProxy:
         for node in self._nodes:
             node.run("systemctl", "stop", "kube-proxy.service")
             node.run(f"{PROGRAMS}/kube-proxy", "--config=/etc/kubernetes/kube-proxy.json", "--cleanup")
+
+
+_CONFIGURATION_PLACE = "/var/lib/kube-proxy"
+_KUBECONFIG = f"""\
+apiVersion: v1
+kind: Config
+clusters:
+- name: default
+  cluster:
+    certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt
+    server: {API_SERVER}
+contexts:
+- name: default
+  context:
+    cluster: default
+    namespace: default
+    user: default
+current-context: default
+users:
+- name: default
+  user:
+    tokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token
+"""
+
+
+def kubeadm_objects(mode: str, image: str) -> List[Dict[str, Any]]:
+    """Return kube-proxy as kubeadm installs it: an account, a ConfigMap with its configuration, and a DaemonSet.
+
+    The image has what kube-proxy needs; the program itself is the nodes'.
+    """
+    metadata = {"name": "kube-proxy", "namespace": "kube-system", "labels": {"k8s-app": "kube-proxy"}}
+    kubeconfig = {"kubeconfig": f"{_CONFIGURATION_PLACE}/kubeconfig.conf"}
+    subject = {"kind": "ServiceAccount", "name": "kube-proxy", "namespace": "kube-system"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node-proxier"}
+    volumes = {_CONFIGURATION_PLACE: {"configMap": {"name": "kube-proxy"}}}
+    volumes.update({path: {"hostPath": {"path": path}} for path in ("/run", "/lib/modules", PROGRAMS)})
+    container = {
+        "name": "kube-proxy",
+        "image": image,
+        "command": [
+            f"{PROGRAMS}/kube-proxy",
+            f"--config={_CONFIGURATION_PLACE}/config.conf",
+            "--hostname-override=$(NODE_NAME)",
+        ],
+        "env": [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        "securityContext": {"privileged": True},
+        "volumeMounts": [{"name": f"v{n}", "mountPath": path} for n, path in enumerate(volumes)],
+    }
+    pod = {
+        "hostNetwork": True,
+        "serviceAccountName": "kube-proxy",
+        "priorityClassName": "system-node-critical",
+        "tolerations": [{"operator": "Exists"}],
+        "volumes": [{"name": f"v{n}", **source} for n, source in enumerate(volumes.values())],
+        "containers": [container],
+    }
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "kubeadm:node-proxier"},
+            "subjects": [subject],
+            "roleRef": role,
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": {
+                "config.conf": json.dumps({**configuration(mode), "clientConnection": kubeconfig}),
+                "kubeconfig.conf": _KUBECONFIG,
+            },
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": metadata,
+            "spec": {
+                "selector": {"matchLabels": metadata["labels"]},
+                "template": {"metadata": {"labels": metadata["labels"]}, "spec": pod},
+            },
+        },
+    ]
 
 
 def _is_healthy(node: KubernetesNode) -> bool:

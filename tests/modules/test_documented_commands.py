@@ -21,11 +21,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ from tests.documentation.commands import (
     pages_with_commands,
     playbook_blocks,
 )
+from tests.documentation.shell import Shell, copy_clone
 from tests.lab.cluster import SNAPSHOT, Lab
 from tests.lab.node import USER
 from tests.modules.harness import ROOT
@@ -76,6 +75,9 @@ LIMITED = {
     "kubenode-proxy explain --from shop/web ": _HELP,
     # The stand-in for kubectl only reads.
     "kubectl annotate ": "kubectl() { :; }",
+    "kubectl --namespace kube-system delete ": "kubectl() { :; }",
+    # There is no agent to start.
+    "kubenode-proxy rollback --list": "systemctl() { :; }",
     # The shell has no virtual environment of the clone, and the laboratory's snapshot has other names of nodes.
     "PYTHONPATH=plugins .venv/bin/python ": _SOURCES,
     # The addresses of the example inventories are reserved for documentation.
@@ -106,51 +108,6 @@ json.dump({"apiVersion": "v1", "kind": "List", "items": items}, sys.stdout)
 """
 
 
-class Shell:
-    """A bash that runs one block after another and keeps its variables, like a user's shell."""
-
-    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
-        self.directory = directory
-        self.process = subprocess.Popen(
-            ["bash", "--norc", "--noprofile"],
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def type(self, text: str, before: str = "") -> tuple[int, str]:
-        """Run the lines up to the first that fails; return its status (0 if none failed) and the output."""
-        mark = f"== {uuid.uuid4()}"
-        # Run in the shell itself, since a later block uses what an earlier one has exported.
-        begin = f"unset -f ansible-playbook make kubenode-proxy kubectl reboot; {before}"
-        script = f"{begin}\nrun() {{\n{_stopping(text)}\n}}\nrun </dev/null"
-        self.process.stdin.write(f"{script}\nprintf '\\n%s %s\\n' '{mark}' $?\n")
-        self.process.stdin.flush()
-        printed = []
-        for line in self.process.stdout:
-            if line.startswith(mark):
-                return int(line.split()[-1]), "".join(printed)
-            printed.append(line)
-        raise AssertionError("the shell has ended: " + "".join(printed))
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
-
-
-def _stopping(text: str) -> str:
-    """Return the lines, each followed by a return from the function if the command failed."""
-    lines = []
-    for line in text.splitlines():
-        lines.append(line)
-        if line and not line.startswith("#") and not line.endswith("\\"):
-            lines.append("status=$?; [ $status = 0 ] || return $status")
-    return "\n".join(lines)
-
-
 @pytest.fixture(scope="module")
 def lab():
     with Lab(f"d{os.getpid() % 10000000}", SNAPSHOT, ["lab-iptables"]) as lab:
@@ -164,7 +121,7 @@ def shell(lab):
         home, clone, programs = (Path(scratch, name) for name in ("home", "clone", "bin"))
         for directory in (home, clone, programs, home / ".kube"):
             directory.mkdir()
-        _copy_clone(clone)
+        copy_clone(clone)
         _write_inventory(clone / "inventory", lab)
         certificates = make_certificates(Path(scratch, "certificates"))
         store = Store()
@@ -189,15 +146,6 @@ def shell(lab):
         finally:
             shell.close()
             server.close()
-
-
-def _copy_clone(target: Path) -> None:
-    """Copy the files tracked by git, without those that only the tests need."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in listed.split("\0"):
-        if name and not name.startswith("tests/") and (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
 
 
 def _cluster() -> list[dict[str, Any]]:

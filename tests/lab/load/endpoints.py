@@ -16,7 +16,8 @@ from tests.lab.system import socket_inside
 
 def _listen(endpoint: Endpoint) -> socket.socket:
     kind = socket.SOCK_STREAM if endpoint.protocol == "tcp" else socket.SOCK_DGRAM
-    sock = socket_inside(endpoint.place, family_of(endpoint.address), kind)
+    family = family_of(endpoint.address)
+    sock = socket_inside(endpoint.place, family, kind) if endpoint.place else socket.socket(family, kind)
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -39,7 +39,7 @@ class Flow(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """A server: its place, tcp or udp, the address to listen on (empty for all) and the port."""
+    """A server: its place (empty for where its program runs), tcp or udp, the address to listen on and the port."""
 
     place: str
     protocol: str

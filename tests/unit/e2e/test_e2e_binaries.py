@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.__main__ import chosen_runs, main
+from tests.e2e.__main__ import FIRST_DAY, chosen_runs, main
 from tests.e2e.binaries import PROGRAMS, find_binaries
 from tests.lab.system import LabError
 
@@ -38,6 +38,14 @@ def test_all_missing_programs_are_named_with_their_purpose(tmp_path: Path) -> No
     ]
 
 
+def test_only_runs_of_the_suite_need_its_programs(tmp_path: Path) -> None:
+    make_programs(tmp_path)
+    (tmp_path / "e2e.test").unlink()
+    assert find_binaries(str(tmp_path), suite=False).path("kubectl") == str(tmp_path / "kubectl")
+    with pytest.raises(LabError, match=r"e2e\.test: missing; needed for the suite"):
+        find_binaries(str(tmp_path))
+
+
 def test_no_directory_is_an_error_that_says_what_to_type() -> None:
     with pytest.raises(LabError, match=re.escape("make e2e KUBERNETES_BINARIES=DIRECTORY")):
         find_binaries("")
@@ -56,6 +64,7 @@ def test_runs_are_those_that_the_kernel_can_do() -> None:
     assert "ipvs" in chosen_runs([], ipvs=True)
     assert "ipvs" not in chosen_runs([], ipvs=False)
     assert "kube-proxy-nftables" in chosen_runs([], ipvs=False)
+    assert chosen_runs([], ipvs=False)[-1] == FIRST_DAY == chosen_runs([FIRST_DAY, "nftables"], ipvs=False)[-1]
     assert chosen_runs(["kube-proxy-ipvs"], ipvs=True) == ["kube-proxy-ipvs"]
     with pytest.raises(LabError, match="ipvs: this kernel has no module ip_vs"):
         chosen_runs(["nftables", "kube-proxy-ipvs"], ipvs=False)

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any, Dict
 
-from tests.e2e.images import ENTRYPOINTS, pause_image, write_archive
+from tests.e2e.images import ENTRYPOINTS, image_of, write_archive
 from tests.e2e.results import details, failures, read_report, summary
 
 NAMES = [
@@ -45,7 +45,7 @@ def test_images_share_layers_and_have_all_names(tmp_path: Path) -> None:
             assert item["Config"] == f"{hashlib.sha256(text).hexdigest()}.json"
             digests = [f"sha256:{hashlib.sha256(data).hexdigest()}" for data in layers.values()]
             assert json.loads(text)["rootfs"]["diff_ids"] == digests
-    assert pause_image(NAMES) == "registry.example/pause:3.10"
+    assert image_of("pause", NAMES) == "registry.example/pause:3.10"
 
 
 def spec(name: str, state: str, message: str = "", kind: str = "It") -> Dict[str, Any]:

@@ -49,9 +49,10 @@ ON_NODES = {
     "systemd-analyze": "systemd",
     "systemd-run": "systemd",
     "update-alternatives": "dpkg",
+    "useradd": "passwd",
 }
 #: Every Debian has these packages.
-ESSENTIAL = {"coreutils", "dpkg", "libc-bin"}
+ESSENTIAL = {"coreutils", "dpkg", "libc-bin", "passwd"}
 SHELL = """
     ! [ [[ { } ( ) . : break cd continue do done elif else esac eval exec exit export fi if local read return set shift
     then trap umask unset until wait while
