@@ -22,8 +22,10 @@ from .steps import Step
 #: The most entries in one portion, unless a single port has more: in nftables mode, those of lists are replaced in an
 #: eighth of a second.
 MOST_ENTRIES = 10_000
-#: The time that a portion may take; after one that took longer, the next ones are smaller.
+#: The time that a portion may take; after one that took longer, the next ones are smaller, but not smaller than this:
+#: each change of iptables takes some time, however small it is.
 MOST_SECONDS = 0.5
+FEWEST_ENTRIES = 250
 PORTION_PAUSE_SECONDS = 0.1
 #: While changes have arrived that are not processed yet, portions take a tenth of the loop's time.
 BEHIND_PAUSE_FACTOR = 9.0
@@ -140,7 +142,7 @@ class Portions:
     def took(self, seconds: float) -> None:
         """Adapt the size of portions to the time that the last one took."""
         if seconds > MOST_SECONDS:
-            self._most = min(MOST_ENTRIES, int(self._taken * MOST_SECONDS / seconds))
+            self._most = min(MOST_ENTRIES, max(FEWEST_ENTRIES, int(self._taken * MOST_SECONDS / seconds)))
         else:
             self._most = min(MOST_ENTRIES, 2 * self._most + 1)
 
