@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 from tests.kernel.agent_node import NODE, AgentNode, Object
+from tests.lab.system import ip_batch
 
 TABLE = "inet kubenode-network-policy"
 #: The table of the ports of bridges.
@@ -42,6 +45,21 @@ FROM_WEB = policy(
     podSelector={"matchLabels": {"app": "db"}},
     ingress=[{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}], "ports": [{"port": 80}]}],
 )
+
+
+@contextlib.contextmanager
+def bridge_port(address: str, gateway: str) -> Iterator[str]:
+    """Yield the network namespace of a pod with an address (empty: none yet) behind port0 of the bridge cni0."""
+    name = f"behind-port0-{os.getpid()}"
+    lines = ["link add cni0 type bridge", "link set cni0 up", f"addr add {gateway} dev cni0", f"netns add {name}"]
+    lines += [f"link add port0 type veth peer eth0 netns {name}", "link set port0 master cni0 up"]
+    try:
+        ip_batch(lines)
+        if address:
+            ip_batch([f"addr add {address} dev eth0", "link set eth0 up"], name)
+        yield name
+    finally:
+        ip_batch([f"netns del {name}", "link del cni0"])
 
 
 def policy_node(scratch: Path, **configuration: Any) -> AgentNode:

@@ -15,7 +15,7 @@ from typing import Iterator
 import pytest
 
 from tests.kernel.agent_node import NODE, AgentNode, service_manager, wait_for
-from tests.kernel.policy_node import TABLE, elements, granted, isolated, pod, policy, policy_node
+from tests.kernel.policy_node import PORTS, TABLE, bridge_port, elements, granted, isolated, pod, policy, policy_node
 from tests.lab import system
 
 
@@ -46,6 +46,25 @@ def test_changes_by_another_program_are_repaired(node):
     wait_for(isolated, 30)
     subprocess.run(["nft", "delete", "table", *TABLE.split()], check=True)
     wait_for(lambda: isolated() and granted(), 30)
+
+
+def test_the_table_of_ports_is_repaired_and_removed(node):
+    def checked():
+        shown = subprocess.run(["nft", "list", "table", *PORTS.split()], capture_output=True, text=True, check=False)
+        return '"port0" . 10.244.0.5' in shown.stdout and "@here6" in shown.stdout
+
+    with bridge_port("10.244.0.5/24", "10.244.0.1/24"):
+        node.start()
+        wait_for(checked, 30)
+        for words in (f"flush set {PORTS} bound4", f"flush chain {PORTS} frames", f"delete table {PORTS}"):
+            subprocess.run(["nft", *words.split()], check=True)
+            wait_for(checked, 30)
+        node.stop()
+        node.node_configuration["networkPolicy"] = {"enabled": True, "checkSources": False}
+        node.write_configuration()
+        node.start()
+        wait_for(lambda: not checked(), 30)
+        assert isolated() and granted()
 
 
 def test_policies_stay_in_force_without_agent_and_without_api_server(node):

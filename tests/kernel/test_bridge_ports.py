@@ -170,6 +170,23 @@ def test_frames_that_no_policy_judges_do_not_pass(lab):
     assert lab.arrived(sent) == sent.keys()
 
 
+def test_a_change_of_the_mode_leaves_the_table_alone(lab):
+    """Its chain keeps its handle, so that no frame passes unchecked meanwhile; a cleanup removes it."""
+
+    def shown():
+        return lab.node.inside("nft", "-a", "-s", "list", "ruleset", "bridge")
+
+    lab.converge(*POLICIES)
+    before = shown()
+    assert "# handle" in before and f'"veth13" . {V4[FREE]}' in before
+    for mode in ("iptables", "nftables"):
+        lab.node.environment["LAB_MODE"] = mode
+        lab.converge(*POLICIES)
+        assert shown() == before
+    lab.node.clean_up()
+    assert shown() == ""
+
+
 def test_duplicate_addresses_are_detected(lab):
     """A pod gets its own address, and learns that another one has the victim's."""
     lab.converge(*POLICIES)

@@ -15,7 +15,7 @@ import subprocess
 import pytest
 
 from tests.kernel.agent_node import wait_for
-from tests.kernel.policy_node import PORTS, TABLE, elements, policy, policy_node
+from tests.kernel.policy_node import PORTS, TABLE, bridge_port, elements, policy, policy_node
 from tests.lab.system import ip_batch
 from tests.netpol import cases
 from tests.netpol.network import Network
@@ -228,17 +228,12 @@ def test_destinations_that_are_not_judged_are_reached(lab, tmp_path):
 def test_the_agent_looks_soon_for_a_port_that_it_did_not_find(tmp_path):
     """Nothing announces an address in the network namespace of a pod."""
     node = policy_node(tmp_path, networkPolicy={"enabled": True})
-    ip_batch(["link add cni0 type bridge", "link set cni0 up", "addr add 10.244.0.1/24 dev cni0", "netns add laterpod"])
-    ip_batch(["link add port0 type veth peer eth0 netns laterpod", "link set port0 master cni0", "link set port0 up"])
-    try:
+    with contextlib.closing(node), bridge_port("", "10.244.0.1/24") as pod:
         node.start()
         wait_for(lambda: '"cni0"' in elements("pod-links"), 30)
         assert "10.244.0.5" not in elements("bound4", PORTS)
-        ip_batch(["addr add 10.244.0.5/24 dev eth0", "link set eth0 up"], "laterpod")
+        ip_batch(["addr add 10.244.0.5/24 dev eth0", "link set eth0 up"], pod)
         wait_for(lambda: '"port0" . 10.244.0.5' in elements("bound4", PORTS), 20)
-    finally:
-        node.close()
-        ip_batch(["netns del laterpod"])
 
 
 def test_the_agent_follows_the_interfaces_of_pods(tmp_path):

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from typing import Iterator
+
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
+from tests.kernel.policy_node import PORTS, bridge_port
 from tests.kernel.rollback_node import (
     POLICIES_OFF,
     POLICIES_ON,
@@ -56,6 +59,14 @@ def node(tmp_path) -> Node:
     return Node(tmp_path)
 
 
+@pytest.fixture
+def bridge() -> Iterator[None]:
+    """A pod of the node on a bridge, whose ports have a table of their own."""
+    with bridge_port("10.244.1.11/24", "10.244.1.1/24"):
+        yield
+
+
+@pytest.mark.usefixtures("bridge")
 def test_network_policies_are_restored_as_they_were(node) -> None:
     states = [dump()]
     for settings, *cases in (
@@ -65,7 +76,9 @@ def test_network_policies_are_restored_as_they_were(node) -> None:
     ):
         node.converge("nftables", **policies(settings, *cases))
         states.append(dump())
-    assert [POLICY_TABLE in state for state in states] == [False, True, True, False]
+    for table in (POLICY_TABLE, f"table {PORTS}"):
+        assert [table in state for state in states] == [False, True, True, False]
+    assert '"port0" . 10.244.1.11' in str(states[1][f"table {PORTS}"])
     assert "10.1.0.1" in str(states[1]) and "tier-ports-accept" in str(states[1])
     for number in (3, 2, 1, 3, 1, 2):
         preview = node.roll_back(number, keep=20, check=True, describe=True)
