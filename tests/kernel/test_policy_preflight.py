@@ -48,6 +48,8 @@ def test_pods_on_a_bridge_need_br_netfilter(root):
     assert "bridge-nf-call-ip6tables is 0" in str(found) and "IPv6" in str(found)
     call("bridge-nf-call-ip6tables", 1)
     assert bridge_findings(PODS, root) == []
+    (found,) = bridge_findings(PODS, root, lambda: False)
+    assert found.name == "bridge-ports" and "cni0" in found.what and "CONFIG_NF_TABLES_BRIDGE" in found.remedy
 
 
 def test_routed_pods_and_bridges_of_others_need_nothing(root):

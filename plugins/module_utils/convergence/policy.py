@@ -173,7 +173,8 @@ def policy_findings(cluster: ClusterState, settings: NetworkPolicySettings, node
     """Return findings about anything that keeps policies from being enforced on this node, or that enforces others."""
     pods = (pod for pod in cluster.policy.pods.values() if pod.node_name == node_name and counts(pod))
     addresses = [address for pod in pods for address in pod.addresses]
-    found = [*bridge_findings(addresses), *other_implementations(processes())]
+    judges_frames = _judges_frames if settings.check_sources else lambda: True
+    found = [*bridge_findings(addresses, judges_frames=judges_frames), *other_implementations(processes())]
     if settings.unknown_pods == DENY:
         found += unknown_pod_findings(addresses, pod_ranges(cluster, settings, node_name))
     return found

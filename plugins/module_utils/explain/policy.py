@@ -14,7 +14,7 @@ from ..cluster.policies.policy_model import EGRESS, INGRESS, Pod
 from ..cluster.state import ClusterState
 from ..networkpolicy.matching.owners import Address, counts
 from ..networkpolicy.node_policy import NodePolicy
-from ..networkpolicy.rows import CLASS, EGRESS_EXEMPT, GRANT, ISOLATED, PORTS, Row
+from ..networkpolicy.rows import BOUND, CLASS, EGRESS_EXEMPT, GRANT, ISOLATED, PORT_BOUND, PORTS
 from ..networkpolicy.verdicts import ITSELF, Flow, SideVerdict, Verdicts
 from ..rendering.networkpolicy.elements import Elements
 from ..rendering.networkpolicy.sets import Options
@@ -183,7 +183,7 @@ class PolicyExplainer:
             "service": target.via,
             "allowed": all(side["allowed"] for side in sides),
             "sides": sides,
-            "programmed": [line for pair in self._programmed(raw_source, raw_target) for line in pair],
+            "programmed": [line for pair in self._programmed(raw_source, raw_target, forged) for line in pair],
         }
 
     def _side(self, direction: str, own: Address, flow: Flow, via: str, *, from_node: bool) -> Dict[str, Any]:
@@ -215,11 +215,14 @@ class PolicyExplainer:
             "misses": list(verdict.misses),
         }
 
-    def _programmed(self, source: Address, target: Address) -> Iterator[List[str]]:
-        """Yield the elements that the table has for the two ends, in the syntax of the nft program."""
+    def _programmed(self, source: Address, target: Address, forged: bool) -> Iterator[List[str]]:
+        """Yield the elements that the tables have for the two ends, in the syntax of the nft program.
+
+        ``forged``: the source is not the sender's, so those that bind it to an interface or a port decide.
+        """
         rows = self._policy.table.rows
         judge = self._policy.judge()
-        wanted: List[Row] = []
+        wanted = [row for row in rows if row[0] in (BOUND, PORT_BOUND) and row[2] == source] if forged else []
         for side, own, peer in (("out", source, target), ("in", target, source)):
             if (ISOLATED, side, own) in rows:
                 number = judge.class_of(peer)

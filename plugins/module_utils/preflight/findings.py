@@ -33,6 +33,7 @@ FORWARD_DROP = "forward-drop"
 OTHER_IPTABLES = "other-iptables"
 OTHER_POLICIES = "other-network-policies"
 BRIDGE_NETFILTER = "bridge-netfilter"
+BRIDGE_PORTS = "bridge-ports"
 UNKNOWN_PODS = "unknown-pods"
 NODE = "node"
 INCOMPLETE_SNAPSHOT = "incomplete-snapshot"
@@ -59,6 +60,7 @@ NAMES = (
     OTHER_IPTABLES,
     OTHER_POLICIES,
     BRIDGE_NETFILTER,
+    BRIDGE_PORTS,
     UNKNOWN_PODS,
     NODE,
     INCOMPLETE_SNAPSHOT,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 from ..base.addresses import FAMILIES, IPV4, IPV6, Network, family_of
 from ..base.errors import KernelError
@@ -14,7 +14,7 @@ from ..kernel import facts
 from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import NetlinkSocket
 from ..kernel.nftables.listing import nft_chains, nft_tables
-from .findings import BRIDGE_NETFILTER, ERROR, OTHER_POLICIES, UNKNOWN_PODS, WARNING, Finding
+from .findings import BRIDGE_NETFILTER, BRIDGE_PORTS, ERROR, OTHER_POLICIES, UNKNOWN_PODS, WARNING, Finding
 from .processes import Process, option, programs
 
 #: Tables and the beginnings of names of chains that other implementations create.
@@ -72,13 +72,17 @@ def _in_nftables() -> Iterator[Tuple[str, str]]:
         return
 
 
-def bridge_findings(addresses: Iterable[str], root: str = "") -> List[Finding]:
+def bridge_findings(
+    addresses: Iterable[str], root: str = "", judges_frames: Callable[[], bool] = lambda: True
+) -> List[Finding]:
     """Return an error if pods of this node share a bridge whose packets the table does not see.
 
     ``addresses``: of the pods. The kernel shows packets between ports of one bridge to IP hooks only if br_netfilter
-    is loaded and its parameter for the family is 1.
+    is loaded and its parameter for the family is 1. It is a warning if the ports must be known, and ``judges_frames``
+    returns that nf_tables does not see frames.
     """
     every, findings = list(addresses), []
+    shared: Set[str] = set()
     for family in FAMILIES:
         own = [address for address in every if family_of(address) == family]
         bridges = {
@@ -88,6 +92,7 @@ def bridge_findings(addresses: Iterable[str], root: str = "") -> List[Finding]:
             and os.path.isdir(f"{root}/sys/class/net/{device}/bridge")
             and any(map(network.contains, own))
         }
+        shared |= bridges
         key = _CALLS[family]
         value = (facts.read_text(f"{root}/proc/sys/{key.replace('.', '/')}") or "").strip()
         if bridges and value != "1":
@@ -95,6 +100,11 @@ def bridge_findings(addresses: Iterable[str], root: str = "") -> List[Finding]:
             what = f"pods of this node share the bridge {', '.join(sorted(bridges))}, and {key} {state}, so that"
             what += f" policies between them have no effect ({family})"
             findings.append(Finding(BRIDGE_NETFILTER, ERROR, what, f"modprobe br_netfilter, and set {key} to 1"))
+    if shared and not judges_frames():
+        what = f"pods of this node share the bridge {', '.join(sorted(shared))}, and nf_tables of this kernel sees no"
+        what += " frames of bridges, so that a pod can send with the addresses of others on its bridge"
+        remedy = "boot a kernel with CONFIG_NF_TABLES_BRIDGE; all else is enforced without"
+        findings.append(Finding(BRIDGE_PORTS, WARNING, what, remedy))
     return findings
 
 

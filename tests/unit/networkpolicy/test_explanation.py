@@ -18,7 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.explain.policy impo
     Resolved,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
-from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import HERE
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import BRIDGED, HERE, PORT_BOUND
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
 
 NODE_ADDRESS = "172.18.0.2"
@@ -273,6 +273,11 @@ def test_a_source_that_is_not_the_senders_is_forged():
     found.set_links([(HERE, packed("10.244.1.13")), (HERE, packed("10.244.1.14"))])
     reason = "denied: dropped where it arrives, because its source is an address of this node or of a pod of this node"
     assert explained("bank/vip") == explained("shop/claim") == (False, reason)
+    port = (PORT_BOUND, "veth13", packed("10.244.1.13"))
+    found.set_links([(HERE, port[2]), (HERE, packed("10.244.1.14")), (BRIDGED,), port])
+    document = explainer.document(parse_end("shop/claim", False), parse_end("203.0.113.9:80/tcp", True))
+    bound = 'element bridge kubenode-network-policy bound4 { "veth13" . 10.244.1.13 }'
+    assert bound in document["connections"][0]["programmed"]
     assert explained("shop/other") == (True, "not isolated")
     assert explained(NODE_ADDRESS)[0] and explained("10.244.1.13")[0]
 
