@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, TypeVar
 
+from ..base.closing import Closing
 from ..base.errors import PreflightError
 from ..base.progress import Progress, unheeded
 from ..kernel.facts import PROC_IPVS, kernel_release
@@ -74,7 +74,7 @@ class ListenerAccess:
         return 0
 
 
-class KernelHandles:
+class KernelHandles(Closing):
     """Netlink sockets in the network namespace of the calling thread; a context manager.
 
     ``progress`` is called between the parts of long work with the kernel. ``listeners``: those of userspace mode, which
@@ -96,15 +96,8 @@ class KernelHandles:
         self._ipset: Optional[IpsetSocket] = None
         self._route: Optional[NetlinkSocket] = None
 
-    def __enter__(self) -> KernelHandles:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def close(self) -> None:
+        """Close all sockets; closing twice is harmless."""
         self._close_ipvs()
         self._open.close()
 

@@ -52,40 +52,36 @@ def parse_packet(prefix: str, data: bytes) -> Optional[LoggedPacket]:
     return LoggedPacket(prefix, source, destination, protocol, port)
 
 
-class PacketLog:
+class PacketLog(NetlinkListener):
     """The reader of one NFLOG group in the network namespace of the calling thread; a group has only one.
 
     Raises KernelError if another program reads the group, or without the right to.
     """
 
     def __init__(self, group: int) -> None:
-        self._what = f"NFLOG group {group}"
-        self._listener = NetlinkListener(NETLINK_NETFILTER, (), self._what)
+        self._name = f"NFLOG group {group}"
+        super().__init__(NETLINK_NETFILTER, (), self._name)
         header = struct.pack("!BBH", 0, 0, group)
         mode = struct.pack("!IBB", 0, _COPY_PACKET, 0)
         try:
             for part in (attribute(_CFG_CMD, _BIND), attribute(_CFG_MODE, mode)):
                 body = header + part
                 message = HEADER.pack(HEADER.size + len(body), _CONFIG, _REQUEST_WITH_ACK, 1, 0) + body
-                self._listener.send(message)
+                self.send(message)
                 # The kernel answers before the call to send it returns.
                 list(self.packets())
         except KernelError:
-            self._listener.close()
+            self.close()
             raise
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-        return self._listener.fileno()
 
     def packets(self) -> Iterator[LoggedPacket]:
         """Yield the packets that have arrived, without waiting. Raises KernelError."""
-        for notification in self._listener.notifications():
+        for notification in self.notifications():
             payload = notification.payload
             if notification.kind == _NLMSG_ERROR:
                 (code,) = struct.unpack_from("=i", payload)
                 if code:
-                    raise KernelError(f"{self._what}: {os.strerror(-code)}")
+                    raise KernelError(f"{self._name}: {os.strerror(-code)}")
             elif notification.kind == _PACKET:
                 found = parse_attributes(payload, GENMSG_BYTES, len(payload))
                 if _PAYLOAD in found:
@@ -93,7 +89,3 @@ class PacketLog:
                     packet = parse_packet(prefix, bytes(found[_PAYLOAD]))
                     if packet is not None:
                         yield packet
-
-    def close(self) -> None:
-        """Stop reading; closing twice is harmless."""
-        self._listener.close()

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Generator, Iterable, Iterator, List, Optional, Sequence, Type, TypeVar
+from typing import Callable, Generator, Iterable, Iterator, List, Optional, Sequence, TypeVar
 
 from ...base.addresses import IPV6
+from ...base.closing import Closing
 from ...base.errors import KernelError
 from ...base.progress import Progress, unheeded
 from ..netlink.attributes import attribute, nested
@@ -75,7 +76,7 @@ def collected(read: Callable[[], Iterable[Found]]) -> List[Found]:
     return finished(collecting(read))
 
 
-class ConntrackSocket:
+class ConntrackSocket(Closing):
     """A connection to connection tracking in the calling thread's network namespace; a context manager.
 
     ``progress`` is called while a large table is read. Raises KernelError if no socket can be opened.
@@ -88,12 +89,6 @@ class ConntrackSocket:
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""
         self._netlink.close()
-
-    def __enter__(self) -> ConntrackSocket:
-        return self
-
-    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
-        self.close()
 
     def dump(self, family: str, only: bytes = b"") -> Iterator[Slice]:
         """Yield the entries of a family as they arrive: buffer, message type, start of ``struct nfgenmsg``, and end.

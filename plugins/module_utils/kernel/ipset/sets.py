@@ -10,8 +10,9 @@ Adding what exists already and removing what does not exist are not errors.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Type
+from typing import Collection, Dict, Iterable, List, Mapping
 
+from ...base.closing import Closing
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import SetDefinition, SetElementKey
 from ...rendering.ipvs.sets import BITMAP_PORT
@@ -25,7 +26,7 @@ from . import messages
 _TEMPORARY = "KUBENODE-SWAP"
 
 
-class IpsetSocket:
+class IpsetSocket(Closing):
     """A connection to the ipsets of the calling thread's network namespace; a context manager.
 
     Raises KernelError if the kernel has no ipsets (module ip_set) or no socket can be opened.
@@ -50,12 +51,6 @@ class IpsetSocket:
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""
         self.netlink.close()
-
-    def __enter__(self) -> IpsetSocket:
-        return self
-
-    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
-        self.close()
 
     def _list(self, name: str = "", header_only: bool = False) -> List[Slice]:
         try:

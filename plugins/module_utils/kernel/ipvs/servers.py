@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from ...base.addresses import IPV4, family_of
+from ...base.closing import Closing
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ...rendering.ipvs.text import real_server_line, virtual_server_line
@@ -29,7 +30,7 @@ from . import messages
 _FAMILY = "IPVS"
 
 
-class IpvsSocket:
+class IpvsSocket(Closing):
     """A connection to IPVS in the network namespace of the calling thread; a context manager.
 
     Raises KernelError if the kernel has no IPVS (module ip_vs not loaded) or no socket can be opened.
@@ -50,12 +51,6 @@ class IpvsSocket:
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""
         self.netlink.close()
-
-    def __enter__(self) -> IpvsSocket:
-        return self
-
-    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
-        self.close()
 
     def _check_family(self, errors: Iterable[MessageError]) -> None:
         """Raise KernelError if ip_vs was unloaded: the kernel then answers as for a server that does not exist."""

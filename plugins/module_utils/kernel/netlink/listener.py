@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Iterator, List, NamedTuple, Sequence, Type, TypeVar
+from typing import Iterator, List, NamedTuple, Sequence
 
+from ...base.closing import Closing
 from ...base.errors import KernelError
 from ...base.socket_filter import ALL_BYTES, JUMP_EQUAL, LOAD_WORD, RETURN, Instruction, attach
 from .protocol import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
-
-Self = TypeVar("Self", bound="NetlinkListener")
 
 _SO_RCVBUFFORCE = 33
 #: One transaction of nf_tables can cause tens of thousands of notifications at once.
@@ -32,7 +31,7 @@ class Notification(NamedTuple):
     payload: memoryview
 
 
-class NetlinkListener:
+class NetlinkListener(Closing):
     """A socket that only receives, in the network namespace of the calling thread; a context manager.
 
     ``groups``: multicast groups by number (``RTNLGRP_...``, ``NFNLGRP_...``). ``ignored``: netlink ports; the kernel
@@ -65,12 +64,6 @@ class NetlinkListener:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
         except PermissionError:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, kind: Type[BaseException], value: BaseException, trace: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""

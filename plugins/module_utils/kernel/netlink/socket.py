@@ -27,8 +27,9 @@ import errno
 import socket
 import struct
 from itertools import islice
-from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Union
+from typing import Iterable, Iterator, List, Sequence, Tuple, Union
 
+from ...base.closing import Closing
 from ...base.errors import KernelError
 from ...base.progress import Progress, unheeded
 from .encoding import encode_ready, encode_sends
@@ -64,8 +65,6 @@ _RECEIVE_TIMEOUT_SECONDS = 120
 _DUMP_ATTEMPTS = 10
 _UNLIMITED = 1 << 62
 
-Self = TypeVar("Self", bound="NetlinkSocket")
-
 
 class DumpInterrupted(Exception):
     """The dumped table changed during the read (NLM_F_DUMP_INTR): the dump may lack or repeat entries."""
@@ -80,7 +79,7 @@ def is_supported(protocol: int) -> bool:
     return True
 
 
-class NetlinkSocket:
+class NetlinkSocket(Closing):
     """A netlink socket in the network namespace of the calling thread; a context manager.
 
     ``protocol``: NETLINK_ROUTE, NETLINK_NETFILTER or NETLINK_GENERIC. ``send_bytes`` limits one send; a value above the
@@ -146,12 +145,6 @@ class NetlinkSocket:
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""
         self._socket.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, kind: Type[BaseException], value: BaseException, trace: object) -> None:
-        self.close()
 
     def _next_sequence(self, count: int) -> int:
         """Return the first of ``count`` new sequence numbers; none is zero, the number of notifications."""

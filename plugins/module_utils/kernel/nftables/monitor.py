@@ -8,7 +8,7 @@ This reads nothing from the kernel's tables. Source: linux/netfilter/nf_tables.h
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, Iterable, Mapping, Set, Type, TypeVar
+from typing import Callable, Collection, Dict, Iterable, Mapping, Set
 
 from ...rendering.nftables.objects import TABLE_DORMANT, TABLE_NAME
 from ..netlink.attributes import attribute_text, parse_attributes
@@ -24,8 +24,6 @@ from .attributes import (
     NFTA_TABLE_FLAGS,
     NFTA_TABLE_NAME,
 )
-
-Self = TypeVar("Self", bound="NftMonitor")
 
 _FAMILIES = {number: family for family, number in messages.FAMILY_NUMBERS.items()}
 #: The kernel sends no notifications of clients that the packet path adds to the sets of session affinity.
@@ -61,7 +59,7 @@ def _attributes(notification: Notification) -> Dict[int, memoryview]:
     return parse_attributes(payload, GENMSG_BYTES, len(payload))
 
 
-class NftMonitor:
+class NftMonitor(NetlinkListener):
     """Receives the transactions of nf_tables, of both families. Raises KernelError if there is no socket.
 
     ``author``: the program that made the last of the :meth:`changes`, if the kernel named it; ``lost``: notifications
@@ -69,25 +67,11 @@ class NftMonitor:
     """
 
     def __init__(self, own_ports: Iterable[int] = ()) -> None:
-        self.author = ""
         # All notifications of one datagram are about the same transaction.
-        self._listener = NetlinkListener(NETLINK_NETFILTER, (NFNLGRP_NFTABLES,), "nf_tables", tuple(own_ports))
+        super().__init__(NETLINK_NETFILTER, (NFNLGRP_NFTABLES,), "nf_tables", tuple(own_ports))
+        self.author = ""
         self._touched: Set[str] = set()
         self.lost = False
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, kind: Type[BaseException], value: BaseException, trace: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop listening; closing twice is harmless."""
-        self._listener.close()
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-        return self._listener.fileno()
 
     def changes(self) -> Set[str]:
         """Return the families in which other programs have changed objects of ours since the last call.
@@ -96,7 +80,7 @@ class NftMonitor:
         """
         found: Set[str] = set()
         self.author = ""
-        for notification in self._listener.notifications():
+        for notification in self.notifications():
             if notification.kind == NEW_GENERATION:
                 # The final message of a transaction follows those about the changed objects.
                 generation = _attributes(notification)
@@ -108,7 +92,7 @@ class NftMonitor:
                 family = _FAMILIES.get(notification.payload[0])
                 if family is not None and self._concerns_us(family, notification):
                     self._touched.add(family)
-        self.lost = self._listener.pop_lost()
+        self.lost = self.pop_lost()
         if self.lost:
             found.update(_FAMILIES.values())
         return found

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import time
-from typing import Dict, Iterator, List, Mapping, Optional, Type, TypeVar
+from typing import Dict, Iterator, List, Mapping, Optional
 
+from ...base.closing import Closing
 from ...base.errors import KernelError
 from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.objects import (
@@ -29,8 +30,6 @@ from .observation import Reader
 from .parts import TableParts
 from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction
 
-Self = TypeVar("Self", bound="NftablesResource")
-
 _ATTEMPTS = 5
 #: Kernels before 6.2 count a chain as referred to for a moment after the last element that names it was removed.
 _BUSY_ATTEMPTS = 15
@@ -50,7 +49,7 @@ class TransactionRefused(KernelError):
         self.busy_chains = busy_chains
 
 
-class NftablesResource(Resource[Key, Value]):
+class NftablesResource(Resource[Key, Value], Closing):
     """Table ``kube-proxy`` of one family (IPv4: ``ip``, IPv6: ``ip6``) in the network namespace of the calling thread.
 
     Close it with :meth:`close` or use it in a ``with`` statement. ``longest_call``: seconds that the longest single
@@ -73,12 +72,6 @@ class NftablesResource(Resource[Key, Value]):
         self._encoder = Encoder(self._table_family, self.table)
         self._planner = Planner(self._encoder, most_elements)
         self._sock: Optional[NetlinkSocket] = None
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, kind: Type[BaseException], value: BaseException, trace: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""

@@ -37,28 +37,16 @@ class LinkRemoved(NamedTuple):
     name: str
 
 
-class AddressMonitor:
+class AddressMonitor(NetlinkListener):
     """Listens for added and removed addresses and for removed links. Raises KernelError if no socket can be opened."""
 
     def __init__(self) -> None:
         groups = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)
-        self._listener = NetlinkListener(NETLINK_ROUTE, groups, "routing netlink")
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-        return self._listener.fileno()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._listener.close()
-
-    def pop_lost(self) -> bool:
-        """Return whether events were lost since the last call, because the socket was not read in time."""
-        return self._listener.pop_lost()
+        super().__init__(NETLINK_ROUTE, groups, "routing netlink")
 
     def events(self) -> Iterator[Union[AddressEvent, LinkRemoved]]:
         """Yield the events since the last call, without waiting. Raises KernelError."""
-        for kind, payload in self._listener.notifications():
+        for kind, payload in self.notifications():
             if kind == RTM_DELLINK:
                 attributes = parse_attributes(payload, _IFINFOMSG_BYTES, len(payload))
                 if IFLA_IFNAME in attributes:

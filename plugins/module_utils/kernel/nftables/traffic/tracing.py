@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import select
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ....base.addresses import packed
+from ....base.closing import Closing
 from ....base.errors import KernelError
 from ....rendering.decision import Arrival, Client
 from ....rendering.nftables import expressions as x
@@ -83,7 +84,7 @@ def _rule(family: str, client: Client, arrival: Arrival) -> Rule:
     return Rule((*parts, limit, x.value(b"\x01", 0), x.set_meta(_META_NFTRACE)))
 
 
-class Tracer:
+class Tracer(Closing):
     """Traces the packets of a flow while it is open; a context manager. Raises KernelError."""
 
     def __init__(self, family: str, client: Client, arrival: Arrival) -> None:
@@ -120,12 +121,6 @@ class Tracer:
         """Stop tracing: the kernel deletes the table with the socket."""
         self._sock.close()
         self._listener.close()
-
-    def __enter__(self) -> Tracer:
-        return self
-
-    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
-        self.close()
 
     def follow(self, seconds: float) -> List[Hit]:
         """Return the decisions about the packets of the next seconds, at most MOST_PACKETS. Raises KernelError."""
