@@ -85,7 +85,13 @@ class MergedTables:
         """
         self.lost, self._there = set(owners), set()
         for table, rows in self.tables.items():
-            self.journal[table] = {key: ABSENT for key in rows if not self._is_lost(table, key)}
+            contributed = self._contributors[table]
+            derived = rows.keys() - contributed.keys() if len(rows) > len(contributed) else ()
+            self.journal[table] = dict.fromkeys(derived, ABSENT)
+        # The entries of those that are lost may be a million.
+        for owner in self._entries.keys() - self.lost:
+            for table, key, _value in self._entries[owner]:
+                self.journal[table][key] = ABSENT
 
     def add_again(self, owner: Owner) -> None:
         """Journal what an owner that is lost contributes as absent."""

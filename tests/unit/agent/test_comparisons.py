@@ -119,6 +119,20 @@ def test_after_a_step_that_failed_everything_is_compared_at_once(bench: SyncBenc
     assert not bench.sync.syncer.last_error and bench.table == desired(bench)
 
 
+def test_a_mode_that_cannot_be_divided_is_compared_in_one_sync(
+    bench: SyncBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What watches its tables must know that they were observed just now, not some time before."""
+    (proxier,) = bench.sync.proxiers.families
+    (stage,) = proxier.stages
+    monkeypatch.setattr(proxier, "stages", [stage._replace(desired=lambda _observed: stage.desired)])
+    drifted(bench)
+    bench.sync.syncer.suspects["IPv4"] = DRIFT
+    bench.sync.sync()
+    assert bench.table == desired(bench)
+    assert bench.sync.drift.syncs[-1][1] is True and not bench.sync.syncer.is_waiting
+
+
 def test_what_could_not_be_programmed_comes_early_in_the_comparison(bench: SyncBench) -> None:
     put(bench, small(2))
     bench.mode.resource.failure = "the table is missing"

@@ -333,6 +333,11 @@ class Proxier:
         self.tables.forget_lost()
         return result_of(planned, seconds)
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether :meth:`compare` takes steps: there is one resource, whose desired table does not depend on it."""
+        return len(self.stages) == 1 and not callable(self.stages[0].desired)
+
     def compare(self, later: Callable[[], Iterable[NamespacedName]]) -> Iterator[SyncResult]:
         """Do what :meth:`full` does, in steps between which the desired tables and the kernel may change together.
 
@@ -341,7 +346,7 @@ class Proxier:
         KernelError; the next sync is then full, too.
         """
         resource, desired = self.stages[0].resource, self.stages[0].desired
-        if len(self.stages) > 1 or callable(desired):
+        if not self.is_divisible or callable(desired):
             yield self.full()
             return
         urgent = self._unapplied.with_keys_of(self.tables.pop_changes().get(resource.kind, NO_CHANGE))
