@@ -121,8 +121,8 @@ def comparison(module: AnsibleModule) -> Dict[str, Any]:
         client.close()
     if kube_proxy is None:
         module.warn(
-            f"{place} does not exist, so kube-proxy's configuration is not compared with that of the hosts; if it has "
-            "flags instead, as in k3s, docs/distributions.md has the fields for them"
+            f"{place} does not exist, so kube-proxy's configuration is unknown; if it has flags instead, as in k3s, "
+            "docs/distributions.md has the fields for them, and migrate_kube_proxy_mode is its mode for the way back"
         )
         return {"changed": False, "found": False, "configuration": {}, "differences": {}}
     found = compared(kube_proxy.fields, parameters["configurations"])
