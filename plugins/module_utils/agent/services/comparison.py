@@ -112,7 +112,7 @@ class Comparisons:
     ) -> Optional[Comparison]:
         """Begin a comparison of a family if it is due, or take the next steps of one; return it when it is complete.
 
-        ``continued``: steps are taken of those that have begun before. Raises KernelError.
+        ``continued``: steps are taken of the first that has begun before. Raises KernelError.
         """
         name, running = family.family, self._running.get(family.family)
         begins = family.needs_full
@@ -126,6 +126,8 @@ class Comparisons:
                 begins = True
         if begins:
             running = self._running[name] = Comparison(family, suspicion, later)
+        # One family after the other, so that changes wait for the steps of one.
+        continued = continued and name == next(iter(self._running), "")
         if running is None or not (begins or continued) or not running.run(self._applied):
             return None
         del self._running[name]

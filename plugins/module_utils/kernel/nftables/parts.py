@@ -43,9 +43,9 @@ from .transactions import length_of
 
 #: Smaller sets are dumped, which takes less time up to here.
 FEWEST_ELEMENTS = 100_000
-#: Elements and chains of one part: they are read in a fifth of a second.
-ELEMENTS_OF_PART = 20_000
-CHAINS_OF_PART = 1_000
+#: Elements and chains of one part: they are read in 25 ms of processor time.
+ELEMENTS_OF_PART = 5_000
+CHAINS_OF_PART = 250
 #: The elements of one request; the kernel sends an answer for each.
 _ELEMENTS_OF_REQUEST = 2_000
 
