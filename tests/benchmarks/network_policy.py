@@ -12,7 +12,8 @@ directions. A policy has two peers by selectors, a range with an exception, a po
 change is measured from the object to the kernel. Seconds are those of this process on a processor, the kernel's work
 for it included, so that other work on the machine disturbs them little. The cost of a new connection is the time of a
 SYN that is sent, forwarded by the node and discarded behind it, in the fastest of many batches; for the row ``none``
-the node only has connection tracking. For rows with ``the source``, the interface of the sender counts as one of pods.
+the node only has connection tracking. For rows with ``the source``, the interface of the sender counts as one of pods;
+for those with ``ports``, it is the port of a bridge of pods.
 """
 
 from __future__ import annotations
@@ -38,7 +39,16 @@ from tests.lab import system
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import PolicyTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
-from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import BOUND, HERE, POD_LINK, Row
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import (
+    BOUND,
+    BRIDGED,
+    HERE,
+    POD_LINK,
+    PORT,
+    PORT_BOUND,
+    PORT_UNTAGGED,
+    Row,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import (
     change_of,
     desired_table,
@@ -260,6 +270,22 @@ def network() -> str:
     return f"/run/netns/knpolicy{os.getpid()}-client"
 
 
+def bridged(follower: Follower, path: str) -> None:
+    """Make the client's device the port of a bridge, and print the cost with and without the table of ports."""
+    system.ip_batch(["link add cni0 type bridge", "link set cni0 up", "address del 198.18.0.1/24 dev client"])
+    system.ip_batch(["link set client master cni0", "address add 198.18.0.1/24 dev cni0"])
+    system.ip_batch(["route add 10.200.0.0/16 via 198.18.0.2"])
+    peer = socket.inet_aton(PEER)
+    known = [(POD_LINK, "cni0"), (HERE, peer), (BOUND, "cni0", peer)]
+    port = [(BRIDGED,), *((kind, "client") for kind in (PORT, PORT_UNTAGGED)), (PORT_BOUND, "client", peer)]
+    for attempt in range(3):
+        for number, (name, rows) in enumerate((("not checked", known), ("checked", [*known, *port]))):
+            follower.link(*rows)
+            cost = connection_cost(path, 8000, 5_000_000 + 100_000 * number + 10_000 * attempt)
+            print(f"SYN on a bridge, ports {name}: {cost:.1f} us")
+    follower.link()
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
@@ -288,6 +314,7 @@ def main() -> None:
                 cost = connection_cost(path, 8000, number * 1_000_000 + 500_000 + 10_000 * len(rows))
                 print(f"SYN, {policies} policies, allowed, the source {name}: {cost:.1f} us")
             follower.link()
+        bridged(follower, path)
         parsed, computed, programmed = follower.seconds
         print(f"{given.policies} policies x {given.pods} pods: {len(follower.policy.table.rows)} elements;")
         print(f"  read the objects {parsed:.2f} s, compute {computed:.2f} s, encode and kernel {programmed:.2f} s")
