@@ -170,6 +170,16 @@ def test_frames_that_no_policy_judges_do_not_pass(lab):
     assert lab.arrived(sent) == sent.keys()
 
 
+@pytest.mark.ipvs
+def test_ports_are_checked_beside_ipvs(tmp_path):
+    with contextlib.closing(PortLab(tmp_path, "ipvs", True)) as lab:
+        lab.converge()
+        sent = {**claims(of=OTHERS), **ROUTING, **own(), **NEEDED}
+        assert lab.arrived(sent) == {**own(), **NEEDED}.keys()
+        itself = between(VICTIM, VICTIM, {"itself": (V4[VICTIM], V6[VICTIM])}, {"its Service": (BALANCED4, BALANCED6)})
+        assert lab.received(itself) == itself.keys()
+
+
 def test_a_change_of_the_mode_leaves_the_table_alone(lab):
     """Its chain keeps its handle, so that no frame passes unchecked meanwhile; a cleanup removes it."""
 
