@@ -30,7 +30,8 @@ notes:
     C(node-restriction.kubernetes.io/), where that matters.
   - A Node that cannot be used is skipped with a warning. So is one whose name means something else to Ansible, which
     would widen C(--limit) or take over tasks that are delegated to the controller - a group, C(localhost) and other
-    names and addresses of the controller itself, and a host of an earlier source (see O(merge_hosts)).
+    names and addresses of the controller itself, a host of an earlier source (see O(merge_hosts)), and an address of
+    another Node or host.
   - A group made of what Nodes report, which is any but O(group) and those of O(groups), is skipped with a warning if it
     has the name of a host, of another group of this configuration, or of a group of an earlier source (see
     O(merge_groups)), unless that source is one of this plugin, too.
@@ -134,6 +135,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.border i
     GROUPS_OF_ANSIBLE,
     GROUPS_OF_NODES,
     canonical_host,
+    is_address,
     other_meaning,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.node_hosts import (
@@ -243,10 +245,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         reported = self._names(found for host in hosts for found in host.groups)
         merge = self.get_option("merge_groups")
         taken = {*self.inventory.groups, *own, *reported}
-        usable = [host for host in hosts if self._is_usable(host.name, taken)]
+        others = self._earlier_addresses()
+        usable = [host for host in hosts if self._is_usable(host, taken, others)]
         groups = _ReportedGroups(self.inventory, self.display, "group", own=own, merge=merge)
         self.inventory.add_group(group)
-        others = self._earlier_addresses()
         for host in usable:
             self.inventory.add_host(host.name, group=group)
             _MADE.add(self.inventory.hosts[host.name])
@@ -266,14 +268,17 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             if host not in _MADE
         }
 
-    def _is_usable(self, name: str, groups: Collection[str]) -> bool:
+    def _is_usable(self, host: NodeHost, groups: Collection[str], others: Mapping[str, str]) -> bool:
         """Return whether the name of a Node means nothing else to Ansible, and show a warning if it does."""
+        name = host.name
         meaning = other_meaning(name)
         if name in groups:
             # Ansible would put the group in place of the host into other groups, or refuse the whole inventory.
             meaning = "the name of a group"
         elif name in self.inventory.hosts and not self.get_option("merge_hosts"):
             meaning = meaning or "a host of an earlier source (see merge_hosts)"
+        if is_address(name) and (canonical_host(name) in host.shared or others.get(canonical_host(name), name) != name):
+            meaning = meaning or "an address of another Node or host"
         if meaning:
             refusal = Refusal(NODES.kind, "", name, "metadata.name", f"{name} is {meaning}")
             self.display.warning(f"skipped {refusal}")

@@ -97,6 +97,11 @@ def is_controller(name: str) -> bool:
     return bool(address.is_loopback or address.is_unspecified)
 
 
+def is_address(name: str) -> bool:
+    """Return whether resolvers take a name for an address, which they do not look up."""
+    return _parsed(name) is not None
+
+
 def canonical_host(name: str) -> str:
     """Return a name or an address of a host in one of the spellings with which a resolver finds the same host."""
     return str(_parsed(name) or name.lower())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any, Collection, Dict, List, NamedTuple, Sequence, Set
 
 from ..base.addresses import canonical_address
@@ -26,7 +27,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
 class NodeHost(NamedTuple):
     """A host: its name, which is that of the Node, its variables, and the groups that it is in.
 
-    ``shared``: those of its addresses that are an address or the name of another Node, too, in their canonical form.
+    ``shared``: its addresses, and its name, that are an address or the name of another Node, too, in canonical form.
     """
 
     name: str
@@ -53,11 +54,12 @@ def with_shared_addresses(hosts: Collection[NodeHost]) -> List[NodeHost]:
     Nodes reports its own cannot be decided, so none is reached by it.
     """
     claimed = {
-        host.name: {canonical_host(each) for listed in host.addresses.values() for each in listed} for host in hosts
+        host.name: {canonical_host(each) for each in (host.name, *chain.from_iterable(host.addresses.values()))}
+        for host in hosts
     }
     claimants: Dict[str, Set[str]] = {}
     for name, addresses in claimed.items():
-        for each in (*addresses, canonical_host(name)):
+        for each in addresses:
             claimants.setdefault(each, set()).add(name)
     return [
         host._replace(shared=sorted(each for each in claimed[host.name] if len(claimants[each]) > 1)) for host in hosts

@@ -198,6 +198,10 @@ def test_no_node_takes_the_place_of_a_host_by_its_address(cluster):
     for name, address in (("hexadecimal", "0xc000020a"), ("named", "WORKER-1")):
         status = {**READY, "addresses": [{"type": "Hostname", "address": address}]}
         cluster.store.put(node(name, "", "10.1.9.0/24", status=status))
+    # Ansible connects to the name of a host without a usable address.
+    for name in ("192.0.2.10", "192.0.2.5", "192.0.2.60"):
+        cluster.store.put(node(name, "192.0.2.60", "10.1.9.0/24"))
+    cluster.store.put(node("192.0.2.70", "192.0.2.70", "10.1.9.0/24"))
     # Also of a Node that is not selected.
     options = {"label_selector": "!node-role.kubernetes.io/control-plane"}
     for chosen in ({}, options):
@@ -208,9 +212,12 @@ def test_no_node_takes_the_place_of_a_host_by_its_address(cluster):
             "of-host": "192.0.2.22",
             "worker-1": "192.0.2.11",
             "worker-2": "192.0.2.12",
+            "192.0.2.70": "192.0.2.70",
         }
+        assert [name for name in variables if name.startswith("192.0.2.")] == ["192.0.2.70"]
         assert ("cp" in variables) == (not chosen)
     _status, _output, errors = cluster.run("inventory", "--list")
+    assert "192.0.2.10 is an address of another Node or host" in " ".join(errors.split())
     assert "skipped the address 192.0.2.10 of Node of-node: another Node or host has it, too" in " ".join(
         errors.split()
     )
