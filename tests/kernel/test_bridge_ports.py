@@ -16,6 +16,8 @@ import time
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nflog import PacketLog
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.traffic.denied import forged_packets
 from tests.kernel.test_forged_sources import (
     BALANCED4,
     BALANCED6,
@@ -195,6 +197,28 @@ def test_a_change_of_the_mode_leaves_the_table_alone(lab):
         assert shown() == before
     lab.node.clean_up()
     assert shown() == ""
+
+
+def test_dropped_frames_are_counted_and_logged(lab):
+    """A log has no line for a claim by ARP, which is no packet between two addresses."""
+    lab.converge(logDenied=True, logGroup=9)
+    pretended = OTHERS["the victim"]
+    sent = {"ARP": arp(pretended[0], V4[RECEIVER]), **{at: packet(at, V4[RECEIVER]) for at in pretended[:1]}}
+    sent["IPv6"] = packet(pretended[1], V6[RECEIVER])
+    with lab.network.namespaces["node1"].inside():
+        before = forged_packets()
+        log = PacketLog(9)
+    with contextlib.closing(log):
+        assert lab.arrived(sent) == set()
+        logged = []
+        end = time.monotonic() + 10
+        # The kernel collects packets for a second.
+        while len(logged) < 2 and select.select([log], [], [], max(0.0, end - time.monotonic()))[0]:
+            logged += [(item.prefix, item.source) for item in log.packets()]
+    assert logged == [("denied forged ", ipaddress.ip_address(each).packed) for each in pretended]
+    with lab.network.namespaces["node1"].inside():
+        after = forged_packets()
+    assert {name: count - before[name] for name, count in after.items() if count != before[name]} == {"veth13": 3}
 
 
 def test_duplicate_addresses_are_detected(lab):
