@@ -15,17 +15,17 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timer
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     NetworkPolicySettings,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, Resource
 from tests.unit.agent.reports_in_memory import reports_to
 
 KINDS = {"Pod", "Namespace", "NetworkPolicy"}
 
 
-class Kernel:
+class Kernel(Resource[Any, Any]):
     """The table in memory, and notifications of changes by other programs."""
 
     port = 0
-    kind, family = Kind.POLICY_OBJECTS, ""
+    kind, atomic = Kind.POLICY_OBJECTS, True
     author, lost = "nft, process 7", False
 
     def __init__(self) -> None:

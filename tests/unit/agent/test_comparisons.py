@@ -9,7 +9,8 @@ from typing import Any, Dict, Iterator, List, Mapping
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import comparison, portions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import portions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import comparison
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import NO_CHANGE, Change, Part
 from tests.unit.agent.sync_bench import DictResource, SyncBench
 from tests.unit.agent.test_portions import desired, giant, large, portion, put, served, small

@@ -164,7 +164,7 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
     view.listed |= KINDS
     sync = follower(kernel, view)
     computed: List[str] = []
-    for module, name in ((policy_table, "change_of"), (policy, "annotation_warnings"), (policy_table, "difference")):
+    for module, name in ((policy_table, "change_of"), (policy, "annotation_warnings"), (policy_table, "plan")):
         original = getattr(module, name)
         monkeypatch.setattr(
             module,

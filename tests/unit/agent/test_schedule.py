@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.schedule import Schedule
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.schedule import Schedule
 
 
 def schedule(minimum=1.0, retry=30.0, maximum=3600.0):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Dict, Iterable, List, Protocol, Sequence
+from typing import Dict, Iterable, List, Mapping, Protocol, Sequence
 
 from ...base.addresses import is_link_local
 from ...kernel.nftables.monitor import ChainMonitor, NftMonitor, TableMonitor
@@ -24,12 +24,9 @@ _OUR_CHAINS = b"KUBE-"
 class WatchedFamily(Protocol):
     """A family whose tables other programs may change: its name, the stages that hold its tables, and the tables."""
 
+    family: str
     stages: List[Stage]
     tables: DesiredTables
-
-    @property
-    def family(self) -> str:
-        """IPv4 or IPv6."""
 
 
 class Watch:
@@ -58,10 +55,13 @@ def suspect(found: Dict[str, str], families: Iterable[str], reason: str) -> None
 
 
 class NftWatch(Watch):
-    """Detects other programs' nf_tables transactions that change our objects."""
+    """Detects other programs' nf_tables transactions that change our objects.
 
-    def __init__(self, families: Iterable[str], monitor: NftMonitor) -> None:
-        self._families = frozenset(families)
+    ``observed``: what must then be observed, by the family of the kernel.
+    """
+
+    def __init__(self, observed: Mapping[str, str], monitor: NftMonitor) -> None:
+        self._observed = observed
         self._monitor = monitor
 
     def fileno(self) -> int:
@@ -70,10 +70,10 @@ class NftWatch(Watch):
 
     def look(self, found: Dict[str, str]) -> None:
         """See the base class."""
-        changed = self._monitor.changes() & self._families
+        changed = self._monitor.changes() & self._observed.keys()
         reason = f"{'lost notifications' if self._monitor.lost else 'notification'} of nf_tables"
         author = self._monitor.author
-        suspect(found, changed, f"{reason} ({author})" if author else reason)
+        suspect(found, [self._observed[each] for each in changed], f"{reason} ({author})" if author else reason)
 
     def close(self) -> None:
         """See the base class."""
@@ -85,7 +85,8 @@ def nftables_watch(families: Sequence[WatchedFamily]) -> Watch:
     resources = [stage.resource for family in families for stage in family.stages]
     tables = [item for item in resources if isinstance(item, NftablesResource)]
     return NftWatch(
-        [item.family for item in tables], TableMonitor((item.port for item in tables), tables[0].table.name)
+        {item.family: item.family for item in tables},
+        TableMonitor((item.port for item in tables), tables[0].table.name),
     )
 
 
@@ -96,7 +97,9 @@ def xtables_nft_watch(resources: Sequence[ChainsResource]) -> Watch:
     def is_own(process: int) -> bool:
         return any(process in resource.processes for resource in resources)
 
-    return NftWatch(families, ChainMonitor(families, XTABLES_TABLES, _OUR_CHAINS, is_own))
+    return NftWatch(
+        {family: family for family in families}, ChainMonitor(families, XTABLES_TABLES, _OUR_CHAINS, is_own)
+    )
 
 
 class AddressWatch(Watch):

@@ -45,6 +45,8 @@ from ..drift.repairs import Repairs
 from ..ports.health import ProxyHealth
 from ..reports import Reports
 from ..source.view import ClusterView
+from ..sync.table_sync import TableSync
+from ..sync.tables import FULL
 from ..threads.failures import NOT_OF_ONE_OBJECT, error_text
 from ..threads.timers import Timers
 from .connection_cuts import ConnectionCuts
@@ -92,8 +94,8 @@ class PolicySync:
         self._policy: Optional[NodePolicy] = None
         self._progress = handles.progress
         cuts = ConnectionCuts(timers, reports, handles.progress)
-        self._repairs = Repairs(reports)
-        self._table = PolicyTable(handles, cuts, self._repairs, reports.log)
+        self._table = PolicyTable(handles, cuts)
+        self._tables = TableSync(Repairs(reports))
         self._remove = False
         self._failed = False
         self._choose = False
@@ -161,7 +163,7 @@ class PolicySync:
             "refusedPolicies": len({key for key, _direction in policy.too_large}) if policy is not None else 0,
             "lastSync": round(self._last_sync, 3),
             "failures": self._failures,
-            "repaired": self._repairs.count,
+            "repaired": self._tables.repairs.count,
             "warnings": self._warnings(policy) if policy is not None else [],
         }
 
@@ -273,8 +275,7 @@ class PolicySync:
             self._health.queued(FAMILY)
         text = "network policies cannot be programmed; the last state remains in force"
         self._limited.error("network policies", text, error=self._error)
-        self._table.failed(error)
-        self._failed = True
+        self._failed = self._table.needs_full = True
         self._retry.restart(pause)
 
     def _follow(self, addresses: Addresses) -> None:
@@ -305,9 +306,9 @@ class PolicySync:
         if addresses != self._addresses:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
-        self._table.notice_changes()
+        self._table.notice_changes(self._tables.suspects)
         self._links.notice_changes()
-        if changed or self._links.due or self._table.is_due or self._policy.table.journal:
+        if changed or self._links.due or self._is_due or self._policy.table.journal:
             self._apply(self._policy)
         if fresh:
             # The state of a large cluster is long-lived, and a garbage collection that visits all of it would delay a
@@ -319,6 +320,11 @@ class PolicySync:
             # Events come first: a new pod is isolated before the grants of an earlier pod are complete.
             self._rest.start(0)
         self._report_denied(self._policy)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the whole table must be compared with the kernel."""
+        return self._table.needs_full or bool(self._tables.suspects)
 
     def _unknown_pods_changed(self) -> bool:
         """Follow changes of pods; return whether traffic of unknown pods must no longer be treated as it is."""
@@ -361,8 +367,24 @@ class PolicySync:
 
     def _apply(self, policy: NodePolicy) -> None:
         options = policy_options(self._effective)
-        self._links.follow(policy, self._effective, everything=self._table.is_due)
-        if self._table.apply(policy, options):
+        self._links.follow(policy, self._effective, everything=self._is_due)
+        suspicion = self._tables.pop_suspects().get(FAMILY, "")
+        self._table.follow(policy, options)
+        try:
+            synced = self._tables.sync(self._table, suspicion, at_once=True)
+        except ProxyError as error:
+            self._tables.failed(self._table, suspicion, error)
+            raise
+        if synced.kind == FULL:
+            self._log.info(
+                "network policies are in force",
+                pods=len(policy.local),
+                rows=len(policy.table.rows),
+                added=synced.result.added,
+                replaced=synced.result.replaced,
+                removed=synced.result.removed,
+            )
+        if synced.kind == FULL or synced.compared:
             self._check.restart(CHECK_SECONDS)
         self.pods = {address: pods[0].key for address, pods in policy.owners.local.items()}
         self._pod_count, self._elements = len(policy.local), len(policy.table.rows)
@@ -388,7 +410,7 @@ class PolicySync:
         self._sync_again()
 
     def _check_everything(self) -> None:
-        self._table.suspicion = self._table.suspicion or "regular check"
+        self._tables.suspect(FAMILY, "regular check")
         self._choose_again()
 
     def _choose_again(self) -> None:

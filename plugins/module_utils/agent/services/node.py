@@ -25,6 +25,7 @@ from ..ports.ports import PortKeeper
 from ..ports.surface import Surface
 from ..reports import Reports
 from ..source.view import ClusterView
+from ..sync.schedule import Schedule
 from ..telemetry.log import INFO
 from ..telemetry.metric_tables import PACKETS
 from ..threads.collector import trim_memory
@@ -36,7 +37,6 @@ from .node_follower import NodeFollower
 from .notices import AnnotationWarnings, RefusalEvents
 from .other_modes import OtherModes
 from .portions import WaitingServices
-from .schedule import Schedule
 from .setup import Proxiers, set_up, with_current_addresses
 from .slow_start import SlowStart
 from .syncer import Syncer, SyncOutcome

@@ -1,11 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One IP family on this node: its desired tables, the resources that hold them, and the two ways to sync.
-
-A *partial* sync applies what changed in the desired tables without observing the kernel. A *full* one observes
-everything; it comes first, after a failure, and when another program may have changed something.
-"""
+"""One IP family on this node: its desired tables, and the resources that hold them."""
 
 from __future__ import annotations
 
@@ -47,9 +43,9 @@ from ...resources import NO_CHANGE, Change, Kind, PlannedChange, Stage, apply_pl
 from ...serviceports.flows import FlowChanges, released_protocols
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
+from ..sync.tables import SyncedTables, SyncResult, result_of
 from ..threads.failures import NOT_OF_ONE_OBJECT, Failures
 from ..threads.timers import Pace, monotonic
-from .results import SyncResult, result_of
 from .steps import NO_STEPS, WHOLE, PortSteps, Steps
 from .summaries import Summaries
 
@@ -81,20 +77,19 @@ def _note(known: Dict[NamespacedName, List[str]], service: NamespacedName, lines
     return True
 
 
-class Proxier:
+class Proxier(SyncedTables):
     """Keeps one family in sync.
 
-    ``needs_full``: whether the next sync must observe the kernel. ``rendered``: whether the desired tables have been
-    brought up to date since they were created. ``failures``: Services that are served as before, because a defect of
-    the agent prevents that they are brought up to date.
+    ``rendered``: whether the desired tables have been brought up to date since they were created. ``failures``:
+    Services that are served as before, because a defect of the agent prevents that they are brought up to date.
     """
 
     def __init__(
         self, configuration: KubeProxyConfiguration, mode: Mode, context: FamilyContext, handles: KernelHandles
     ) -> None:
+        super().__init__(context.family)
         self.mode = mode
         self.context = context
-        self.needs_full = True
         self.rendered = False
         self.summaries = Summaries(mode.counts_ports)
         self.failures = Failures()
@@ -123,13 +118,8 @@ class Proxier:
 
     @property
     def has_observed(self) -> bool:
-        """Whether the kernel has been observed; until then, the tables have nothing of what it serves."""
+        """See the base class."""
         return self._found is not None
-
-    @property
-    def family(self) -> str:
-        """IPv4 or IPv6."""
-        return self.context.family
 
     @property
     def settings(self) -> DataplaneSettings:
@@ -317,11 +307,15 @@ class Proxier:
         return self.summaries.serves(service) if ports is None else any(info.reachable for info in ports)
 
     def is_cold(self) -> bool:
-        """Return whether the kernel contains none of our entries yet. Raises KernelError."""
+        """See the base class."""
         return all(stage.resource.is_empty() for stage in self.stages if stage.resource.family)
 
+    def awaits_portions(self) -> bool:
+        """See the base class."""
+        return bool(self.tables.lost) and not self.is_cold()
+
     def full(self) -> SyncResult:
-        """Observe everything and apply the difference. Raises KernelError; the next sync is then full, too."""
+        """See the base class."""
         self.needs_full = True
         self.tables.pop_changes()
         planned = plan(self.stages)
@@ -339,11 +333,9 @@ class Proxier:
         return len(self.stages) == 1 and not callable(self.stages[0].desired)
 
     def compare(self, later: Callable[[], Iterable[NamespacedName]]) -> Iterator[SyncResult]:
-        """Do what :meth:`full` does, in steps between which the desired tables and the kernel may change together.
+        """See the base class.
 
-        What partial syncs could not apply comes early. If the kernel has lost everything, the Services that ``later``
-        returns follow when they are applied. Most modes cannot be divided, and do it in one step. Raises
-        KernelError; the next sync is then full, too.
+        What partial syncs could not apply comes early. Most modes cannot be divided, and do it in one step.
         """
         resource, desired = self.stages[0].resource, self.stages[0].desired
         if not self.is_divisible or callable(desired):
@@ -366,7 +358,7 @@ class Proxier:
         self._adjustments.observed(self.tables.desired)
 
     def partial(self) -> SyncResult:
-        """Apply the changes of the desired tables. Raises KernelError; the next sync is then full."""
+        """See the base class."""
         changes = self.tables.pop_changes()
         self.needs_full = True
         self._adjustments.adjust(changes)

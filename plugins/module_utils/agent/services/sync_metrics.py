@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping
 
 from ...base.errors import ProxyError
+from ..sync.tables import FULL, PARTIAL, SyncResult
 from ..telemetry.metrics import Metrics
 from .proxier import Proxier
-from .results import SyncResult
 from .setup import Proxiers
-
-FULL, PARTIAL = "full", "partial"
 
 
 class SyncMetrics:

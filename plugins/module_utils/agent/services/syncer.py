@@ -14,7 +14,6 @@ from typing import (
     Iterable,
     List,
     NamedTuple,
-    Optional,
     Sequence,
     Set,
     Tuple,
@@ -32,17 +31,17 @@ from ..ports.surface import Surface
 from ..reports import Reports
 from ..source.first_services import FIRST_SERVICES, cold_batches
 from ..source.view import ClusterView
+from ..sync.table_sync import TableSync
+from ..sync.tables import FULL, PARTIAL
 from ..threads.failures import MOST_FAILURES
 from ..threads.timers import monotonic
-from .comparison import Comparison, Comparisons
 from .losses import EndpointLossWatch
 from .notices import Notices
 from .portions import Portions
 from .proxier import Proxier
-from .results import NOTHING, SyncResult
 from .setup import Proxiers
 from .steps import NO_STEPS, Steps
-from .sync_metrics import FULL, PARTIAL, SyncMetrics
+from .sync_metrics import SyncMetrics
 
 COLD = "cold"
 
@@ -84,7 +83,6 @@ class Syncer:
         other_proxy: OtherProxy,
     ) -> None:
         self.view = view
-        self.suspects: Dict[str, str] = {}
         self.begun: FrozenSet[NamespacedName] = frozenset()
         self.last_error = ""
         self.started = False
@@ -97,16 +95,15 @@ class Syncer:
         self.surface = surface
         self._notices = Notices(reports)
         self.repairs = ServiceRepairs(reports, other_proxy)
+        self._tables = TableSync(self.repairs, lambda family, changes: self.applied(family, changes))
+        self.suspects = self._tables.suspects
+        self._comparisons = self._tables.comparisons
         self.losses = losses
         self._held: Set[NamespacedName] = set()
         self._portions = Portions()
         # The Services of a sync that has failed, which some family may not have applied.
         self._unapplied: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
-        self._comparisons = Comparisons(
-            lambda family, changes: self.applied(family, changes),
-            lambda family, reason: self.suspects.setdefault(family, reason),
-        )
         # Whether the sync that is being made takes the next steps, and whether the last portion was such a sync.
         self._compares = self._in_turn = False
 
@@ -196,7 +193,7 @@ class Syncer:
                 began = time.monotonic()
                 try:
                     family.apply_services(state, batch, totals[family.family])
-                    self._apply(family, full=number == 0)
+                    self._tables.apply(family, full=number == 0)
                 except ProxyError as error:
                     self._log.error("sync failed", family=family.family, kind=COLD, error=error)
                     self.measures.count_failure(proxy, family, FULL, time.monotonic() - began, error)
@@ -248,7 +245,7 @@ class Syncer:
         succeeded = True
         failed: List[FailedPort] = []
         changes = 0
-        suspects, self.suspects = self.suspects, {}
+        suspects = self._tables.pop_suspects()
         self._comparisons.forget_ended()
         for family in proxy.families:
             suspicion = suspects.get(family.family, "")
@@ -259,10 +256,7 @@ class Syncer:
                 changes += self._sync_family(proxy, family, len(dirty), suspicion, began)
             except ProxyError as error:
                 succeeded = False
-                suspicion = self._comparisons.sync_failed(family) or suspicion
-                if suspicion:
-                    family.needs_full = True
-                    self.repairs.failed(family.family, suspicion, error)
+                self._tables.failed(family, suspicion, error)
                 self.measures.count_failure(proxy, family, kind, time.monotonic() - began, error)
                 self._family_failed(family, str(error))
                 continue
@@ -283,11 +277,6 @@ class Syncer:
             earlier=self._comparisons.earlier,
         )
 
-    def _apply(self, family: Proxier, full: bool) -> SyncResult:
-        result = family.full() if full else family.partial()
-        self.applied(family.family, result.changes)
-        return result
-
     def _update(self, family: Proxier, services: Iterable[NamespacedName], steps: Steps = NO_STEPS) -> None:
         """Bring the desired tables of a family up to date with these Services.
 
@@ -300,24 +289,18 @@ class Syncer:
 
     def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float) -> int:
         """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time."""
-        kind, result, repaired, earlier = PARTIAL, NOTHING, 0, 0.0
-        if family.needs_full and (not self.started or self._comparisons.is_whole(family)):
-            kind, result = FULL, self._apply(family, full=True)
-            self._comparisons.compared_at_once(family)
-            unrepaired = self.repairs.pop_unrepaired(family.family)
-            if unrepaired:
-                self.repairs.succeeded(family.family, unrepaired, result.changes, time.monotonic() - began)
-        else:
-            if not family.needs_full:
-                result = self._partial(family, suspicion)
-            compared = self._compare(proxy, family, suspicion)
-            if compared is not None:
-                earlier = compared.earlier
-                repaired = self._repaired(compared)
-                if compared.full:
-                    kind, result, repaired = FULL, compared.result, 0
+        synced = self._tables.sync(
+            family,
+            suspicion,
+            at_once=not self.started,
+            continued=self._compares,
+            later=lambda: self._large(proxy),
+        )
+        kind, result = synced.kind, synced.result
+        if synced.compared:
+            self._portions.wait(family.tables.lost, lambda service: proxy.size_of(self.view.state, service))
         filling = self._filling.pop(family.family, 0.0)
-        seconds = time.monotonic() - began + filling + earlier
+        seconds = time.monotonic() - began + filling + synced.earlier
         latencies = self.view.triggers.pop(family.family, time.time())
         conntrack = self._clean_conntrack(family)
         self.measures.measure(proxy, family, FULL if filling else kind, seconds, result, latencies=latencies)
@@ -338,35 +321,12 @@ class Syncer:
                 conntrack_deleted=conntrack,
                 seconds=round(seconds, 4),
             )
-        return changed + repaired
-
-    def _partial(self, family: Proxier, suspicion: str) -> SyncResult:
-        try:
-            return self._apply(family, full=False)
-        except KernelError:
-            if not suspicion:
-                raise
-            # Another program has changed the objects of this sync, or deleted the table. The comparison that begins now
-            # repairs these early. A later attempt would let the changes of Services wait for the schedule.
-            return NOTHING
-
-    def _compare(self, proxy: Proxiers, family: Proxier, suspicion: str) -> Optional[Comparison]:
-        """Begin a comparison of a family, or take the next steps of one; return it when it is complete."""
-        done = self._comparisons.run(family, suspicion, self._compares, lambda: self._large(proxy))
-        if done is not None:
-            self._portions.wait(family.tables.lost, lambda service: proxy.size_of(self.view.state, service))
-        return done
+        return changed + synced.repaired
 
     def _large(self, proxy: Proxiers) -> Set[NamespacedName]:
         """Return the Services that may wait when everything is programmed."""
         state = self.view.state
         return {service for service in state.services if proxy.size_of(state, service).entries}
-
-    def _repaired(self, compared: Comparison) -> int:
-        """Report a repair, unless the family was compared because a sync has failed; return the number of entries."""
-        name = compared.family.family
-        reason = self.repairs.pop_unrepaired(name) or compared.reason
-        return self.repairs.succeeded(name, reason, compared.result.changes, compared.seconds) if reason else 0
 
     def _clean_conntrack(self, family: Proxier) -> int:
         """Delete stale entries. Services work without it, so a failure is only logged and the next sync retries."""

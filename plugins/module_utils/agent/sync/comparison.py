@@ -11,8 +11,7 @@ from ...base.errors import KernelError
 from ...cluster.model import NamespacedName
 from ...resources import PlannedChange
 from ..threads.timers import monotonic
-from .proxier import Proxier
-from .results import NOTHING
+from .tables import NOTHING, SyncedTables
 
 Applied = Callable[[str, Sequence[PlannedChange]], None]
 #: The time for the steps of one family before changes may be synced; a single step may take longer.
@@ -28,15 +27,15 @@ class Comparison:
     ``seconds``: how long that took, ``earlier`` of them before the last call of :meth:`run`.
     """
 
-    def __init__(self, family: Proxier, reason: str, later: Callable[[], Iterable[NamespacedName]]) -> None:
-        self.family = family
+    def __init__(self, tables: SyncedTables, reason: str, later: Callable[[], Iterable[NamespacedName]]) -> None:
+        self.tables = tables
         self.reason = reason
         self.again = ""
-        self.full = family.needs_full
+        self.full = tables.needs_full
         self.failed = False
         self.result = NOTHING
         self.seconds = self.earlier = 0.0
-        self._steps = family.compare(later)
+        self._steps = tables.compare(later)
 
     def run(self, applied: Applied) -> bool:
         """Make the next steps, calling ``applied`` with the changes of each; return whether the comparison is complete.
@@ -47,8 +46,8 @@ class Comparison:
         try:
             for result in self._steps:
                 self.result = self.result.followed_by(result)
-                applied(self.family.family, result.changes)
-                if self.family.is_divisible and monotonic() - began >= STEP_SECONDS:
+                applied(self.tables.family, result.changes)
+                if self.tables.is_divisible and monotonic() - began >= STEP_SECONDS:
                     return False
             return True
         except KernelError:
@@ -88,7 +87,7 @@ class Comparisons:
         if not self._running:
             self._ended.clear()
 
-    def all_ended(self, families: Sequence[Proxier]) -> bool:
+    def all_ended(self, families: Sequence[SyncedTables]) -> bool:
         """Return whether all families have been compared, and none is being compared."""
         return not self._running and bool(families) and all(family.family in self._ended for family in families)
 
@@ -97,35 +96,34 @@ class Comparisons:
         """The seconds that the comparisons that have ended had taken before the syncs with which they ended."""
         return sum(self._ended.values())
 
-    def is_whole(self, family: Proxier) -> bool:
+    def is_whole(self, tables: SyncedTables) -> bool:
         """Return whether a family must be compared at once, because it has not been yet or steps have failed."""
-        return not family.has_observed or (family.family in self._indivisible and not family.is_cold())
+        return not tables.has_observed or (tables.family in self._indivisible and not tables.is_cold())
 
-    def compared_at_once(self, family: Proxier) -> None:
+    def compared_at_once(self, tables: SyncedTables) -> None:
         """Record that a family was compared at once."""
-        self._running.pop(family.family, None)
-        self._indivisible.discard(family.family)
-        self._ended[family.family] = 0.0
+        self._running.pop(tables.family, None)
+        self._indivisible.discard(tables.family)
+        self._ended[tables.family] = 0.0
 
     def run(
-        self, family: Proxier, suspicion: str, continued: bool, later: Callable[[], Iterable[NamespacedName]]
+        self, tables: SyncedTables, suspicion: str, continued: bool, later: Callable[[], Iterable[NamespacedName]]
     ) -> Optional[Comparison]:
         """Begin a comparison of a family if it is due, or take the next steps of one; return it when it is complete.
 
         ``continued``: steps are taken of the first that has begun before. Raises KernelError.
         """
-        name, running = family.family, self._running.get(family.family)
-        begins = family.needs_full
+        name, running = tables.family, self._running.get(tables.family)
+        begins = tables.needs_full
         if suspicion and not begins:
             if running is not None:
                 running.again = suspicion
-            elif family.tables.lost and not family.is_cold():
-                # The comparison would find what follows in portions.
+            elif tables.awaits_portions():
                 self._suspect(name, suspicion)
             else:
                 begins = True
         if begins:
-            running = self._running[name] = Comparison(family, suspicion, later)
+            running = self._running[name] = Comparison(tables, suspicion, later)
         # One family after the other, so that changes wait for the steps of one.
         continued = continued and name == next(iter(self._running), "")
         if running is None or not (begins or continued) or not running.run(self._applied):
@@ -136,9 +134,9 @@ class Comparisons:
             self._suspect(name, running.again)
         return running
 
-    def sync_failed(self, family: Proxier) -> str:
+    def sync_failed(self, tables: SyncedTables) -> str:
         """Forget the comparison of a family; return the reason for it."""
-        comparison = self._running.pop(family.family, None)
+        comparison = self._running.pop(tables.family, None)
         if comparison is not None and comparison.failed:
-            self._indivisible.add(family.family)
+            self._indivisible.add(tables.family)
         return comparison.reason if comparison is not None else ""
