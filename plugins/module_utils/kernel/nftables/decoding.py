@@ -9,7 +9,7 @@ import struct
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar, Union
 
-from ...rendering.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
+from ...rendering.nftables.expressions import Nat
 from ...rendering.nftables.objects import (
     DATA_TYPE_NAMES,
     DEFAULT_DYNAMIC_SIZE,
@@ -34,11 +34,6 @@ from .attributes import (
     NFTA_EXPR_NAME,
     NFTA_HOOK_HOOKNUM,
     NFTA_HOOK_PRIORITY,
-    NFTA_NAT_FLAGS,
-    NFTA_NAT_REG_ADDR_MAX,
-    NFTA_NAT_REG_ADDR_MIN,
-    NFTA_NAT_REG_PROTO_MAX,
-    NFTA_NAT_REG_PROTO_MIN,
     NFTA_SET_DATA_TYPE,
     NFTA_SET_DESC,
     NFTA_SET_DESC_SIZE,
@@ -55,6 +50,7 @@ from .attributes import (
     NFTA_VERDICT_CHAIN,
     NFTA_VERDICT_CODE,
 )
+from .expression_schema import IGNORED, OPTIONAL, SCHEMA
 
 _U32 = struct.Struct(">I")
 # Size and type of NFTA_LIST_ELEM, NFTA_SET_ELEM_KEY and NFTA_DATA_VALUE before the key of an element, and of
@@ -67,7 +63,7 @@ _RESIZE_SECONDS = 0.05
 #: A set of at most this many elements fits into one datagram of a dump, which the kernel reads atomically.
 _FEW_ELEMENTS = 300
 
-_NAT_RANGES = ((NFTA_NAT_REG_ADDR_MIN, NFTA_NAT_REG_ADDR_MAX), (NFTA_NAT_REG_PROTO_MIN, NFTA_NAT_REG_PROTO_MAX))
+_NAT_RANGES = ((Nat.REG_ADDR_MIN, Nat.REG_ADDR_MAX), (Nat.REG_PROTO_MIN, Nat.REG_PROTO_MAX))
 
 Encoded = Union[bytes, memoryview]
 Element = TypeVar("Element")
@@ -128,9 +124,9 @@ def _normalise_nat(values: Dict[int, Any]) -> None:
     for lower, upper in _NAT_RANGES:
         if values.get(upper) == values.get(lower):
             values.pop(upper, None)
-    values[NFTA_NAT_FLAGS] = values.get(NFTA_NAT_FLAGS, 0) & ~0x3
-    if not values[NFTA_NAT_FLAGS]:
-        del values[NFTA_NAT_FLAGS]
+    values[Nat.FLAGS] = values.get(Nat.FLAGS, 0) & ~0x3
+    if not values[Nat.FLAGS]:
+        del values[Nat.FLAGS]
 
 
 def type_names(number: int) -> Tuple[str, ...]:

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ...base.addresses import IPV6
-from ...rendering.nftables.expressions import SCHEMA
 from ...rendering.nftables.layout import SERVICES_TABLE
 from ...rendering.nftables.objects import (
     CLASSID,
@@ -76,6 +75,7 @@ from .attributes import (
     NFTA_VERDICT_CODE,
     SUBSYSTEM,
 )
+from .expression_schema import SCHEMA
 from .user_data import comment_bytes, set_user_data
 
 NEW_TABLE, DELETE_TABLE = SUBSYSTEM | 0, SUBSYSTEM | 2

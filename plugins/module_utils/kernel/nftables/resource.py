@@ -23,6 +23,7 @@ from ..netlink.outcomes import MessageError, is_busy, is_forbidden, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
 from . import messages
+from .expression_schema import SET_NAMES
 from .generation import generation_in
 from .listing import ownership_text
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
@@ -165,7 +166,7 @@ class NftablesResource(Resource[Key, Value], Closing):
                     wider.added[key] = value
             elif isinstance(value, ChainValue) and key not in wider.replaced and key not in wider.removed:
                 parts = (part for rule in value.rules for part in rule.expressions)
-                if renewed & {part.get(1) for part in parts if part.name in ("lookup", "dynset")}:
+                if renewed & {part.get(SET_NAMES[part.name]) for part in parts if part.name in SET_NAMES}:
                     wider.replaced[key] = (value, value)
         return wider
 

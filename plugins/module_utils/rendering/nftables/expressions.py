@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Dict, List, Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 from ...base.addresses import IPV6, Network
 from .objects import Expression, Rule
@@ -34,42 +34,108 @@ DYNSET_UPDATE = 1
 NFPROTO = {"IPv4": 2, "IPv6": 10}
 INTERFACE_NAME_BYTES = 16
 
-#: The encoding of each attribute that matters; attributes whose value is 0 when absent are in OPTIONAL.
-SCHEMA: Dict[str, Dict[int, str]] = {
-    "payload": {1: "u32", 2: "u32", 3: "u32", 4: "u32"},
-    "meta": {1: "u32", 2: "u32", 3: "u32"},
-    "ct": {1: "u32", 2: "u32", 3: "u8", 4: "u32"},
-    "lookup": {1: "text", 2: "u32", 3: "u32", 5: "u32"},
-    "immediate": {1: "u32", 2: "data"},
-    "cmp": {1: "u32", 2: "u32", 3: "data"},
-    "bitwise": {1: "u32", 2: "u32", 3: "u32", 4: "data", 5: "data", 6: "u32"},
-    "numgen": {1: "u32", 2: "u32", 3: "u32", 4: "u32"},
-    "hash": {1: "u32", 2: "u32", 3: "u32", 4: "u32", 5: "u32", 6: "u32", 7: "u32"},
-    "nat": {1: "u32", 2: "u32", 3: "u32", 4: "u32", 5: "u32", 6: "u32", 7: "u32"},
-    "masq": {1: "u32", 2: "u32", 3: "u32"},
-    "fib": {1: "u32", 2: "u32", 3: "u32"},
-    "reject": {1: "u32", 2: "u8"},
-    "byteorder": {1: "u32", 2: "u32", 3: "u32", 4: "u32", 5: "u32"},
-    "limit": {1: "u64", 2: "u64", 3: "u32", 4: "u32", 5: "u32"},
-    "log": {1: "u16", 2: "text", 3: "u32"},
-    "dynset": {1: "text", 3: "u32", 4: "u32", 5: "u32", 6: "u64", 9: "u32"},
-}
-OPTIONAL = frozenset(
-    [
-        *(("masq", number) for number in (1, 2, 3)),
-        *(("dynset", number) for number in (6, 9)),
-        ("lookup", 5),
-        ("numgen", 4),
-        ("hash", 6),
-        ("hash", 7),
-        ("bitwise", 6),
-        ("nat", 7),
-        ("limit", 4),
-        ("limit", 5),
-    ]
-)
-#: Attributes that only help to find an object within one transaction.
-IGNORED = frozenset([("lookup", 4), ("dynset", 2), ("numgen", 5), ("numgen", 6)])
+
+class Payload:
+    """The attributes NFTA_PAYLOAD_*."""
+
+    DREG, BASE, OFFSET, LEN = range(1, 5)
+
+
+class Meta:
+    """The attributes NFTA_META_*."""
+
+    DREG, KEY, SREG = range(1, 4)
+
+
+class Ct:
+    """The attributes NFTA_CT_*."""
+
+    DREG, KEY, DIRECTION, SREG = range(1, 5)
+
+
+class Lookup:
+    """The attributes NFTA_LOOKUP_*."""
+
+    SET, SREG, DREG, SET_ID, FLAGS = range(1, 6)
+
+
+class Immediate:
+    """The attributes NFTA_IMMEDIATE_*."""
+
+    DREG, DATA = range(1, 3)
+
+
+class Cmp:
+    """The attributes NFTA_CMP_*."""
+
+    SREG, OP, DATA = range(1, 4)
+
+
+class Bitwise:
+    """The attributes NFTA_BITWISE_*."""
+
+    SREG, DREG, LEN, MASK, XOR, OP = range(1, 7)
+
+
+class Ng:
+    """The attributes NFTA_NG_*."""
+
+    DREG, MODULUS, TYPE, OFFSET, SET_NAME, SET_ID = range(1, 7)
+
+
+class Hash:
+    """The attributes NFTA_HASH_*."""
+
+    SREG, DREG, LEN, MODULUS, SEED, OFFSET, TYPE = range(1, 8)
+
+
+class Nat:
+    """The attributes NFTA_NAT_*."""
+
+    TYPE, FAMILY, REG_ADDR_MIN, REG_ADDR_MAX, REG_PROTO_MIN, REG_PROTO_MAX, FLAGS = range(1, 8)
+
+
+class Masq:
+    """The attributes NFTA_MASQ_*."""
+
+    FLAGS, REG_PROTO_MIN, REG_PROTO_MAX = range(1, 4)
+
+
+class Fib:
+    """The attributes NFTA_FIB_*."""
+
+    DREG, RESULT, FLAGS = range(1, 4)
+
+
+class Reject:
+    """The attributes NFTA_REJECT_*."""
+
+    TYPE, ICMP_CODE = range(1, 3)
+
+
+class Byteorder:
+    """The attributes NFTA_BYTEORDER_*."""
+
+    SREG, DREG, OP, LEN, SIZE = range(1, 6)
+
+
+class Limit:
+    """The attributes NFTA_LIMIT_*."""
+
+    RATE, UNIT, BURST, TYPE, FLAGS = range(1, 6)
+
+
+class Log:
+    """The attributes NFTA_LOG_*."""
+
+    GROUP, PREFIX, SNAPLEN = range(1, 4)
+
+
+class Dynset:
+    """The attributes NFTA_DYNSET_*."""
+
+    SET_NAME, SET_ID, OP, SREG_KEY, SREG_DATA, TIMEOUT, EXPR, PAD, FLAGS, EXPRESSIONS = range(1, 11)
+
 
 Expressions = List[Expression]
 #: Equal expressions are one object: with session affinity, most expressions of the rules of each endpoint are equal.
@@ -94,7 +160,9 @@ def address_words(family: str) -> int:
 @_shared
 def payload(base: int, offset: int, size: int, word: int = 0) -> Expression:
     """Load bytes of the packet into a register."""
-    return Expression("payload", ((1, register(word)), (2, base), (3, offset), (4, size)))
+    return Expression(
+        "payload", ((Payload.DREG, register(word)), (Payload.BASE, base), (Payload.OFFSET, offset), (Payload.LEN, size))
+    )
 
 
 def source_address(family: str, word: int = 0, size: int = 0) -> Expression:
@@ -110,7 +178,7 @@ def destination_address(family: str, word: int = 0, size: int = 0) -> Expression
 @_shared
 def meta(key: int, word: int = 0) -> Expression:
     """Load metadata of the packet into a register."""
-    return Expression("meta", ((1, register(word)), (2, key)))
+    return Expression("meta", ((Meta.DREG, register(word)), (Meta.KEY, key)))
 
 
 def protocol_and_port(word: int = 0) -> Expressions:
@@ -125,34 +193,36 @@ def destination(family: str, word: int = 0) -> Expressions:
 
 def lookup(name: str, word: int = 0, inverted: bool = False) -> Expression:
     """Continue only if a set contains the key that begins at a word, or (``inverted``) does not contain it."""
-    flags: Tuple[Tuple[int, Union[int, bytes, str]], ...] = ((5, LOOKUP_INVERT),) if inverted else ()
-    return Expression("lookup", ((1, name), (2, register(word)), *flags))
+    flags: Tuple[Tuple[int, Union[int, bytes, str]], ...] = ((Lookup.FLAGS, LOOKUP_INVERT),) if inverted else ()
+    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(word)), *flags))
 
 
 def map_lookup(name: str, target: int = 0, word: int = 0) -> Expression:
     """Load the data that a map has for a key into the register at word ``target``; the rule ends if there is none."""
-    return Expression("lookup", ((1, name), (2, register(word)), (3, register(target))))
+    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(word)), (Lookup.DREG, register(target))))
 
 
 def verdict_lookup(name: str, word: int = 0) -> Expression:
     """Execute the verdict that a verdict map has for a key; the rule ends if there is none."""
-    return Expression("lookup", ((1, name), (2, register(word)), (3, 0)))
+    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(word)), (Lookup.DREG, 0)))
 
 
 @_shared
 def compare(value: bytes, equal: bool = True, word: int = 0) -> Expression:
     """Continue only if a register equals, or does not equal, the value."""
-    return Expression("cmp", ((1, register(word)), (2, CMP_EQUAL if equal else CMP_NOT_EQUAL), (3, value)))
+    return Expression(
+        "cmp", ((Cmp.SREG, register(word)), (Cmp.OP, CMP_EQUAL if equal else CMP_NOT_EQUAL), (Cmp.DATA, value))
+    )
 
 
 def at_least(value: bytes, word: int = 0) -> Expression:
     """Continue only if a register is not below the value, in the order of the network."""
-    return Expression("cmp", ((1, register(word)), (2, CMP_AT_LEAST), (3, value)))
+    return Expression("cmp", ((Cmp.SREG, register(word)), (Cmp.OP, CMP_AT_LEAST), (Cmp.DATA, value)))
 
 
 def at_most(value: bytes, word: int = 0) -> Expression:
     """Continue only if a register is not above the value, in the order of the network."""
-    return Expression("cmp", ((1, register(word)), (2, CMP_AT_MOST), (3, value)))
+    return Expression("cmp", ((Cmp.SREG, register(word)), (Cmp.OP, CMP_AT_MOST), (Cmp.DATA, value)))
 
 
 def of_family(family: str) -> Expressions:
@@ -162,44 +232,62 @@ def of_family(family: str) -> Expressions:
 
 def network_order(word: int = 0) -> Expression:
     """Convert a word from host byte order to network byte order."""
-    return Expression("byteorder", ((1, register(word)), (2, register(word)), (3, BYTEORDER_HTON), (4, 4), (5, 4)))
+    return Expression(
+        "byteorder",
+        (
+            (Byteorder.SREG, register(word)),
+            (Byteorder.DREG, register(word)),
+            (Byteorder.OP, BYTEORDER_HTON),
+            (Byteorder.LEN, 4),
+            (Byteorder.SIZE, 4),
+        ),
+    )
 
 
 def set_meta(key: int, word: int = 0) -> Expression:
     """Set metadata of the packet to the content of a register."""
-    return Expression("meta", ((2, key), (3, register(word))))
+    return Expression("meta", ((Meta.KEY, key), (Meta.SREG, register(word))))
 
 
 def limit(per_second: int, burst: int) -> Expression:
     """Continue only for that many packets a second."""
-    return Expression("limit", ((1, per_second), (2, 1), (3, burst)))
+    return Expression("limit", ((Limit.RATE, per_second), (Limit.UNIT, 1), (Limit.BURST, burst)))
 
 
 def log(group: int, prefix: str, bytes_of_packet: int) -> Expression:
     """Send the beginning of the packet to listeners of an NFLOG group."""
-    return Expression("log", ((1, group), (2, prefix), (3, bytes_of_packet)))
+    return Expression("log", ((Log.GROUP, group), (Log.PREFIX, prefix), (Log.SNAPLEN, bytes_of_packet)))
 
 
 def bitwise(mask: bytes, xor: bytes, word: int = 0) -> Expression:
     """Set a register to ``(register & mask) ^ xor``."""
     place = register(word)
-    return Expression("bitwise", ((1, place), (2, place), (3, len(mask)), (4, mask), (5, xor)))
+    return Expression(
+        "bitwise",
+        (
+            (Bitwise.SREG, place),
+            (Bitwise.DREG, place),
+            (Bitwise.LEN, len(mask)),
+            (Bitwise.MASK, mask),
+            (Bitwise.XOR, xor),
+        ),
+    )
 
 
 def verdict(text: str) -> Expression:
     """Issue a verdict: ``drop``, ``return``, ``accept``, ``goto CHAIN`` or ``jump CHAIN``."""
-    return Expression("immediate", ((1, 0), (2, text)))
+    return Expression("immediate", ((Immediate.DREG, 0), (Immediate.DATA, text)))
 
 
 def value(data: bytes, word: int) -> Expression:
     """Load a constant into a register."""
-    return Expression("immediate", ((1, register(word)), (2, data)))
+    return Expression("immediate", ((Immediate.DREG, register(word)), (Immediate.DATA, data)))
 
 
 @_shared
 def random_below(modulus: int, word: int = 0) -> Expression:
     """Load a random number from 0 to ``modulus`` - 1 into a register."""
-    return Expression("numgen", ((1, register(word)), (2, modulus), (3, 1)))
+    return Expression("numgen", ((Ng.DREG, register(word)), (Ng.MODULUS, modulus), (Ng.TYPE, 1)))
 
 
 def source_port(word: int = 0) -> Expression:
@@ -212,23 +300,42 @@ def hashed_below(modulus: int, seed: int, source: int, size: int, word: int = 0)
 
     The type of the hash is 0, jhash, which is the default.
     """
-    return Expression("hash", ((1, register(source)), (2, register(word)), (3, size), (4, modulus), (5, seed)))
+    return Expression(
+        "hash",
+        (
+            (Hash.SREG, register(source)),
+            (Hash.DREG, register(word)),
+            (Hash.LEN, size),
+            (Hash.MODULUS, modulus),
+            (Hash.SEED, seed),
+        ),
+    )
 
 
 def destination_nat(family: str, address: int, port: int) -> Expression:
     """Rewrite destination address and port to the contents of the registers at two words."""
-    return Expression("nat", ((1, NAT_DESTINATION), (2, NFPROTO[family]), (3, register(address)), (5, register(port))))
+    return Expression(
+        "nat",
+        (
+            (Nat.TYPE, NAT_DESTINATION),
+            (Nat.FAMILY, NFPROTO[family]),
+            (Nat.REG_ADDR_MIN, register(address)),
+            (Nat.REG_PROTO_MIN, register(port)),
+        ),
+    )
 
 
 def same_destination(family: str) -> Expressions:
     """Fix the destination as it is, so that no later rule for new connections rewrites it."""
-    settled = Expression("nat", ((1, NAT_DESTINATION), (2, NFPROTO[family]), (3, register(0))))
+    settled = Expression(
+        "nat", ((Nat.TYPE, NAT_DESTINATION), (Nat.FAMILY, NFPROTO[family]), (Nat.REG_ADDR_MIN, register(0)))
+    )
     return [destination_address(family), settled]
 
 
 def masquerade() -> Expression:
     """Rewrite the source to the address of the outgoing interface, with a random port."""
-    return Expression("masq", ((1, NAT_FULLY_RANDOM),))
+    return Expression("masq", ((Masq.FLAGS, NAT_FULLY_RANDOM),))
 
 
 def masquerade_from(first: int, last: int) -> Expressions:
@@ -239,7 +346,10 @@ def masquerade_from(first: int, last: int) -> Expressions:
     """
     ports = [value(port.to_bytes(2, "big"), word) for word, port in ((0, first), (4, last))]
     flags = NAT_FULLY_RANDOM | NAT_PORT_SPECIFIED
-    return [*ports, Expression("masq", ((1, flags), (2, register(0)), (3, register(4))))]
+    return [
+        *ports,
+        Expression("masq", ((Masq.FLAGS, flags), (Masq.REG_PROTO_MIN, register(0)), (Masq.REG_PROTO_MAX, register(4)))),
+    ]
 
 
 def is_protocol(number: int) -> Expressions:
@@ -249,12 +359,14 @@ def is_protocol(number: int) -> Expressions:
 
 def reject(family: str) -> Expression:
     """Answer with an ICMP error: port unreachable."""
-    return Expression("reject", ((1, 0), (2, 4 if family == IPV6 else 3)))
+    return Expression("reject", ((Reject.TYPE, 0), (Reject.ICMP_CODE, 4 if family == IPV6 else 3)))
 
 
 def remember(set_name: str, word: int = 0) -> Expression:
     """Add the key at a word to a dynamic set, or restart its timeout."""
-    return Expression("dynset", ((1, set_name), (3, DYNSET_UPDATE), (4, register(word))))
+    return Expression(
+        "dynset", ((Dynset.SET_NAME, set_name), (Dynset.OP, DYNSET_UPDATE), (Dynset.SREG_KEY, register(word)))
+    )
 
 
 def is_local(which: int, equal: bool = True) -> Expressions:
@@ -268,13 +380,15 @@ def is_to_broadcast() -> Expressions:
 
 
 def _is_of_kind(which: int, kind: int, equal: bool = True) -> Expressions:
-    fib = Expression("fib", ((1, register(0)), (2, FIB_RESULT_ADDRTYPE), (3, which)))
+    fib = Expression("fib", ((Fib.DREG, register(0)), (Fib.RESULT, FIB_RESULT_ADDRTYPE), (Fib.FLAGS, which)))
     return [fib, compare(struct.pack("=I", kind), equal)]
 
 
 def not_routed_back() -> Expressions:
     """Match if packets to the source would not leave through the interface that this one came from."""
-    fib = Expression("fib", ((1, register(0)), (2, FIB_RESULT_OIF), (3, FIB_SADDR | FIB_IIF | FIB_PRESENT)))
+    fib = Expression(
+        "fib", ((Fib.DREG, register(0)), (Fib.RESULT, FIB_RESULT_OIF), (Fib.FLAGS, FIB_SADDR | FIB_IIF | FIB_PRESENT))
+    )
     return [fib, compare(bytes(4))]
 
 
@@ -296,7 +410,7 @@ def has_bits(load: Expression, bits: int) -> Expressions:
 
 def has_state(bits: int) -> Expressions:
     """Match if connection tracking has the packet in one of some states."""
-    return has_bits(Expression("ct", ((1, register(0)), (2, CT_STATE))), bits)
+    return has_bits(Expression("ct", ((Ct.DREG, register(0)), (Ct.KEY, CT_STATE))), bits)
 
 
 def new_connection() -> Expressions:
@@ -306,19 +420,19 @@ def new_connection() -> Expressions:
 
 def was_redirected() -> Expressions:
     """Match if the destination of the connection was rewritten."""
-    return has_bits(Expression("ct", ((1, register(0)), (2, CT_STATUS))), CT_STATUS_DNAT)
+    return has_bits(Expression("ct", ((Ct.DREG, register(0)), (Ct.KEY, CT_STATUS))), CT_STATUS_DNAT)
 
 
 def original_protocol_and_port(word: int = 0) -> Expressions:
     """Load protocol and port to which the connection was opened, and the direction of the packet; one word each."""
-    port = Expression("ct", ((1, register(word + 1)), (2, CT_PROTO_DST), (3, CT_ORIGINAL)))
-    return [meta(META_L4PROTO, word), port, Expression("ct", ((1, register(word + 2)), (2, CT_DIRECTION)))]
+    port = Expression("ct", ((Ct.DREG, register(word + 1)), (Ct.KEY, CT_PROTO_DST), (Ct.DIRECTION, CT_ORIGINAL)))
+    return [meta(META_L4PROTO, word), port, Expression("ct", ((Ct.DREG, register(word + 2)), (Ct.KEY, CT_DIRECTION)))]
 
 
 def original_destination(family: str) -> Expressions:
     """Load address, protocol and port to which the connection was opened, and the direction of the packet."""
     key = CT_DST_IP6 if family == IPV6 else CT_DST_IP
-    address = Expression("ct", ((1, register(0)), (2, key), (3, CT_ORIGINAL)))
+    address = Expression("ct", ((Ct.DREG, register(0)), (Ct.KEY, key), (Ct.DIRECTION, CT_ORIGINAL)))
     return [address, *original_protocol_and_port(address_words(family))]
 
 

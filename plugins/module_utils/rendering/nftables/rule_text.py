@@ -119,7 +119,7 @@ class _Reader:
         method(part)
 
     def read_payload(self, part: Expression) -> None:
-        base, offset, size = part.get(2), part.get(3), part.get(4)
+        base, offset, size = (part.get(x.Payload.BASE), part.get(x.Payload.OFFSET), part.get(x.Payload.LEN))
         text = _PAYLOAD_FIELDS.get((base, offset, size))
         if text is None:
             text = next(
@@ -133,107 +133,114 @@ class _Reader:
             )
         if text is None:
             raise _Unknown
-        self.hold(part.get(1), _Held(text, size))
+        self.hold(part.get(x.Payload.DREG), _Held(text, size))
 
     def read_meta(self, part: Expression) -> None:
-        name = _META_FIELDS.get(part.get(2))
+        name = _META_FIELDS.get(part.get(x.Meta.KEY))
         if name is None:
             raise _Unknown
-        if part.get(3):
-            self.parts.append(f"{name} set {_changed_text(self.held(part.get(3)))}")
+        if part.get(x.Meta.SREG):
+            self.parts.append(f"{name} set {_changed_text(self.held(part.get(x.Meta.SREG)))}")
         else:
-            self.hold(part.get(1), _Held(name, 16 if name in ("iifname", "oifname") else 4))
+            self.hold(part.get(x.Meta.DREG), _Held(name, 16 if name in ("iifname", "oifname") else 4))
 
     def read_ct(self, part: Expression) -> None:
         found = _CT_FIELDS.get(tuple([value for _number, value in part.attributes[1:]]))
         if found is None:
             raise _Unknown
-        self.hold(part.get(1), _Held(*found))
+        self.hold(part.get(x.Ct.DREG), _Held(*found))
 
     def read_fib(self, part: Expression) -> None:
-        found = _FIB_FIELDS.get((part.get(2), part.get(3)))
+        found = _FIB_FIELDS.get((part.get(x.Fib.RESULT), part.get(x.Fib.FLAGS)))
         if found is None:
             raise _Unknown
-        self.hold(part.get(1), _Held(*found))
+        self.hold(part.get(x.Fib.DREG), _Held(*found))
 
     def read_numgen(self, part: Expression) -> None:
-        if part.get(3) != 1 or part.get(4):
+        if part.get(x.Ng.TYPE) != 1 or part.get(x.Ng.OFFSET):
             raise _Unknown
-        self.hold(part.get(1), _Held(f"numgen random mod {part.get(2)}", 4))
+        self.hold(part.get(x.Ng.DREG), _Held(f"numgen random mod {part.get(x.Ng.MODULUS)}", 4))
 
     def read_hash(self, part: Expression) -> None:
-        if part.get(6) or part.get(7):
+        if part.get(x.Hash.OFFSET) or part.get(x.Hash.TYPE):
             raise _Unknown
-        text = self.concatenation(part.get(1))
-        self.hold(part.get(2), _Held(f"jhash {text} mod {part.get(4)} seed 0x{part.get(5):x}", 4))
+        text = self.concatenation(part.get(x.Hash.SREG))
+        self.hold(
+            part.get(x.Hash.DREG),
+            _Held(f"jhash {text} mod {part.get(x.Hash.MODULUS)} seed 0x{part.get(x.Hash.SEED):x}", 4),
+        )
 
     def read_bitwise(self, part: Expression) -> None:
-        before = self.held(part.get(1))
+        before = self.held(part.get(x.Bitwise.SREG))
         if before.mask:
             raise _Unknown
-        self.hold(part.get(2), _Held(before.text, before.size, part.get(4), part.get(5)))
+        self.hold(
+            part.get(x.Bitwise.DREG), _Held(before.text, before.size, part.get(x.Bitwise.MASK), part.get(x.Bitwise.XOR))
+        )
 
     def read_byteorder(self, part: Expression) -> None:
         # nft writes no conversion, because the type of the value implies it.
-        if part.get(1) != part.get(2) or self.held(part.get(1)).mask:
+        if part.get(x.Byteorder.SREG) != part.get(x.Byteorder.DREG) or self.held(part.get(x.Byteorder.SREG)).mask:
             raise _Unknown
 
     def read_cmp(self, part: Expression) -> None:
-        held = self.held(part.get(1))
+        held = self.held(part.get(x.Cmp.SREG))
         operators = {x.CMP_EQUAL: "", x.CMP_NOT_EQUAL: "!= ", x.CMP_AT_MOST: "<= ", x.CMP_AT_LEAST: ">= "}
-        if part.get(2) not in operators:
+        if part.get(x.Cmp.OP) not in operators:
             raise _Unknown
-        self.parts.append(_comparison(held, operators[part.get(2)], part.get(3)))
-        if part.get(2) == x.CMP_EQUAL:
+        self.parts.append(_comparison(held, operators[part.get(x.Cmp.OP)], part.get(x.Cmp.DATA)))
+        if part.get(x.Cmp.OP) == x.CMP_EQUAL:
             self.words.clear()
 
     def read_lookup(self, part: Expression) -> None:
-        key = self.concatenation(part.get(2))
-        name = part.get(1)
-        target = part.get(3, None)
+        key = self.concatenation(part.get(x.Lookup.SREG))
+        name = part.get(x.Lookup.SET)
+        target = part.get(x.Lookup.DREG, None)
         self.words.clear()
         if target is None:
-            self.parts.append(f"{key} {'!= ' if part.get(5) else ''}@{name}")
+            self.parts.append(f"{key} {'!= ' if part.get(x.Lookup.FLAGS) else ''}@{name}")
         elif target == 0:
             self.parts.append(f"{key} vmap @{name}")
         else:
             self.hold(target, _Held(f"{key} map @{name}", 4))
 
     def read_immediate(self, part: Expression) -> None:
-        data = part.get(2)
-        if part.get(1) == 0:
+        data = part.get(x.Immediate.DATA)
+        if part.get(x.Immediate.DREG) == 0:
             self.parts.append(str(data))
         elif isinstance(data, bytes) and len(data) in (2, 4, 16):
             text = str(int.from_bytes(data, "big")) if len(data) == 2 else unpacked(data)
-            self.hold(part.get(1), _Held(text, len(data)))
+            self.hold(part.get(x.Immediate.DREG), _Held(text, len(data)))
         else:
             raise _Unknown
 
     def read_nat(self, part: Expression) -> None:
-        if part.get(1) != x.NAT_DESTINATION or part.get(7):
+        if part.get(x.Nat.TYPE) != x.NAT_DESTINATION or part.get(x.Nat.FLAGS):
             raise _Unknown
-        address = self.held(part.get(3)).text
+        address = self.held(part.get(x.Nat.REG_ADDR_MIN)).text
         if " map @" in address:
-            family = "ip6" if part.get(2) == x.NFPROTO["IPv6"] else "ip"
+            family = "ip6" if part.get(x.Nat.FAMILY) == x.NFPROTO["IPv6"] else "ip"
             self.parts.append(f"dnat {family} to {address}")
-        elif not part.get(5):
+        elif not part.get(x.Nat.REG_PROTO_MIN):
             self.parts.append(f"dnat to {address}")
         else:
             shown = f"[{address}]" if ":" in address else address
-            self.parts.append(f"dnat to {shown}:{self.held(part.get(5)).text}")
+            self.parts.append(f"dnat to {shown}:{self.held(part.get(x.Nat.REG_PROTO_MIN)).text}")
 
     def read_limit(self, part: Expression) -> None:
-        if part.get(2) != 1 or part.get(4) or part.get(5):
+        if part.get(x.Limit.UNIT) != 1 or part.get(x.Limit.TYPE) or part.get(x.Limit.FLAGS):
             raise _Unknown
-        self.parts.append(f"limit rate {part.get(1)}/second burst {part.get(3)} packets")
+        self.parts.append(f"limit rate {part.get(x.Limit.RATE)}/second burst {part.get(x.Limit.BURST)} packets")
 
     def read_log(self, part: Expression) -> None:
-        prefix = str(part.get(2, "")).replace('"', "?")
-        self.parts.append(f'log prefix "{prefix}" group {part.get(1)} snaplen {part.get(3)}')
+        prefix = str(part.get(x.Log.PREFIX, "")).replace('"', "?")
+        self.parts.append(f'log prefix "{prefix}" group {part.get(x.Log.GROUP)} snaplen {part.get(x.Log.SNAPLEN)}')
 
     def read_masq(self, part: Expression) -> None:
-        ports = f" to :{self.held(part.get(2)).text}-{self.held(part.get(3)).text}" if part.get(2) else ""
-        self.parts.append(f"masquerade{ports}{' fully-random' if part.get(1) & x.NAT_FULLY_RANDOM else ''}")
+        first, last = part.get(x.Masq.REG_PROTO_MIN), part.get(x.Masq.REG_PROTO_MAX)
+        ports = f" to :{self.held(first).text}-{self.held(last).text}" if first else ""
+        random = " fully-random" if part.get(x.Masq.FLAGS) & x.NAT_FULLY_RANDOM else ""
+        self.parts.append(f"masquerade{ports}{random}")
 
     def read_reject(self, part: Expression) -> None:
         if part.attributes not in (x.reject("IPv4").attributes, x.reject("IPv6").attributes):
@@ -241,9 +248,11 @@ class _Reader:
         self.parts.append("reject")
 
     def read_dynset(self, part: Expression) -> None:
-        if part.get(3) != x.DYNSET_UPDATE or part.get(5) or part.get(6):
+        if part.get(x.Dynset.OP) != x.DYNSET_UPDATE or part.get(x.Dynset.SREG_DATA) or part.get(x.Dynset.TIMEOUT):
             raise _Unknown
-        self.parts.append(f"update @{part.get(1)} {{ {self.concatenation(part.get(4))} }}")
+        self.parts.append(
+            f"update @{part.get(x.Dynset.SET_NAME)} {{ {self.concatenation(part.get(x.Dynset.SREG_KEY))} }}"
+        )
 
 
 def _masked_text(held: _Held) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ....base.errors import KernelError
+from ....rendering.nftables.expressions import Dynset
 from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, TABLE_OWNER, TABLE_PERSIST, ObjectKey
 from ...netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
 from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
@@ -43,10 +44,6 @@ from ..attributes import (
     NFTA_COUNTER_BYTES,
     NFTA_COUNTER_PACKETS,
     NFTA_COUNTER_PAD,
-    NFTA_DYNSET_EXPR,
-    NFTA_DYNSET_EXPRESSIONS,
-    NFTA_DYNSET_FLAGS,
-    NFTA_DYNSET_TIMEOUT,
     NFTA_EXPR_DATA,
     NFTA_EXPR_NAME,
     NFTA_EXTHDR_FLAGS,
@@ -241,23 +238,23 @@ def _osf(data: memoryview) -> bytes:
 
 def _dynset(data: memoryview) -> bytes:
     """Omit a timeout of 0, which a set without timeouts refuses, and add the flag that permits several statements."""
-    several = NFTA_DYNSET_EXPRESSIONS in parse_attributes(data, 0, len(data))
+    several = Dynset.EXPRESSIONS in parse_attributes(data, 0, len(data))
     parts = []
     for number, part in each_attribute(data, 0, len(data)):
         content = bytes(part)
-        if number == NFTA_DYNSET_TIMEOUT and not any(content):
+        if number == Dynset.TIMEOUT and not any(content):
             continue
-        if number == NFTA_DYNSET_FLAGS and several:
+        if number == Dynset.FLAGS and several:
             content = (int.from_bytes(content, "big") | NFT_DYNSET_F_EXPR).to_bytes(4, "big")
-        elif number == NFTA_DYNSET_EXPR:
+        elif number == Dynset.EXPR:
             content = _expression(part)
-        elif number == NFTA_DYNSET_EXPRESSIONS:
+        elif number == Dynset.EXPRESSIONS:
             content = _expressions(part)
         parts.append(nested(number, content) if number in _STATEMENTS else attribute(number, content))
     return b"".join(parts)
 
 
-_STATEMENTS = (NFTA_DYNSET_EXPR, NFTA_DYNSET_EXPRESSIONS)
+_STATEMENTS = (Dynset.EXPR, Dynset.EXPRESSIONS)
 _DUMPED_OTHERWISE = {"exthdr": _exthdr, "osf": _osf, "dynset": _dynset}
 
 

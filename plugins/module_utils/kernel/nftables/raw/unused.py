@@ -12,13 +12,15 @@ from __future__ import annotations
 from typing import Callable, Iterator, List, Optional, Set
 
 from ....base.errors import KernelError
+from ....rendering.nftables.expressions import Immediate
 from ....rendering.nftables.layout import FRONTENDS
 from ....rendering.nftables.objects import TABLE_NAME, ObjectKey
 from ....rendering.nftables.own_names import is_own
 from ....resources import Change, Kind, Resource
 from ...netlink.attributes import parse_attributes
-from ..attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_SET, NFTA_SET_ELEM_DATA
+from ..attributes import NFTA_SET_ELEM_DATA
 from ..decoding import parse_data, parse_expression
+from ..expression_schema import SET_NAMES
 from ..resource import NftablesResource
 from .reading import RawChain, RawKey, RawSet, RawTable, RawValue
 from .resource import RawTableResource
@@ -26,7 +28,6 @@ from .writing import rule_expressions
 
 _FRONTENDS = ObjectKey("set", FRONTENDS)
 #: The attributes by which an expression names a set.
-_SET_NAMES = {"lookup": NFTA_LOOKUP_SET, "dynset": NFTA_DYNSET_SET_NAME}
 
 
 def _called(verdict: object) -> Iterator[ObjectKey]:
@@ -41,10 +42,10 @@ def references(value: Optional[RawValue]) -> Iterator[ObjectKey]:
         for rule in value.rules:
             for raw in rule_expressions(rule):
                 expression = parse_expression(raw)
-                if expression.name in _SET_NAMES:
-                    yield ObjectKey("set", str(expression.get(_SET_NAMES[expression.name], "")))
+                if expression.name in SET_NAMES:
+                    yield ObjectKey("set", str(expression.get(SET_NAMES[expression.name], "")))
                 elif expression.name == "immediate":
-                    yield from _called(expression.get(NFTA_IMMEDIATE_DATA, ""))
+                    yield from _called(expression.get(Immediate.DATA, ""))
     elif isinstance(value, RawSet):
         for element in value.elements:
             found = parse_attributes(memoryview(element), 0, len(element))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Mapping, Tuple
 
-from ....rendering.nftables.expressions import SCHEMA
+from ....rendering.nftables.expressions import Immediate
 from ....rendering.nftables.objects import TABLE_DORMANT, ChainValue, ObjectKey, Rule
 from ...netlink.attributes import (
     attribute,
@@ -28,7 +28,6 @@ from ..attributes import (
     GENMSG_BYTES,
     NFTA_CHAIN_NAME,
     NFTA_CHAIN_TABLE,
-    NFTA_IMMEDIATE_DATA,
     NFTA_LIST_ELEM,
     NFTA_RULE_CHAIN,
     NFTA_RULE_EXPRESSIONS,
@@ -41,6 +40,7 @@ from ..attributes import (
     SUBSYSTEM,
 )
 from ..decoding import parse_expression, parse_hook
+from ..expression_schema import SCHEMA
 from .reading import RawChain, RawSet, RawTable, RawValue, StatefulKey
 
 _NEW_OBJECT = SUBSYSTEM | 18
@@ -103,7 +103,7 @@ def _owned_first(chains: Mapping[str, RawChain]) -> List[RawChain]:
 
     def add(name: str, chain: RawChain) -> None:
         for rule in chain_value(chain).rules:
-            verdicts = (part.get(NFTA_IMMEDIATE_DATA) for part in rule.expressions if part.name == "immediate")
+            verdicts = (part.get(Immediate.DATA) for part in rule.expressions if part.name == "immediate")
             for target in (verdict.partition(" ")[2] for verdict in verdicts if isinstance(verdict, str)):
                 if target in owned and target not in found:
                     add(target, chains[target])

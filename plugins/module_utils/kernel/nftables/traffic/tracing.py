@@ -80,7 +80,7 @@ def _rule(family: str, client: Client, arrival: Arrival) -> Rule:
     ]
     if client.port:
         parts += [x.payload(x.TRANSPORT_HEADER, 0, 2), x.compare(client.port.to_bytes(2, "big"))]
-    limit = Expression("limit", ((1, _RATE), (2, 1), (3, _BURST)))
+    limit = x.limit(_RATE, _BURST)
     return Rule((*parts, limit, x.value(b"\x01", 0), x.set_meta(_META_NFTRACE)))
 
 
