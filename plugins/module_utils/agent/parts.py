@@ -35,8 +35,7 @@ from .policies.policy import PolicySync
 from .policies.policy_metrics import policy_values
 from .ports.control import ControlRequest
 from .ports.health import ProxyHealth
-from .ports.ports import PortKeeper
-from .ports.surface import Surface
+from .ports.surface import PortKeeper, Surface
 from .reports import Reports
 from .services.losses import EndpointLossWatch
 from .services.node import NodeSync

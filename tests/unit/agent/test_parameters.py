@@ -10,8 +10,10 @@ import io
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import parameters
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.repairs import ServiceRepairs
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.repairs import (
+    ServiceRepairs,
+    repair_parameters,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import sysctls as node_sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import (
@@ -51,16 +53,16 @@ WANTED = {FORWARD: 1, CLOSE_WAIT: 3600, HASH_SIZE: AtLeast(65536)}
 
 
 def test_values_that_match_or_exceed_the_desired_ones_are_kept(kernel):
-    assert parameters.repair_parameters(WANTED) == ({}, [])
+    assert repair_parameters(WANTED) == ({}, [])
     kernel(HASH_SIZE).write_text("262144\n")
-    assert parameters.repair_parameters(WANTED) == ({}, [])
+    assert repair_parameters(WANTED) == ({}, [])
     assert kernel(HASH_SIZE).read_text() == "262144\n"
 
 
 def test_changed_parameters_are_restored(kernel):
     kernel(CLOSE_WAIT).write_text("60\n")
     kernel(HASH_SIZE).write_text("16384\n")
-    repaired, refused = parameters.repair_parameters(WANTED)
+    repaired, refused = repair_parameters(WANTED)
     assert (repaired, refused) == ({CLOSE_WAIT: ("60", "3600"), HASH_SIZE: ("16384", "65536")}, [])
     assert (kernel(CLOSE_WAIT).read_text(), kernel(HASH_SIZE).read_text()) == ("3600", "65536")
 
@@ -70,7 +72,7 @@ def test_a_refused_or_missing_parameter_does_not_prevent_the_others(kernel, tmp_
     for key in (FORWARD, CLOSE_WAIT):
         kernel(key).write_text("0\n")
     kernel(HASH_SIZE).unlink()
-    repaired, refused = parameters.repair_parameters(WANTED)
+    repaired, refused = repair_parameters(WANTED)
     assert repaired == {CLOSE_WAIT: ("0", "3600")}
     assert len(refused) == 2 and FORWARD in refused[0] and "the module nf_conntrack provides it" in refused[1]
 
@@ -78,7 +80,7 @@ def test_a_refused_or_missing_parameter_does_not_prevent_the_others(kernel, tmp_
 def test_read_only_parameters_are_skipped(kernel):
     kernel(CLOSE_WAIT).write_text("60\n")
     kernel(CLOSE_WAIT).chmod(0o444)
-    assert parameters.repair_parameters(WANTED) == ({}, [])
+    assert repair_parameters(WANTED) == ({}, [])
 
 
 def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monkeypatch):

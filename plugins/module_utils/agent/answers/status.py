@@ -1,31 +1,37 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's answers to the node command: its status, and explanations of how a destination is served."""
+"""The agent's answers to the node command: its status, explanations, and how the kernel differs from its tables."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ...base.addresses import canonical_address
 from ...base.timestamps import timestamp
+from ...cluster.model import Failing, NamespacedName
+from ...cluster.state import ClusterState
 from ...convergence.agent_comparison import QUESTION as COMPARISON
-from ...convergence.agent_comparison import comparison_document
+from ...convergence.agent_comparison import AgentComparison, comparison_document
 from ...convergence.drain.external import serving_document
+from ...convergence.report import table_changes
+from ...convergence.request import TableChange
 from ...convergence.runtime.agent_status import AgentStatus, FamilyStatus
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
+from ...convergence.settings_digest import settings_digest
 from ...explain.connection import Subject, connection_document
 from ...explain.ends import parse_end
 from ...explain.explain import ExplainedFamily, explain, explained_families, explanation_document
 from ...explain.flows import Kernel
 from ...explain.target import parse_target
 from ...packaging.identity import identity
+from ...resources import plan
 from ..services.notices import failures_of
+from ..services.proxier import Proxier
 from ..services.setup import Proxiers
 from .agent_state import AgentState
-from .comparison import compare
 
 #: How many lines of a kind about objects the status has: two Services may have tens of thousands of conflicts.
 _MOST_NAMED = 100
@@ -221,3 +227,72 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
         policies=policies,
     )
     return connection_document(subject, source, destination)
+
+
+def compare(state: AgentState, kernel: bool, describe: bool) -> AgentComparison:
+    """Return what the agent excludes, and with ``kernel`` how the kernel differs from its tables.
+
+    The kernel is not read while the tables are not those of the cluster. Changes nothing. Raises KernelError.
+    """
+    proxiers, cluster = state.sync.proxiers, state.view.state
+    if proxiers is None:
+        return AgentComparison("the agent does not know the cluster yet", "")
+    families = proxiers.families
+    failing = _failing(cluster)
+    digest = settings_digest(
+        proxiers.configuration, proxiers.mode.filter_backend, state.node, [item.family for item in families], cluster
+    )
+    obstacle = _obstacle(state, proxiers)
+    return AgentComparison(
+        obstacle=obstacle,
+        settings=digest,
+        failing=failing,
+        rising={key: rising for key in cluster.services if (rising := cluster.rising(key))},
+        excluded=_excluded(cluster, failing, families),
+        changes=_changes(state, families, describe) if kernel and not obstacle else None,
+    )
+
+
+def _failing(cluster: ClusterState) -> Dict[NamespacedName, Failing]:
+    return {key: failing for key in cluster.services if (failing := cluster.failing(key)) is not None}
+
+
+def _excluded(cluster: ClusterState, failing: Mapping[NamespacedName, Failing], families: Sequence[Proxier]) -> int:
+    """Return how many endpoints of these Services are not served; where too few pass, all are."""
+    return len(
+        {
+            (service, endpoint.text)
+            for service in failing
+            for family in families
+            for info in family.service_ports(cluster, service) or ()
+            for endpoint in info.endpoints
+            if endpoint.failed and not endpoint.ready
+        }
+    )
+
+
+def _obstacle(state: AgentState, proxiers: Proxiers) -> str:
+    """Return why the agent does not serve what the API server has; empty if it does."""
+    source, syncer = state.source, state.sync.syncer
+    if state.view is not source.view:
+        return "the agent does not know the cluster yet"
+    lost = [item for item in source.reflectors if not item.connected]
+    if lost or not source.reflectors:
+        reason = next((f": {item.error}" for item in lost if item.error), "")
+        return f"the agent does not follow the API server{reason}"
+    if syncer.last_error:
+        return f"the agent's last sync failed: {syncer.last_error}"
+    if syncer.losses.held_until:
+        return "the agent holds back the loss of most endpoints"
+    if state.memory.exceeded or source.view.held_back:
+        return "the agent's memory limit keeps it from following the cluster"
+    if failures_of(source.view, proxiers.families):
+        return "the agent cannot process all objects"
+    if state.policy.enabled and not state.policy.in_force:
+        return "the agent's network policies are not in force"
+    return ""
+
+
+def _changes(state: AgentState, families: Sequence[Proxier], describe: bool) -> Tuple[TableChange, ...]:
+    planned = [item for family in families for item in plan(family.stages)]
+    return table_changes([*planned, *state.policy.compared()], describe)

@@ -8,17 +8,20 @@ Services and network policies report them alike.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...base.errors import KernelError, ProxyError
+from ...convergence.modes.stages.sysctls import sysctl_stage
 from ...event_reasons import Reason
 from ...kernel.parameters.sysctls import SysctlsResource, Wanted
-from ...resources import PlannedChange
+from ...resources import Change, PlannedChange, plan
 from ..api.events import WARNING
 from ..other_proxy import OtherProxy
 from ..reports import Reports
 from .attribution import attributed, written
-from .parameters import repair_parameters
+
+#: Seconds between reads of kernel parameters, of whose changes the kernel sends no notifications: less than 1 ms each.
+PARAMETERS_SECONDS = 10.0
 
 
 class Repairs:
@@ -112,3 +115,37 @@ class ServiceRepairs(Repairs):
             self._log.warning("kernel parameters cannot be restored", reason=reason)
             self._post(None, WARNING, Reason.DRIFT_NOT_REPAIRED, "Repair", f"kernel parameters: {reason}")
         self._refused_parameters = refused
+
+
+class RepairedParameters(NamedTuple):
+    """Parameters that were restored, each with the value found and the value wanted.
+
+    ``refused``: one line for each parameter that the kernel refused to change.
+    """
+
+    repaired: Dict[str, Tuple[str, str]]
+    refused: List[str]
+
+
+def repair_parameters(wanted: Mapping[str, Wanted]) -> RepairedParameters:
+    """Restore each kernel parameter that differs from its wanted value.
+
+    Programs that change them are, for example, tuned, Docker, and ``sysctl --system`` after an update.
+
+    Parameters that cannot be changed in this container or network namespace are skipped, as at the start. Raises
+    KernelError if a parameter cannot be read.
+    """
+    stage, _unchangeable = sysctl_stage(wanted)
+    found = RepairedParameters({}, [])
+    for resource, change, *_observed in plan([stage]):
+        parts = [(key, Change(replaced={key: values})) for key, values in change.replaced.items()]
+        parts += [(key, Change(added={key: value})) for key, value in change.added.items()]
+        for key, part in parts:
+            try:
+                resource.apply(part)
+            except KernelError as error:
+                found.refused.append(str(error))
+            else:
+                # A parameter that the kernel does not have is an addition, which apply() refuses.
+                found.repaired[key] = change.replaced[key]
+    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-from ..drift.parameters import PARAMETERS_SECONDS
+from ..drift.repairs import PARAMETERS_SECONDS
 from ..threads.timers import Timers
 from .other_modes import DRAIN_SECONDS
 from .setup import Proxiers

@@ -21,8 +21,7 @@ from ..api.events import WARNING
 from ..drift.watch import DriftWatch, Watching
 from ..other_proxy import OtherProxy
 from ..ports.health import ProxyHealth
-from ..ports.ports import PortKeeper
-from ..ports.surface import Surface
+from ..ports.surface import PortKeeper, Surface
 from ..reports import Reports
 from ..source.view import ClusterView
 from ..sync.schedule import Schedule
