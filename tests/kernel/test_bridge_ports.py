@@ -172,6 +172,43 @@ def test_frames_that_no_policy_judges_do_not_pass(lab):
     assert lab.arrived(sent) == sent.keys()
 
 
+@pytest.fixture
+def filtering(lab):
+    """The bridge filters VLANs, which not every kernel can; that of Debian can."""
+
+    def configured(on):
+        ip_batch([f"link set cni0 type bridge vlan_filtering {on}"], lab.network.full_name("node1"))
+
+    configured(1)
+    yield lab
+    configured(0)
+
+
+@pytest.mark.ipvs
+def test_ports_of_a_bridge_that_filters_vlans_are_checked(filtering):
+    """Tag 1 is the default of all ports, so its frames reach a pod without the tag."""
+    filtering.converge()
+    sent = {**claims(of=OTHERS), **own(), **NEEDED}
+    default = {f"tag 1: {name}": (b"\x81\0\0\1", *frame[1:]) for name, frame in sent.items()}
+    priority = {f"tag 0: {name}": (b"\x81\0\0\0", *frame[1:]) for name, frame in sent.items()}
+    assert filtering.arrived({**sent, **default, **priority}) == {**own(), **NEEDED}.keys()
+
+
+@pytest.mark.ipvs
+def test_trunks_of_a_bridge_that_filters_vlans_pass_tags(filtering):
+    """Their frames are of networks of the operator's, which no policy is about."""
+    node = "node1"
+    for pod in (FREE, RECEIVER):
+        filtering.inside(node, "bridge", "vlan", "add", "dev", f"veth{pod[3:]}", "vid", "7")
+    filtering.converge(*POLICIES)
+    try:
+        tagged = {"tag 7": packet("192.0.2.1", "192.0.2.2", b"\x81\0\0\7")}
+        assert filtering.arrived(tagged) == tagged.keys()
+    finally:
+        for pod in (FREE, RECEIVER):
+            filtering.inside(node, "bridge", "vlan", "del", "dev", f"veth{pod[3:]}", "vid", "7")
+
+
 @pytest.mark.ipvs
 def test_ports_are_checked_beside_ipvs(tmp_path):
     with contextlib.closing(PortLab(tmp_path, "ipvs", True)) as lab:

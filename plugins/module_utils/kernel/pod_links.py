@@ -18,11 +18,10 @@ import socket
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ..base.addresses import address_bits, family_of, packed
-from .facts import read_text
 from .netlink.protocol import NETLINK_ROUTE
 from .netlink.socket import NetlinkSocket
 from .rtnetlink.peers import addresses_behind
-from .rtnetlink.ports import LinkKind, link_kinds
+from .rtnetlink.ports import LinkKind, link_kinds, trunk_ports
 from .rtnetlink.routes import DirectRoute, direct_route, interfaces_with_gateways
 
 _BRIDGE, _VETH = "bridge", "veth"
@@ -47,7 +46,7 @@ class PodLink(NamedTuple):
 class PodLinks:
     """Finds interfaces by the addresses of pods, and remembers those that it has found for as long as they exist.
 
-    ``ports``: of the bridges among them. The value is whether the operator may have configured VLANs there.
+    ``ports``: of the bridges among them. The value is whether the operator has given it VLANs with tags.
     ``complete``: each address of the last call has an interface, and a port if that is a bridge.
     """
 
@@ -97,10 +96,10 @@ class PodLinks:
         self, sock: NetlinkSocket, found: Dict[str, PodLink], kinds: Dict[int, LinkKind]
     ) -> Dict[str, PodLink]:
         """Return the links with the ports of bridges; without one where several pods have the address."""
-        bridges = {link.number: link.interface for link in found.values() if link.is_bridge}
+        bridges = {link.number for link in found.values() if link.is_bridge}
         ports = {number: item for number, item in kinds.items() if item.master in bridges and item.name.isascii()}
-        filtering = {number for number, bridge in bridges.items() if _filters_vlans(bridge)}
-        self.ports.update({(number, item.name): item.master in filtering for number, item in ports.items()})
+        trunks = trunk_ports(sock) if ports else set()
+        self.ports.update({(number, item.name): number in trunks for number, item in ports.items()})
         behind = addresses_behind(sock, ports) if ports else {}
         for address, link in found.items():
             claims = behind.get(packed(address) or b"", set())
@@ -133,8 +132,3 @@ def _links(
 
 def _holds_only_pods(kinds: Dict[int, LinkKind], bridge: int) -> bool:
     return all(item.kind == _VETH for item in kinds.values() if item.master == bridge)
-
-
-def _filters_vlans(bridge: str) -> bool:
-    """Return whether a bridge treats VLANs as its operator has configured."""
-    return (read_text(f"/sys/class/net/{bridge}/bridge/vlan_filtering") or "").strip() == "1"

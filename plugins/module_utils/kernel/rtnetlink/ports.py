@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, Mapping, NamedTuple
+from typing import Dict, Mapping, NamedTuple, Set
 
-from ..netlink.attributes import attribute_text, parse_attributes
+from ..netlink.attributes import attribute, attribute_text, each_attribute, parse_attributes
 from ..netlink.socket import NetlinkSocket
 
 RTM_NEWLINK, RTM_GETLINK = 16, 18
@@ -17,6 +17,10 @@ IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, IFLA_LINKINFO, _IFLA_LINK_NETNSID, IFLA_I
 #: struct ifinfomsg of linux/rtnetlink.h: family, type, index, flags, changed flags.
 LINK = struct.Struct("=BxHiII")
 _NUMBER = struct.Struct("=i")
+# linux/if_bridge.h, linux/rtnetlink.h
+_IFLA_AF_SPEC, _IFLA_EXT_MASK, _IFLA_BRIDGE_VLAN_INFO = 26, 29, 2
+_WITH_VLANS, _UNTAGGED = 2, 4
+_VLAN = struct.Struct("=HH")
 
 
 class LinkKind(NamedTuple):
@@ -46,6 +50,21 @@ def link_kinds(sock: NetlinkSocket) -> Dict[int, LinkKind]:
     for view, kind, start, end in sock.dump(RTM_GETLINK, LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         if kind == RTM_NEWLINK:
             found[LINK.unpack_from(view, start)[2]] = _described(memoryview(view)[start:end])
+    return found
+
+
+def trunk_ports(sock: NetlinkSocket) -> Set[int]:
+    """Return the indexes of the ports of bridges that send frames of some VLAN with its tag. Raises KernelError.
+
+    Without filters for VLANs in the kernel there are none. ``sock`` is a NETLINK_ROUTE socket.
+    """
+    found = set()
+    request = LINK.pack(socket.AF_BRIDGE, 0, 0, 0, 0) + attribute(_IFLA_EXT_MASK, _NUMBER.pack(_WITH_VLANS))
+    for view, _kind, start, end in sock.dump(RTM_GETLINK, request):
+        about = parse_attributes(memoryview(view), start + LINK.size, end).get(_IFLA_AF_SPEC, memoryview(b""))
+        for kind, raw in each_attribute(about, 0, len(about)):
+            if kind == _IFLA_BRIDGE_VLAN_INFO and not _VLAN.unpack_from(raw)[0] & _UNTAGGED:
+                found.add(LINK.unpack_from(view, start)[2])
     return found
 
 
