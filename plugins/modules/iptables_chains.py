@@ -241,7 +241,6 @@ error_kind:
   sample: kernel
 """
 
-import os
 import re
 from typing import Any, Dict, List, Mapping
 
@@ -323,15 +322,11 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
         refuse_unconfirmed(changes, seconds)
     else:
         change = apply_changes(changes, seconds)
-    result: Dict[str, Any] = {
-        "changed": any(item.change for item in planned),
+    return {
         "change": change,
         "variants": {resource.variant.family: str(resource.variant) for resource in resources},
-        "changes": tables.change_records(planned),
+        **tables.planned_result(planned, module._diff),
     }
-    if module._diff:
-        result["diff"] = tables.planned_differences(planned)
-    return result
 
 
 def _confirmed(module: AnsibleModule) -> Dict[str, Any]:
@@ -352,10 +347,7 @@ def main() -> None:
         module.fail_json(msg=f"chains: {what} state confirmed", error_kind="configuration")
     if parameters["confirm_timeout"] < 0:
         module.fail_json(msg="confirm_timeout: must not be negative", error_kind="configuration")
-    refused = tables.root_needed(os.geteuid(), "changing iptables chains")
-    if refused:
-        module.fail_json(**refused)
-    run(module, _confirmed if confirming else _changed)
+    run(module, _confirmed if confirming else _changed, needs_root="changing iptables chains")
 
 
 if __name__ == "__main__":

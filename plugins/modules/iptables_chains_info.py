@@ -114,7 +114,6 @@ error_kind:
   sample: kernel
 """
 
-import os
 from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
@@ -129,7 +128,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chai
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import save
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 _FAMILIES = {"ipv4": IPV4, "ipv6": IPV6}
@@ -175,10 +173,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    refused = tables.root_needed(os.geteuid(), "listing iptables chains")
-    if refused:
-        module.fail_json(**refused)
-    run(module, _found)
+    run(module, _found, needs_root="listing iptables chains")
 
 
 if __name__ == "__main__":

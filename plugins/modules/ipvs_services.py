@@ -336,21 +336,8 @@ def _server(options: Mapping[str, Any]) -> ListedServer:
             ListedReal(real["address"], real["port"], real["weight"], real["forwarding"], real["state"] == "present")
             for real in real_servers
         )
-    flags = options["flags"]
-    return ListedServer(
-        address=options["address"],
-        port=options["port"],
-        protocol=options["protocol"],
-        scheduler=options["scheduler"],
-        persistence=options["persistence"],
-        persistence_prefix=options["persistence_prefix"],
-        one_packet=options["one_packet"],
-        flags=None if flags is None else tuple(flags),
-        real_servers=real_servers,
-        exclusive=options["exclusive"],
-        firewall_mark=options["firewall_mark"],
-        family=options["family"],
-    )
+    flags = None if options["flags"] is None else tuple(options["flags"])
+    return ListedServer(**{**options, "flags": flags, "real_servers": real_servers})
 
 
 def _save_file(parameters: Mapping[str, Any]) -> str:
@@ -415,16 +402,12 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     if wanted.absent and parameters["state"] == "absent":
         raise ConfigurationError("state: absent removes whole virtual servers; their real servers need no state")
     planned = _planned(parameters, wanted, path, bool(module.check_mode))
-    result: Dict[str, Any] = {
-        "changed": any(item.change for item in planned),
+    return {
         "virtual_servers": len(wanted.servers),
         "real_servers": len(wanted.real_servers),
         "save_file": path,
-        "changes": tables.change_records(planned),
+        **tables.planned_result(planned, module._diff),
     }
-    if module._diff:
-        result["diff"] = tables.planned_differences(planned)
-    return result
 
 
 def main() -> None:
@@ -435,10 +418,7 @@ def main() -> None:
         module.fail_json(
             msg="services, purge, timeouts and save are all empty: nothing to do", error_kind="configuration"
         )
-    refused = tables.root_needed(os.geteuid(), "changing virtual servers")
-    if refused:
-        module.fail_json(**refused)
-    run(module, _changed)
+    run(module, _changed, needs_root="changing virtual servers")
 
 
 if __name__ == "__main__":

@@ -158,7 +158,6 @@ error_kind:
   sample: kernel
 """
 
-import os
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -167,7 +166,6 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_records import Selection, records
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import connect
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
@@ -194,10 +192,7 @@ def main() -> None:
         mutually_exclusive=[("firewall_mark", name) for name in ("address", "port", "protocol")],
         supports_check_mode=True,
     )
-    refused = tables.root_needed(os.geteuid(), "listing virtual servers")
-    if refused:
-        module.fail_json(**refused)
-    run(module, _found)
+    run(module, _found, needs_root="listing virtual servers")
 
 
 if __name__ == "__main__":

@@ -410,19 +410,15 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
         module.warn(warning)
     if not module.check_mode:
         apply_plan(planned)
-    result: Dict[str, Any] = {
-        "changed": any(item.change for item in planned),
+    return {
         "modules": list(resource.names or resource.unload),
         "loaded": [name for name, value in loading.change.added.items() if value == LOADED],
         "unloaded": list(loading.change.removed),
         "persistent_file": path if parameters["persistent"] else "",
         "parameters_file": options_path,
         "kernel_release": facts.kernel_release(),
-        "changes": tables.change_records(planned),
+        **tables.planned_result(planned, module._diff),
     }
-    if module._diff:
-        result["diff"] = tables.planned_differences(planned)
-    return result
 
 
 def main() -> None:
@@ -431,10 +427,7 @@ def main() -> None:
     invalid = _invalid(module.params)
     if invalid:
         module.fail_json(msg=invalid, error_kind="configuration")
-    refused = tables.root_needed(os.geteuid(), "changing kernel modules")
-    if refused:
-        module.fail_json(**refused)
-    run(module, _changed)
+    run(module, _changed, needs_root="changing kernel modules")
 
 
 if __name__ == "__main__":

@@ -282,7 +282,6 @@ error_kind:
   sample: kernel
 """
 
-import os
 from functools import partial
 from typing import Any, Dict, List
 
@@ -329,18 +328,14 @@ def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
         running = chosen.running if module.check_mode else carry_out(chosen)
     finally:
         known["changed"] = bool(chosen.keys_set)
-    result: Dict[str, Any] = {
-        "changed": any(item.change for item in chosen.planned),
+    return {
         "sysctls": running,
         "explanations": chosen.explanations,
         "persistent_file": path,
         "unchanged_here": chosen.unchanged_here,
         "cores": cores,
-        "changes": tables.change_records(chosen.planned),
+        **tables.planned_result(chosen.planned, module._diff),
     }
-    if module._diff:
-        result["diff"] = tables.planned_differences(chosen.planned)
-    return result
 
 
 def main() -> None:
@@ -374,11 +369,8 @@ def main() -> None:
     if parameters["state"] == "present" and not parameters["values"] and not parameters["profile"]:
         message = "state is present but values is empty and profile is not given"
         module.fail_json(msg=message, error_kind="configuration")
-    refused = tables.root_needed(os.geteuid(), "changing kernel parameters")
-    if refused:
-        module.fail_json(**refused)
     known: Dict[str, Any] = {"changed": False, "keys_set": []}
-    run(module, partial(_changed, known=known), known)
+    run(module, partial(_changed, known=known), known, needs_root="changing kernel parameters")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ..base.errors import ProxyError, Refusal
@@ -21,14 +22,18 @@ def run(
     module: AnsibleModule,
     action: Callable[[AnsibleModule], Dict[str, Any]],
     known: Optional[Mapping[str, Any]] = None,
+    needs_root: str = "",
 ) -> None:
     """Exit with the result of ``action``, or fail with the text of the ProxyError that it raises.
 
-    ``known`` is part of the result in both cases.
+    ``known`` is part of the result in both cases. ``needs_root``: what only root may do; others fail at once.
 
     The failure is reported outside the exception handler, because inside it Ansible would append the texts of all
     causes of the exception.
     """
+    if needs_root and os.geteuid():
+        reason = f"run the task with become: true (it runs as user id {os.geteuid()})"
+        module.fail_json(msg=f"{needs_root} needs root: {reason}", error_kind="preflight")
     # The process ends with the task and creates almost no reference cycles. Repeated collections over all the objects
     # of a large cluster would take a third of the time.
     gc.disable()

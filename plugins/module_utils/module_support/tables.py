@@ -110,6 +110,12 @@ def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT)
     return records
 
 
+def planned_result(planned: Sequence[PlannedChange], with_diff: bool) -> Dict[str, Any]:
+    """Return the parts of a result that follow from the changes: ``changed``, ``changes`` and perhaps ``diff``."""
+    result = {"changed": any(item.change for item in planned), "changes": change_records(planned)}
+    return {**result, "diff": planned_differences(planned)} if with_diff else result
+
+
 def failure(error: ProxyError) -> Dict[str, str]:
     """Return the arguments of ``fail_json``: a message in one line, and the kind of error for playbooks.
 
@@ -118,13 +124,3 @@ def failure(error: ProxyError) -> Dict[str, str]:
     lineage = type(error).__mro__
     kind = lineage[max(lineage.index(ProxyError) - 1, 0)].__name__
     return {"msg": str(error), "error_kind": (kind[: -len("Error")] if kind.endswith("Error") else kind).lower()}
-
-
-def root_needed(effective_user: int, what: str) -> Dict[str, str]:
-    """Return the arguments of ``fail_json`` for a user other than root; empty for root."""
-    if effective_user == 0:
-        return {}
-    return {
-        "msg": f"{what} needs root: run the task with become: true (it runs as user id {effective_user})",
-        "error_kind": "preflight",
-    }
