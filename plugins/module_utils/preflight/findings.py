@@ -39,6 +39,19 @@ NODE = "node"
 INCOMPLETE_SNAPSHOT = "incomplete-snapshot"
 LOSS = "loss"
 
+# Findings about other programs on the node. All others are about the node itself or the cluster state.
+CONFLICTS = (
+    KUBE_PROXY,
+    KUBE_ROUTER,
+    EMBEDDED_KUBE_PROXY,
+    CILIUM,
+    FIREWALLD,
+    UFW,
+    FORWARD_DROP,
+    OTHER_IPTABLES,
+    OTHER_POLICIES,
+)
+
 NAMES = (
     RIGHTS,
     TOOLS,
@@ -50,36 +63,13 @@ NAMES = (
     IPSET,
     SYSCTLS,
     SET_LIMIT,
-    KUBE_PROXY,
-    KUBE_ROUTER,
-    EMBEDDED_KUBE_PROXY,
-    CILIUM,
-    FIREWALLD,
-    UFW,
-    FORWARD_DROP,
-    OTHER_IPTABLES,
-    OTHER_POLICIES,
+    *CONFLICTS,
     BRIDGE_NETFILTER,
     BRIDGE_PORTS,
     UNKNOWN_PODS,
     NODE,
     INCOMPLETE_SNAPSHOT,
     LOSS,
-)
-
-# Findings about other programs on the node. All others are about the node itself or the cluster state.
-CONFLICTS = frozenset(
-    (
-        KUBE_PROXY,
-        KUBE_ROUTER,
-        EMBEDDED_KUBE_PROXY,
-        CILIUM,
-        FIREWALLD,
-        UFW,
-        FORWARD_DROP,
-        OTHER_IPTABLES,
-        OTHER_POLICIES,
-    )
 )
 
 
