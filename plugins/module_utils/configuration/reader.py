@@ -31,10 +31,6 @@ class Findings:
         """Record that a field is invalid."""
         self.problems.append(f"{field}: {reason}")
 
-    def raise_problems(self) -> None:
-        """Raise ConfigurationError with all problems if there are any."""
-        raise_all(self)
-
 
 def raise_all(*findings: Findings) -> None:
     """Raise one ConfigurationError with the problems of all documents if there are any."""

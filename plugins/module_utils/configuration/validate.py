@@ -22,7 +22,7 @@ from .model import (
     KubeProxyConfiguration,
 )
 from .node_proxy import NodeProxyConfiguration
-from .reader import Findings
+from .reader import Findings, raise_all
 
 Problem = Callable[[str, str], None]
 
@@ -83,7 +83,7 @@ def in_mode(configuration: KubeProxyConfiguration, mode: str) -> KubeProxyConfig
     changed = configuration._replace(mode=mode)
     findings = Findings()
     _validate(changed, MODES_IN_EFFECT, findings.problem)
-    findings.raise_problems()
+    raise_all(findings)
     return changed
 
 

@@ -17,8 +17,6 @@ import errno
 import fcntl
 import os
 import time
-from types import TracebackType
-from typing import Optional, Type
 
 from ...base.errors import KernelError
 from ...base.regular_files import open_regular
@@ -134,12 +132,7 @@ class ConvergenceLock:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         os.close(self._descriptor)
 
 

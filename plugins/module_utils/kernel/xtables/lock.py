@@ -10,8 +10,7 @@ import fcntl
 import os
 import socket
 import time
-from types import TracebackType
-from typing import List, Optional, Type
+from typing import List, Optional
 
 from ...base.errors import KernelError
 
@@ -91,9 +90,7 @@ class XtablesLock:
             raise
         return self
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], traceback: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._release()
 
     def _try(self) -> bool:
