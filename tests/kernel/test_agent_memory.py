@@ -132,6 +132,12 @@ def test_what_annotations_multiply_does_not_exhaust_the_limit_and_others_do_not_
     node.store.put(service(FEW + 2))
     node.store.put(endpoint_slice(FEW + 2))
     wait_for(lambda: is_programmed(FEW + 2), 20.0, 0.05)
+    before = frontends()
+    subprocess.run(["nft", "flush", "ruleset"], check=True)
+    node.store.put(service(FEW + 3))
+    node.store.put(endpoint_slice(FEW + 3))
+    wait_for(lambda: is_programmed(FEW + 3), 20.0, 0.05)
+    wait_for(lambda: frontends() > before, PATIENCE, 0.2)
     assert "tenant" in node.log and node.stop() == 0 and group.kills() == 0
 
 
@@ -140,6 +146,12 @@ def is_programmed(number: int) -> bool:
     element = f"{{ {cluster_ip(number)} . tcp . 80 }}"
     command = ["nft", "get", "element", "ip", "kube-proxy", "service-frontends", element]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def frontends() -> int:
+    """Return the number of IPv4 frontends that have a verdict."""
+    command = ["nft", "list", "map", "ip", "kube-proxy", "service-frontends"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.count(" : goto ")
 
 
 def shown(node: AgentNode) -> str:
