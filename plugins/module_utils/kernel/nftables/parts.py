@@ -41,8 +41,8 @@ from .messages import Encoder
 from .observation import CountedSet, Reader
 from .transactions import length_of
 
-#: Smaller sets are dumped, which takes less time up to here.
-FEWEST_ELEMENTS = 100_000
+#: Smaller sets are dumped, which takes about as long up to here.
+FEWEST_ELEMENTS = 20_000
 #: Elements and chains of one part: they are read in 25 ms of processor time.
 ELEMENTS_OF_PART = 5_000
 CHAINS_OF_PART = 250
