@@ -102,7 +102,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuple[ChainsResource, L
 
 def suspects(watch: LegacyWatch) -> Dict[str, str]:
     found: Dict[str, str] = {}
-    watch.look(found)
+    watch.poll(found)
     return found
 
 

@@ -64,7 +64,7 @@ class Agent:
         parts.drain.changed = self._show_status
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
-        self._static_timer = self.timers.add("look for static Services", self._look_for_static)
+        self._static_timer = self.timers.add("poll static Services", self._poll_static)
         self._collect_timer = self.timers.add("collect reference cycles", self._collect)
         self._control_timer = self.timers.add("keep the control socket", self._keep_control)
         self._control: Optional[ControlServer] = None
@@ -119,7 +119,7 @@ class Agent:
                     self._serve_preliminary()
                 settings = self.parts.settings
                 self.source.start(settings.followed_node, serving, settings.policies, settings.follows_every_node)
-                self.parts.memory.look()
+                self.parts.memory.poll()
                 self._await_cluster()
                 self._loop()
             except Fatal as error:
@@ -163,9 +163,9 @@ class Agent:
         self.sync.rebuild(self.parts.request())
         self._sync(first=True)
 
-    def _look_for_static(self) -> None:
+    def _poll_static(self) -> None:
         self._static_timer.start(CHECK_SECONDS)
-        self.views.look_for_static()
+        self.views.poll_static()
         if self.sync.proxiers is None:
             self._serve_preliminary()
         self._follow_listeners()
@@ -247,9 +247,9 @@ class Agent:
                 continue
             self._attempt("prepare network policies", self.readiness.fill)
             self.policy.sync(self.sync.proxiers.node_view.addresses)
-            self._attempt("report readiness", self.readiness.look)
+            self._attempt("report readiness", self.readiness.poll)
             self.parts.check_follower.follow()
-            self.sync.look()
+            self.sync.poll()
             self.sync.request_if_needed()
             if self.sync.is_due:
                 self._attempt("sync", self._sync)

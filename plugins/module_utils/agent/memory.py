@@ -23,7 +23,7 @@ from .reports import Reports
 from .source.room import RESERVED_FOR, NoRoom, Room
 from .threads.timers import Timers
 
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
 #: The use of the group is read at most so often.
 READ_SECONDS = 1.0
 #: Name of the entry in /healthz while the cluster is not followed completely.
@@ -101,7 +101,7 @@ class MemoryBudget(Room):
         #: Whether the cluster is not followed completely.
         self.exceeded = False
         self._warned = False
-        self._timer = timers.add("look at the memory limit", self.look)
+        self._timer = timers.add("poll the memory limit", self.poll)
 
     @property
     def capacity(self) -> Optional[int]:
@@ -166,9 +166,9 @@ class MemoryBudget(Room):
     def _mebibytes(self) -> str:
         return f"{self._group.limit >> 20} MiB" if self._group is not None else "no limit"
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Compare the use with the limit, which may have changed, and report it."""
-        self._timer.restart(LOOK_SECONDS)
+        self._timer.restart(POLL_SECONDS)
         self._group = self._find_group()
         if self._group is None:
             self._used = 0
@@ -228,7 +228,7 @@ class MemoryBudget(Room):
         self.exceeded = exceeded
 
     def use(self) -> MemoryUse:
-        """Return the use as of the last look."""
+        """Return the use as of the last poll."""
         return MemoryUse(
             limit=self._group.limit if self._group is not None else 0,
             used=self._used,

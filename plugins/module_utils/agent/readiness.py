@@ -52,7 +52,7 @@ class Readiness:
     def served(self) -> None:
         """Record that static Services are served, or all."""
         self._served = True
-        self.look()
+        self.poll()
 
     def fill(self) -> None:
         """Fill in from the copy on disk what policies need and the API server does not list in time."""
@@ -60,7 +60,7 @@ class Readiness:
             settings = self._parts.settings.configuration.node_proxy.network_policy
             self.waits_for_lists = not self._parts.source.use_policies_if_late(settings.kinds)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Report that the agent is ready if it now is; to be called after each sync of policies."""
         if self._served and not self.sent and self._enforces():
             self._send()

@@ -86,7 +86,7 @@ def reload(parts: Parts) -> bool:
         parts.configuration_warnings = warnings
         for warning in warnings:
             log.warning(warning)
-        parts.views.look_for_static()
+        parts.views.poll_static()
         if after.configuration == before.configuration:
             log.info("the configuration has not changed")
             parts.reload_error = ""
@@ -130,7 +130,7 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
     configure_log(parts.log, parts.options, configuration)
     parts.checks.settings = node_proxy.health_checks
     parts.check_follower.follow(everything=True)
-    parts.views.look_for_static(node_proxy.static_services.directory)
+    parts.views.poll_static(node_proxy.static_services.directory)
     parts.health.timeout = 2 * parts.configuration.sync_period
     parts.surface.configure(in_mode(configuration, parts.configuration.mode))
     parts.ports.open()

@@ -91,11 +91,11 @@ class Views:
         self._external_ranges = external_ranges
         self._change(lambda view: view.set_external_ranges(external_ranges))
 
-    def look_for_static(self, directory: str = "") -> None:
+    def poll_static(self, directory: str = "") -> None:
         """Follow changes of the manifests of static Services; ``directory``: a new place for them."""
         if directory:
             self._static.follow(directory)
-        if self._static.look():
+        if self._static.poll():
             self._change(self._static.apply)
 
     def _change(self, change: Callable[[ClusterView], None]) -> None:

@@ -14,7 +14,7 @@ from ..cluster.policies.policy_model import EGRESS, INGRESS, Pod
 from ..cluster.state import ClusterState
 from ..networkpolicy.matching.owners import Address, counts
 from ..networkpolicy.node_policy import NodePolicy
-from ..networkpolicy.rows import BOUND, CLASS, EGRESS_EXEMPT, GRANT, ISOLATED, PORT_BOUND, PORTS
+from ..networkpolicy.rows import ANY, BOUND, CLASS, EGRESS_EXEMPT, GRANT, ISOLATED, PORT_BOUND, PORTS
 from ..networkpolicy.verdicts import ITSELF, Flow, SideVerdict, Verdicts
 from ..rendering.networkpolicy.elements import Elements
 from ..rendering.networkpolicy.sets import Options
@@ -226,11 +226,11 @@ class PolicyExplainer:
         for side, own, peer in (("out", source, target), ("in", target, source)):
             if (ISOLATED, side, own) in rows:
                 number = judge.class_of(peer)
-                wanted += [(ISOLATED, side, own), (CLASS, peer), ("any", side, own), (GRANT, side, number, own)]
+                wanted += [(ISOLATED, side, own), (CLASS, peer), (ANY, side, own), (GRANT, side, number, own)]
         if self._policy.is_egress_exempt(target):
             ranges = (row for row in rows if row[0] == EGRESS_EXEMPT and len(row[1]) == len(target))
             wanted += [row for row in ranges if row[1] <= target <= row[2]]
-        sets = {rows[row] for row in wanted if row in rows and row[0] in ("any", GRANT)}
+        sets = {rows[row] for row in wanted if row in rows and row[0] in (ANY, GRANT)}
         wanted += sorted(row for row in rows if row[0] == PORTS and row[1] in sets) if sets else []
         entries = Elements(self._options).entries
         for row in dict.fromkeys(wanted):

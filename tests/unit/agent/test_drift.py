@@ -39,24 +39,24 @@ class Polled:
         self.now += self.cost
         return self.content
 
-    def look(self):
+    def poll(self):
         found = {}
-        self.watch.look(found)
+        self.watch.poll(found)
         return sorted(found)
 
 
 @pytest.mark.parametrize("notified", [False, True])
 def test_other_contents_or_numbers_raise_suspicion(notified):
     polled = Polled(notified)
-    assert polled.look() == []
+    assert polled.poll() == []
     polled.content = b"b"
-    assert polled.look() == ["IPv4", "IPv6"]
+    assert polled.poll() == ["IPv4", "IPv6"]
     polled.watch.synced(True, True)
-    assert polled.look() == []
+    assert polled.poll() == []
     polled.outline = b"6"
-    assert polled.look() == ["IPv4", "IPv6"]
+    assert polled.poll() == ["IPv4", "IPv6"]
     polled.watch.synced(False, True)
-    assert polled.look() == []
+    assert polled.poll() == []
 
 
 @pytest.mark.parametrize(("notified", "verified"), [(False, ["IPv4", "IPv6"]), (True, [])])
@@ -64,12 +64,12 @@ def test_own_changes_are_verified_later_unless_external_ones_are_reported(notifi
     polled = Polled(notified)
     polled.content, polled.outline = b"c", b"8"
     polled.watch.synced(True, False)
-    assert polled.look() == []
+    assert polled.poll() == []
     polled.now += 6
-    assert polled.look() == verified
+    assert polled.poll() == verified
     polled.watch.synced(False, True)
     polled.now += 600
-    assert polled.look() == []
+    assert polled.poll() == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_contents_that_cost_much_to_read_are_read_less_often(notified, cost, rea
     polled = Polled(notified, cost)
     before = polled.reads
     for _second in range(200):
-        polled.look()
+        polled.poll()
         polled.now += 1.0
     assert 0.75 * reads <= polled.reads - before <= reads + 1
 

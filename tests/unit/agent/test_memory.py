@@ -14,8 +14,8 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.memory import (
     BASE_BYTES,
     HEALTH,
-    LOOK_SECONDS,
     MOST,
+    POLL_SECONDS,
     MemoryBudget,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
@@ -137,9 +137,9 @@ class Bench:
     def list_held_back(self, has_room):
         self.lists += has_room and self.held > 0
 
-    def look(self):
-        self.clock.wait(LOOK_SECONDS)
-        self.budget.look()
+    def poll(self):
+        self.clock.wait(POLL_SECONDS)
+        self.budget.poll()
 
     @property
     def lines(self):
@@ -157,7 +157,7 @@ def test_the_capacity_follows_from_the_limit_and_the_mode():
 def test_without_a_limit_everything_is_carried_and_nothing_is_reported():
     bench = Bench(0)
     bench.budget.admit("Service", 1 << 40)
-    bench.look()
+    bench.poll()
     assert bench.budget.status()["limit"] == 0 and not bench.lines and not bench.posted
 
 
@@ -168,24 +168,24 @@ def test_a_limit_that_carries_no_agent_has_no_capacity():
 def test_the_warning_comes_before_the_limit_and_once():
     bench = Bench()
     bench.group.in_use = 79 * MIB
-    bench.look()
+    bench.poll()
     assert not bench.lines
     for used in (81, 90, 75, 85):
         bench.group.in_use = used * MIB
-        bench.look()
+        bench.poll()
     assert len(bench.lines) == 1 and "81" in bench.lines[0] and "agent_memory_max" in bench.lines[0]
     assert bench.posted == ["MemoryLow"]
     bench.group.in_use = 60 * MIB
-    bench.look()
+    bench.poll()
     bench.group.in_use = 81 * MIB
-    bench.look()
+    bench.poll()
     assert bench.posted == ["MemoryLow", "MemoryLow"]
 
 
-def test_the_warning_does_not_wait_for_the_next_look():
+def test_the_warning_does_not_wait_for_the_next_poll():
     """A sync of what has just arrived may need all of the memory."""
     bench = Bench()
-    bench.look()
+    bench.poll()
     bench.size = int(bench.budget.capacity * 0.85)
     bench.budget.check()
     assert bench.posted == ["MemoryLow"]
@@ -210,7 +210,7 @@ def test_a_namespace_may_take_as_much_as_is_left():
 def test_the_warning_also_comes_for_a_cluster_whose_worst_moment_would_reach_the_limit():
     bench = Bench()
     bench.size = int(bench.budget.capacity * 0.85)
-    bench.look()
+    bench.poll()
     assert bench.posted == ["MemoryLow"] and "cluster_percent=85" in bench.lines[0]
 
 
@@ -218,15 +218,15 @@ def test_a_refused_list_makes_the_agent_unhealthy_until_one_is_complete():
     bench = Bench()
     with pytest.raises(NoRoom, match="limit of 100 MiB"):
         bench.budget.admit("EndpointSlice", bench.budget.capacity + 1)
-    bench.look()
-    bench.look()
+    bench.poll()
+    bench.poll()
     assert bench.posted == ["MemoryLimit"] and bench.budget.status()["refusedLists"] == ["EndpointSlice"]
     assert bench.health.healthy
     bench.clock.wait(61)
     assert not bench.health.healthy
     assert HEALTH in json.loads(bench.health.answer(False).body)["status"]
     bench.budget.admitted("EndpointSlice")
-    bench.look()
+    bench.poll()
     assert bench.health.healthy and b"status" not in bench.health.answer(False).body
 
 
@@ -249,18 +249,18 @@ def test_lists_that_are_read_at_the_same_time_are_carried_together():
 def test_objects_that_are_held_back_are_reported_and_listed_again_when_there_is_room():
     bench = Bench()
     bench.size, bench.held = bench.budget.capacity, 3
-    bench.look()
+    bench.poll()
     assert "MemoryLimit" in bench.posted and "objects=3" in bench.log.getvalue() and bench.lists == 0
     bench.size = int(bench.size * 0.89)
-    bench.look()
+    bench.poll()
     assert bench.lists == 1
 
 
-def test_a_limit_that_was_raised_counts_from_the_next_look():
+def test_a_limit_that_was_raised_counts_from_the_next_poll():
     bench = Bench()
     before = bench.budget.capacity
     bench.group = Group(200 * MIB)
-    bench.look()
+    bench.poll()
     assert bench.budget.capacity > before
 
 

@@ -59,11 +59,11 @@ def test_the_agent_is_ready_when_policies_are_in_force(tmp_path, monkeypatch, ta
     """Otherwise kubelet starts pods that are open until Pods, Namespaces and policies have been listed."""
     bench = Bench(tmp_path / "config", monkeypatch, table=table)
     bench.agent._sync(first=True)
-    bench.agent.readiness.look()
+    bench.agent.readiness.poll()
     assert bench.sent == ["cleaned up"]
     bench.in_force = True
-    bench.agent.readiness.look()
-    bench.agent.readiness.look()
+    bench.agent.readiness.poll()
+    bench.agent.readiness.poll()
     assert bench.sent == ["cleaned up", "READY=1"] and bench.agent.readiness.sent
     bench.now += 60.0
     bench.agent.timers.run()
@@ -73,7 +73,7 @@ def test_the_agent_is_ready_when_policies_are_in_force(tmp_path, monkeypatch, ta
 def test_policies_in_force_do_not_make_the_agent_ready_before_services_are_served(tmp_path, monkeypatch):
     bench = Bench(tmp_path / "config", monkeypatch)
     bench.in_force = True
-    bench.agent.readiness.look()
+    bench.agent.readiness.poll()
     assert bench.sent == []
     bench.agent._sync(first=True)
     assert bench.sent == ["READY=1", "cleaned up"]

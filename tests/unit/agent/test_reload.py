@@ -61,7 +61,7 @@ def running(tmp_path):
 def test_an_unchanged_configuration_reaches_no_part(running):
     assert running.reload("mode: nftables") is False
     # Manifests of static Services are read at each reload.
-    assert running.names == ["views.look_for_static"]
+    assert running.names == ["views.poll_static"]
     assert "the configuration has not changed" in running.text.getvalue()
 
 
@@ -83,7 +83,7 @@ def test_a_mode_that_cannot_be_set_up_leaves_the_previous_configuration_in_effec
     running.parts.sync.rebuild.side_effect = ProxyError("no such table")
     assert running.reload("mode: iptables") is False
     assert running.parts.settings is running.before
-    assert running.names == ["views.look_for_static", "views.confine", "request", "sync.rebuild", "views.confine"]
+    assert running.names == ["views.poll_static", "views.confine", "request", "sync.rebuild", "views.confine"]
     assert "reload failed; keeping the previous configuration" in running.text.getvalue()
     assert running.parts.reload_error == "no such table"
     running.parts.sync.rebuild.side_effect = None

@@ -84,11 +84,11 @@ def test_a_node_that_cannot_be_set_up_again_is_tried_again(monkeypatch):
 
 def test_a_watch_with_a_defect_is_opened_again(monkeypatch):
     bench = SyncBench(monkeypatch)
-    monkeypatch.setattr(Drift, "look", fail, raising=False)
+    monkeypatch.setattr(Drift, "poll", fail, raising=False)
     bench.put(service("s1", 1))
     bench.sync.sync(first=True)
     watch = bench.sync.drift
-    bench.sync.look()
+    bench.sync.poll()
     assert watch.closed and bench.sync.drift is None
     bench.now += 60
     bench.timers.run()

@@ -55,7 +55,7 @@ class NetlinkTap(Watch):
         """See the base class."""
         return -1 if self._tap is None else self._tap.fileno()
 
-    def look(self, found: Dict[str, str]) -> None:
+    def poll(self, found: Dict[str, str]) -> None:
         """See the base class. Recreate a device that another program has removed. Raises KernelError."""
         if self._tap is None:
             return

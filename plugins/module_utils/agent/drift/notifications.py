@@ -30,15 +30,15 @@ class WatchedFamily(Protocol):
 
 
 class Watch:
-    """One way to detect changes. ``interval``: seconds between calls of :meth:`look`, 0 to wait for its descriptor."""
+    """One way to detect changes. ``interval``: seconds between calls of :meth:`poll`, 0 to wait for its descriptor."""
 
     interval = 0.0
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when :meth:`look` should be called; -1 if there is none."""
+        """Return a descriptor that becomes readable when :meth:`poll` should be called; -1 if there is none."""
         return -1
 
-    def look(self, found: Dict[str, str]) -> None:
+    def poll(self, found: Dict[str, str]) -> None:
         """Add families that need to be observed. Raises KernelError."""
 
     def synced(self, changed: bool, observed: bool) -> None:
@@ -68,7 +68,7 @@ class NftWatch(Watch):
         """See the base class."""
         return self._monitor.fileno()
 
-    def look(self, found: Dict[str, str]) -> None:
+    def poll(self, found: Dict[str, str]) -> None:
         """See the base class."""
         changed = self._monitor.changes() & self._observed.keys()
         reason = f"{'lost notifications' if self._monitor.lost else 'notification'} of nf_tables"
@@ -118,7 +118,7 @@ class AddressWatch(Watch):
         """See the base class."""
         return self._monitor.fileno()
 
-    def look(self, found: Dict[str, str]) -> None:
+    def poll(self, found: Dict[str, str]) -> None:
         """See the base class."""
         events = list(self._monitor.events())
         device = _index_of(self._device) if events and self._families else 0

@@ -38,7 +38,7 @@ class LegacyWatch(Watch):
         """See the base class."""
         return self._lock.fileno()
 
-    def look(self, found: Dict[str, str]) -> None:
+    def poll(self, found: Dict[str, str]) -> None:
         """See the base class."""
         used = self._lock.used()
         for family, tables in self._tables.items():
@@ -95,7 +95,7 @@ class PollWatch(Watch):
         """See the base class."""
         return _NOTIFIED_INTERVAL if self._notified() else _SHORTEST_INTERVAL
 
-    def look(self, found: Dict[str, str]) -> None:
+    def poll(self, found: Dict[str, str]) -> None:
         """See the base class."""
         now, outline = self._clock(), self._outline()
         if self._outlined is None:

@@ -47,7 +47,7 @@ NOTHING = DriftReport({}, False)
 class DriftWatch:
     """All watches on the subsystems of a mode.
 
-    Wait for :meth:`filenos` and :meth:`delay`, then call :meth:`look`.
+    Wait for :meth:`filenos` and :meth:`delay`, then call :meth:`poll`.
     """
 
     def __init__(
@@ -108,21 +108,21 @@ class DriftWatch:
         return [number for number in (watch.fileno() for watch in self._watches) if number >= 0]
 
     def delay(self, now: float) -> float:
-        """Return the seconds until :meth:`look` should be called even if nothing becomes readable."""
+        """Return the seconds until :meth:`poll` should be called even if nothing becomes readable."""
         times = list(self._due.values())
         if self._suspects:
             times.append(self._settled_at)
         times += [now for watch in self._watches if watch.interval and watch not in self._due]
         return max(0.0, min(times) - now) if times else float("inf")
 
-    def look(self, now: float) -> DriftReport:
+    def poll(self, now: float) -> DriftReport:
         """Return the detected changes, once the burst of changes is over."""
         fresh: Dict[str, str] = {}
         for watch in self._watches:
             if watch.interval and now + _TOGETHER_SECONDS < self._due.get(watch, 0.0) and watch.fileno() < 0:
                 continue
             try:
-                watch.look(fresh)
+                watch.poll(fresh)
             except KernelError as error:
                 self._log.warning("the kernel cannot be watched", error=error)
             if watch.interval:
@@ -180,12 +180,12 @@ class Watching:
             self.drift.close()
             self.drift = None
 
-    def look(self) -> DriftReport:
+    def poll(self) -> DriftReport:
         """Return the detected changes."""
         if self.drift is None:
             return NOTHING
         try:
-            return self.drift.look(self._clock())
+            return self.drift.poll(self._clock())
         except MemoryError:
             raise
         except Exception as error:

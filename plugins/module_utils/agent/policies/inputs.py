@@ -26,7 +26,7 @@ from ..threads.timers import Pace, Timers
 PAUSE_SECONDS = 2.0
 #: The minimum pause after a choice is this many times its duration, so that choices take a fifth of the time at most.
 PAUSE_FACTOR = 4
-_FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.5, 16.0
+_FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.5, 16.0
 
 
 class PolicyChoices:
@@ -71,7 +71,7 @@ class PolicyLinks:
         self._links = PodLinks()
         self._limited = limited
         self._again = again
-        self._pause = _FIRST_LOOK_SECONDS
+        self._pause = _FIRST_POLL_SECONDS
         self._timer = timers.add("look for interfaces of pods", self._look_again)
         self._monitor: Optional[AddressMonitor] = None
 
@@ -107,8 +107,8 @@ class PolicyLinks:
             return
         self.due = False
         if changed:
-            self._pause = _FIRST_LOOK_SECONDS
-        if not self._found(policy, settings) and self._pause <= _LAST_LOOK_SECONDS:
+            self._pause = _FIRST_POLL_SECONDS
+        if not self._found(policy, settings) and self._pause <= _LAST_POLL_SECONDS:
             self._timer.restart(self._pause)
             self._pause *= 2
 

@@ -48,7 +48,7 @@ class PolicyTable(SyncedTables):
     def notice_changes(self, found: Dict[str, str]) -> None:
         """Add the table with the reason if another program may have changed it. Raises KernelError."""
         if self._watch is not None:
-            self._watch.look(found)
+            self._watch.poll(found)
 
     def partial(self) -> SyncResult:
         """See the base class."""

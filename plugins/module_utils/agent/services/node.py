@@ -293,9 +293,9 @@ class NodeSync:
         """Tell the drift watch that the agent may have removed something outside of a sync."""
         self._watching.synced(True, False)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll the drift watch for changes by other programs."""
-        found = self._watching.look()
+        found = self._watching.poll()
         if found.addresses:
             self.refresh_addresses_soon()
         self._suspect(found.suspects)

@@ -9,7 +9,7 @@ from ...cluster.files.static import StaticDirectory, StaticObjects
 from ..telemetry.log import Log
 from .view import ClusterView
 
-#: How often to look for changed files. A look costs one stat(2) for each file.
+#: How often to poll for changed files. A poll costs one stat(2) for each file.
 CHECK_SECONDS = 2.0
 
 
@@ -23,11 +23,11 @@ class StaticSource:
         self._read()
 
     def follow(self, path: str) -> None:
-        """Set the directory to read with the next look."""
+        """Set the directory to read with the next poll."""
         if path != self._directory.path:
             self._directory = StaticDirectory(path)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Read the directory if a file has changed; return whether that changed anything."""
         before = self.objects
         if self._directory.changed():
