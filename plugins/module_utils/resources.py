@@ -34,6 +34,9 @@ from .base.progress import Progress, unheeded
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
+#: In a journal of a table, as the value that a key had before: it was not there.
+ABSENT: Any = object()
+
 
 class Kind:
     """The contents of a resource table, as named in results, metrics, logs and documentation."""

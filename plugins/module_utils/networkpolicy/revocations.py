@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import AbstractSet, Any, Dict, Mapping, Set, Tuple
 
+from ..resources import ABSENT
 from .matching.owners import Address
 from .node_policy import NodePolicy
-from .rows import ABSENT, ANY, CLASS, EVERYTHING_ID, GRANT, ISOLATED, NO_CLASS, POLICED, TIER_GRANT, Row
+from .rows import ANY, CLASS, EVERYTHING_ID, GRANT, ISOLATED, NO_CLASS, POLICED, TIER_GRANT, Row
 
 _SIDES = ("in", "out")
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 from typing import Any, Dict, Optional, Tuple
 
 from ..base.progress import Progress, unheeded
+from ..resources import ABSENT
 from .limits import MOST_STEPS
 
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
@@ -68,13 +69,6 @@ _BOUNDED = frozenset((BLOCK, ANY, GRANT, PORTS, TIER_GRANT, TIER_PORTS))
 
 class TooManyRows(Exception):
     """The policies need more rows than allowed; the rows are incomplete."""
-
-
-class _Absent:
-    """The value of a row that does not exist."""
-
-
-ABSENT = _Absent()
 
 
 class PolicyRows:

@@ -28,9 +28,9 @@ from typing import (
 
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
-from ..resources import Change
+from ..resources import ABSENT, Change
 from ..serviceports.info import ServicePortInfo, ServicePortName
-from .merged import ABSENT, Entry, MergedTables
+from .merged import Entry, MergedTables
 from .rendering import Rendering, Totals
 from .settings import DataplaneSettings
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, Hashable, Iterable, Sequence, Set, Tuple, Union
 
+from ..resources import ABSENT
+
 Entry = Tuple[str, Hashable, Any]
 """Name of the table, key, value."""
 
 Owner = Hashable
 
-#: In a journal: the key was not in the table.
-ABSENT = object()
 Journal = Dict[str, Dict[Any, Any]]
 
 

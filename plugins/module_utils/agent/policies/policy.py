@@ -380,9 +380,7 @@ class PolicySync:
                 "network policies are in force",
                 pods=len(policy.local),
                 rows=len(policy.table.rows),
-                added=synced.result.added,
-                replaced=synced.result.replaced,
-                removed=synced.result.removed,
+                **synced.result.counts,
             )
         if synced.kind == FULL or synced.compared:
             self._check.restart(CHECK_SECONDS)

@@ -18,7 +18,7 @@ from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.sets import TABLE_NAME, Options
 from ...resources import PlannedChange, Stage, apply_plan, plan
 from ..drift.notifications import NftWatch
-from ..sync.tables import NOTHING, SyncedTables, SyncResult, result_of
+from ..sync.tables import NOTHING, SyncedTables, SyncResult, applied
 from .connection_cuts import ConnectionCuts
 
 #: The name of network policies beside the families, in /healthz and in reports of repairs.
@@ -57,11 +57,11 @@ class PolicyTable(SyncedTables):
             return NOTHING
         journal = policy.table.pop_journal()
         planned = [PlannedChange(self._kernel, change_of(journal, policy.table.rows, self._options))]
-        seconds = apply_plan(planned)
+        result = applied(planned)
         if self._options.cut and planned[0].change:
             self._cuts.revoke(revoked(policy, journal, self._options.tiers))
         self._applied(policy)
-        return result_of(planned, seconds)
+        return result
 
     def full(self) -> SyncResult:
         """See the base class."""
@@ -70,11 +70,11 @@ class PolicyTable(SyncedTables):
             return NOTHING
         policy.table.pop_journal()
         planned = self.compared(policy, self._options)
-        seconds = apply_plan(planned)
+        result = applied(planned)
         if self._options.cut and planned[0].change:
             self._cuts.revoke(None)
         self._applied(policy)
-        return result_of(planned, seconds)
+        return result
 
     def _applied(self, policy: NodePolicy) -> None:
         if self._options.cut:

@@ -39,11 +39,11 @@ from ...rendering.rendering import Totals
 from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...rendering.slot_limit import SlotLimit
-from ...resources import NO_CHANGE, Change, Kind, PlannedChange, Stage, apply_plan, plan
+from ...resources import NO_CHANGE, Change, Kind, PlannedChange, Stage, plan
 from ...serviceports.flows import FlowChanges, released_protocols
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
-from ..sync.tables import SyncedTables, SyncResult, result_of
+from ..sync.tables import SyncedTables, SyncResult, applied
 from ..threads.failures import NOT_OF_ONE_OBJECT, Failures
 from ..threads.timers import Pace, monotonic
 from .steps import NO_STEPS, WHOLE, PortSteps, Steps
@@ -321,11 +321,11 @@ class Proxier(SyncedTables):
         planned = plan(self.stages)
         if self._found is None:
             self._found = served_cluster_ips(item.observed for item in planned)
-        seconds = apply_plan(planned)
+        result = applied(planned)
         self._adjustments.observed(self.tables.desired)
         self.needs_full, self._unapplied = False, NO_CHANGE
         self.tables.forget_lost()
-        return result_of(planned, seconds)
+        return result
 
     @property
     def is_divisible(self) -> bool:
@@ -351,7 +351,7 @@ class Proxier(SyncedTables):
                 return
             for part in resource.parts(desired, urgent):
                 planned = [PlannedChange(resource, part.difference(desired))]
-                yield result_of(planned, apply_plan(planned))
+                yield applied(planned)
         except KernelError:
             self.needs_full = True
             raise
@@ -364,12 +364,12 @@ class Proxier(SyncedTables):
         self._adjustments.adjust(changes)
         planned = [PlannedChange(stage.resource, changes.get(stage.resource.kind, NO_CHANGE)) for stage in self.stages]
         try:
-            seconds = apply_plan(planned)
+            result = applied(planned)
         except KernelError:
             self._unapplied = self._unapplied.with_keys_of(planned[0].change)
             raise
         self.needs_full = False
-        return result_of(planned, seconds)
+        return result
 
     def drain(self) -> int:
         """Remove draining entries whose last connection has ended; return their number. Raises KernelError."""

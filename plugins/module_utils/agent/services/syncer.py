@@ -305,7 +305,7 @@ class Syncer:
         conntrack = self._clean_conntrack(family)
         self.measures.measure(proxy, family, FULL if filling else kind, seconds, result, latencies=latencies)
         self._health.updated(family.family)
-        changed = result.added + result.replaced + result.removed
+        changed = sum(result.counts.values())
         if changed or kind == FULL or conntrack:
             self._log.info(
                 "synced",
@@ -314,9 +314,7 @@ class Syncer:
                 dirty=dirty,
                 services=len(family.summaries),
                 endpoints=family.summaries.totals.endpoints,
-                added=result.added,
-                replaced=result.replaced,
-                removed=result.removed,
+                **result.counts,
                 draining=family.draining,
                 conntrack_deleted=conntrack,
                 seconds=round(seconds, 4),

@@ -9,48 +9,40 @@ everything; it comes first, after a failure, and when another program may have c
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence
 
 from ...cluster.model import NamespacedName
-from ...resources import PlannedChange
+from ...resources import PlannedChange, apply_plan
 
 FULL, PARTIAL = "full", "partial"
 
 
 class SyncResult(NamedTuple):
-    """The result of a sync: entries added, replaced, removed; seconds by label of the resource; the changes."""
+    """The result of a sync: the changes, none of which is empty; seconds by label of the resource."""
 
-    added: int
-    replaced: int
-    removed: int
-    seconds: Dict[str, float]
     changes: List[PlannedChange]
+    seconds: Dict[str, float]
+
+    @property
+    def counts(self) -> Dict[str, int]:
+        """The numbers of entries that were added, replaced and removed, by these words."""
+        words = ("added", "replaced", "removed")
+        return {word: sum(len(getattr(item.change, word)) for item in self.changes) for word in words}
 
     def followed_by(self, later: SyncResult) -> SyncResult:
         """Return the result of two syncs."""
         labels = {**self.seconds, **later.seconds}
-        return SyncResult(
-            self.added + later.added,
-            self.replaced + later.replaced,
-            self.removed + later.removed,
-            {label: max(self.seconds.get(label, 0.0), later.seconds.get(label, 0.0)) for label in labels},
-            [*self.changes, *later.changes],
-        )
+        longest = {label: max(self.seconds.get(label, 0.0), later.seconds.get(label, 0.0)) for label in labels}
+        return SyncResult([*self.changes, *later.changes], longest)
 
 
-NOTHING = SyncResult(0, 0, 0, {}, [])
+NOTHING = SyncResult([], {})
 
 
-def result_of(planned: Iterable[PlannedChange], seconds: Dict[str, float]) -> SyncResult:
-    """Count planned changes that have been applied."""
-    changes = [item for item in planned if item.change]
-    return SyncResult(
-        sum(len(item.change.added) for item in changes),
-        sum(len(item.change.replaced) for item in changes),
-        sum(len(item.change.removed) for item in changes),
-        seconds,
-        changes,
-    )
+def applied(planned: Sequence[PlannedChange]) -> SyncResult:
+    """Apply planned changes. Raises KernelError."""
+    seconds = apply_plan(planned)
+    return SyncResult([item for item in planned if item.change], seconds)
 
 
 class SyncedTables:

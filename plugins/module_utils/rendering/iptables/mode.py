@@ -10,9 +10,10 @@ from itertools import chain as concatenated
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ...base.addresses import IPV6
+from ...resources import ABSENT
 from ...serviceports.info import ServicePortInfo
 from ..decision import Arrival
-from ..merged import ABSENT, Entry, Journal, MergedTables
+from ..merged import Entry, Journal, MergedTables
 from ..rendering import Derivation, Options, Rendering, Tables, Totals
 from ..settings import DataplaneSettings
 from .fixed import KUBE_FIREWALL, SERVICES, fixed_chains, jumps, martian_rules, node_port_rules, shared_chain_names

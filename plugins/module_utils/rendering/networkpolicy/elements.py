@@ -9,8 +9,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ...base.addresses import IPV4, IPV6, family_of_packed
 from ...networkpolicy import rows
-from ...networkpolicy.rows import ABSENT, Row
-from ...resources import Change
+from ...networkpolicy.rows import Row
+from ...resources import ABSENT, Change, difference
 from ..nftables.expressions import INTERFACE_NAME_BYTES
 from ..nftables.objects import ElementKey, Key, ObjectKey, TableValue, Value
 from . import bridged, layout, sets
@@ -148,15 +148,7 @@ def desired_table(found: Mapping[Row, Any], options: Options) -> Dict[Key, Value
 
 def change_of(journal: Mapping[Row, Any], found: Mapping[Row, Any], options: Options) -> Change[Key, Value]:
     """Return the table's change for changed rows. ``journal``: their values before; ``found``: all rows."""
-    change: Change[Key, Value] = Change()
     entries = Elements(options).entries
-    for row, before in journal.items():
-        now = found.get(row, ABSENT)
-        if now is ABSENT:
-            change.removed.update(entries(row, before))
-        elif before is ABSENT:
-            change.added.update(entries(row, now))
-        else:
-            old = dict(entries(row, before))
-            change.replaced.update({key: (old[key], new) for key, new in entries(row, now)})
-    return change
+    before = {key: value for row, old in journal.items() if old is not ABSENT for key, value in entries(row, old)}
+    now = {key: value for row in journal if row in found for key, value in entries(row, found[row])}
+    return difference(before, now)
