@@ -279,6 +279,15 @@ cautions:
   elements: str
   returned: success
   sample: []
+other_proxies:
+  description:
+    - Other service proxies that run on the node, such as kube-proxy, and write rules of their own, except those in
+      O(ignore_findings). Empty if only network policies are enforced. It needs root, which sees the programs of all
+      users.
+  type: list
+  elements: str
+  returned: a source of the cluster state is given
+  sample: []
 states:
   description: The saved states, newest first.
   type: list
@@ -405,6 +414,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_identity
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import service_proxy_findings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, label
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import inspect
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
@@ -458,6 +468,11 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     result["summary"] = drift_summary(report.changes)
     result["newer"] = drift_summary(found.newer)
     result["excluded_endpoints"] = found.excluded
+    result["other_proxies"] = [
+        str(item)
+        for item in service_proxy_findings()
+        if item.name not in request.ignore_findings and not request.configuration.node_proxy.network_policy.standalone
+    ]
     if traffic:
         probed = probe_targets(report.targets, module.params["traffic_timeout"])
         result["traffic"] = [{**item._asdict(), "probes": probe_records(item.probes)} for item in probed]

@@ -16,7 +16,7 @@ from tests.molecule_support.portrait import differences
 
 from .agent import UNIT, KubeProxy, dataplane, log_since, mark, picture, start_of, status
 from .cluster import POD, endpoint_slice
-from .node import collection, play, wait_for
+from .node import collection, play, run_playbook, wait_for
 
 GOOD_SCORE = 2.5
 # By user and whether it may load modules, without and with the packet socket of ipvs mode (docs/security.md).
@@ -265,7 +265,7 @@ def test_killed_agent_is_restarted_and_keeps_the_dataplane(node, installed):
     assert dataplane(node) == rules_before
 
 
-def test_a_kube_proxy_that_returns_is_named_and_the_agent_does_not_start_beside_it(node, installed):
+def test_a_kube_proxy_that_returns_is_named_and_the_agent_does_not_start_beside_it(node, installed, variables, cluster):
     wanted, cursor = dataplane(node), mark(node)
     with KubeProxy(node) as kube_proxy:
         wait_for("the agent notices it", lambda: status(node)["otherProxy"])
@@ -278,6 +278,18 @@ def test_a_kube_proxy_that_returns_is_named_and_the_agent_does_not_start_beside_
         node.run("systemctl", "restart", UNIT, check=False)
         wait_for("the reason", lambda: "kube-proxy runs on this node (process " in log_since(node, cursor))
         assert node.unit(UNIT, "MainPID")["MainPID"] == "0" and kube_proxy.serves()
+        kubeconfig = {"service_proxy_kubeconfig": str(cluster.kubeconfig), "service_proxy_keep_states": 0}
+        verified = run_playbook([node], "kubenode.proxy.verify", kubeconfig, {}, failing=True)[node.name]
+        assert " is not verified: kube-proxy runs on this node (process " in verified.output
+        # Refused before the first change, and not only when the rules are removed.
+        kept = node.output("find", COMMAND, LIBRARY, f"/etc/systemd/system/{UNIT}", "/etc/kubenode-proxy")
+        cleaned = run_playbook([node], "kubenode.proxy.cleanup", kubeconfig, {}, failing=True)[node.name]
+        assert "the rules with which it serves would be removed" in cleaned.output and cleaned.changed == 0
+        removal = {**variables, "agent_state": "absent", "agent_remove_dataplane": True}
+        removed = node.role("agent", removal, failing=True)
+        assert "the rules with which it serves would be removed" in removed.output and removed.changed == 0
+        assert node.output("find", COMMAND, LIBRARY, f"/etc/systemd/system/{UNIT}", "/etc/kubenode-proxy") == kept
+        assert node.unit(UNIT, "UnitFileState")["UnitFileState"] == "enabled" and kube_proxy.serves()
     wait_for("what was served before", lambda: dataplane(node) == wanted)
 
 
@@ -331,7 +343,9 @@ def test_absent_leaves_only_the_dataplane_unless_its_removal_is_requested(node, 
     assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"
     assert dataplane(node) == rules_before
     again = node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
-    assert again.changed_tasks == ["kubenode.proxy.agent : Remove everything that is programmed"]
+    assert again.changed_tasks == [
+        "kubenode.proxy.service_proxy : Remove everything that the service proxy has programmed"
+    ]
     assert differences(before, picture(node)) == []
 
 
