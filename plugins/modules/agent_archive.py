@@ -75,7 +75,7 @@ path:
 size_bytes:
   description: Size of the application in bytes.
   type: int
-  returned: success
+  returned: O(path) is given
   sample: 245760
 error_kind:
   description: The kind of failure, V(configuration).
@@ -93,22 +93,23 @@ import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.su
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import source_identity
 
 
 def archive(module: AnsibleModule) -> Dict[str, Any]:
     """Pack the engine, write the file if a path is given and the content differs, and return the version."""
-    path = module.params["path"]
-    packed = pack(module.params["source"], module.params["interpreter"])
+    source, path = module.params["source"], module.params["path"]
+    identity = source_identity(source)
     result: Dict[str, Any] = {
         "changed": False,
-        "version": packed.identity.text,
-        "engine": packed.identity.engine,
-        "record": packed.identity.record,
-        "size_bytes": len(packed.content),
+        "version": identity.text,
+        "engine": identity.engine,
+        "record": identity.record,
     }
     if path is not None:
-        result["changed"] = replace_file(path, packed.content, check=module.check_mode)
-        result["path"] = path
+        content = pack(source, module.params["interpreter"]).content
+        changed = replace_file(path, content, check=module.check_mode)
+        result.update(changed=changed, path=path, size_bytes=len(content))
     return result
 
 
