@@ -8,9 +8,16 @@ from __future__ import annotations
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
-from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import BOUND, HERE, LINK, POD_LINK
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import (
+    BOUND,
+    HERE,
+    LINK,
+    POD_LINK,
+    PORT_BOUND,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import change_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import ABSENT
 
 ADDRESS = packed("10.244.1.11")
 POD = {
@@ -70,3 +77,10 @@ def test_interfaces_remain_when_policies_are_chosen_again():
     for found, name in ((change.removed, first), (change.added, second)):
         held = {("element", each, name) for each in ("links-out", "pod-links", "forged")}
         assert set(found) == {*held, ("element", "bound4", name + ADDRESS)}
+
+
+def test_an_address_that_moves_to_another_port_of_a_bridge_stays_one_of_the_node():
+    """The element that says so is of both rows: it must be neither removed nor added."""
+    before, now = (PORT_BOUND, "veth1", ADDRESS), (PORT_BOUND, "veth2", ADDRESS)
+    change = change_of({before: True, now: ABSENT}, {now: True}, Options())
+    assert [key.name for key in (*change.added, *change.removed)] == ["bridge/bound4"] * 2
