@@ -13,7 +13,7 @@ from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.revocations import revoked
-from ...rendering.networkpolicy.bridged import BRIDGE
+from ...rendering.networkpolicy.bridge_keys import BRIDGE
 from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.sets import TABLE_NAME, Options
 from ...resources import PlannedChange, Stage, apply_plan, plan

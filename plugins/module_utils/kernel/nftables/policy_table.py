@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, Mapping
 
-from ...rendering.networkpolicy import bridged
+from ...rendering.networkpolicy import bridge_keys
 from ...rendering.networkpolicy.sets import TABLE
 from ...rendering.nftables.objects import Key, Value
 from ...resources import NO_CHANGE, Change, Kind, Part
@@ -22,8 +22,8 @@ class _PortsTable(NftablesResource):
     """Table ``bridge kubenode-network-policy``. It uses the socket of the other table, and so the same port."""
 
     kind = Kind.POLICY_OBJECTS
-    table = bridged.TABLE
-    table_family = bridged.BRIDGE
+    table = bridge_keys.TABLE
+    table_family = bridge_keys.BRIDGE
 
     def __init__(self, policies: NftablesResource) -> None:
         super().__init__("", _ALL_ELEMENTS)
@@ -54,10 +54,10 @@ class PolicyTableResource(NftablesResource):
         self, expected: Mapping[Key, Value], urgent: Change[Key, Value] = NO_CHANGE
     ) -> Iterator[Part[Key, Value]]:
         """See the base class; the table of ports is one part. Raises KernelError."""
-        of_policies = {key: value for key, value in expected.items() if not bridged.is_bridged(key)}
-        yield from super().parts(of_policies, bridged.of_policies(urgent))
-        ports = {bridged.prefixed(key): value for key, value in self._ports.observe().items()}
-        yield Part(ports, filter(bridged.is_bridged, expected))
+        of_policies = {key: value for key, value in expected.items() if not bridge_keys.is_bridged(key)}
+        yield from super().parts(of_policies, bridge_keys.of_policies(urgent))
+        ports = {bridge_keys.prefixed(key): value for key, value in self._ports.observe().items()}
+        yield Part(ports, filter(bridge_keys.is_bridged, expected))
 
     def is_empty(self) -> bool:
         """Return whether neither table exists. Raises KernelError."""
@@ -66,7 +66,7 @@ class PolicyTableResource(NftablesResource):
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change, of each table in one transaction. Raises KernelError."""
         self._ports.commits = self.commits
-        of_policies, of_ports = bridged.of_policies(change), bridged.of_ports(change)
+        of_policies, of_ports = bridge_keys.of_policies(change), bridge_keys.of_ports(change)
         if of_policies:
             super().apply(of_policies)
         if of_ports:

@@ -3,17 +3,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The table of the ports of bridges with pods, which the hooks for IP do not distinguish.
 
-It exists while such a bridge does, beside the table of policies and as part of it: the keys of its objects begin with
-PREFIX, so that one resource holds both. It accepts only IP and ARP without a VLAN tag, and addresses from their own
-port.
+It exists while such a bridge does, beside the table of policies and as part of it (``bridge_keys.py``). It accepts only
+IP and ARP without a VLAN tag, and addresses from their own port.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, TypeVar
+from typing import Callable, Dict, List
 
 from ...base.addresses import FAMILIES, IPV4, IPV6, Network
-from ...resources import Change
 from ..nftables import expressions as x
 from ..nftables.expressions import INTERFACE_NAME_BYTES, Expressions
 from ..nftables.objects import (
@@ -27,18 +25,14 @@ from ..nftables.objects import (
     ObjectKey,
     Rule,
     SetValue,
-    TableIdentity,
     TableValue,
     Value,
 )
 from .arriving import interface_in
+from .bridge_keys import TABLE, prefixed
 from .layout import drop_chain, log_prefix
-from .sets import BOUND, FORGED, HERE, POD_LINKS, TABLE_COMMENT, TABLE_NAME, Options, name
+from .sets import BOUND, FORGED, HERE, POD_LINKS, Options, name
 
-BRIDGE = "bridge"
-#: The nft program accepts no name that contains it.
-PREFIX = f"{BRIDGE}/"
-TABLE = TableIdentity(TABLE_NAME, TABLE_COMMENT)
 CLOSED = "closed"
 
 #: Before bridge-netfilter, which rewrites destinations.
@@ -50,40 +44,6 @@ _ICMPV6, _ROUTER_ADVERTISEMENT, _ADVERTISEMENT, _REDIRECT = 58, 134, 136, 137
 _LINK_LOCAL = Network(0xFE80 << 112, 10, IPV6)
 _AFTER_INTERFACE = INTERFACE_NAME_BYTES // 4
 _DROP = x.verdict(f"goto {FORGED}")
-
-K = TypeVar("K", bound=Any)
-V = TypeVar("V")
-
-
-def prefixed(key: K) -> K:
-    """Return the key that an object of the table of ports has among those of the table of policies."""
-    renamed: K = key._replace(name=PREFIX + key.name)
-    return renamed
-
-
-def is_bridged(key: Any) -> bool:
-    """Return whether a key is of the table of ports."""
-    return bool(key.name.startswith(PREFIX))
-
-
-def plain(key: K) -> K:
-    """Return the key that an object of the table of ports has in its own table."""
-    renamed: K = key._replace(name=key.name[len(PREFIX) :])
-    return renamed
-
-
-def of_ports(change: Change[K, V]) -> Change[K, V]:
-    """Return the part of a change that concerns the table of ports, with the keys of that table."""
-    return _part(change, lambda table: {plain(key): value for key, value in table.items() if is_bridged(key)})
-
-
-def of_policies(change: Change[K, V]) -> Change[K, V]:
-    """Return the part of a change that concerns the table of policies."""
-    return _part(change, lambda table: {key: value for key, value in table.items() if not is_bridged(key)})
-
-
-def _part(change: Change[K, V], chosen: Callable[[Mapping[K, Any]], Dict[K, Any]]) -> Change[K, V]:
-    return Change(chosen(change.added), chosen(change.replaced), chosen(change.removed))
 
 
 def _ether_type(number: int) -> Expressions:

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from ..nftables.objects import CLASSID, ChainValue, ElementKey, Key, SetValue, Value, key_length
 from ..nftables.text import chain_lines, concatenation_text, set_lines, table_line
-from . import bridged
+from . import bridge_keys, bridged
 from .sets import ALL_SETS, TABLE_COMMENT, TABLE_NAME, definitions
 
 _FAMILY = "inet"
@@ -56,8 +56,8 @@ def element_text(set_name: str, raw: bytes, value: Value) -> str:
 def describe(key: Key, value: Any) -> List[str]:
     """Return one entry of the table in the syntax of the nft program."""
     family = _FAMILY
-    if bridged.is_bridged(key):
-        key, family = bridged.plain(key), bridged.BRIDGE
+    if bridge_keys.is_bridged(key):
+        key, family = bridge_keys.plain(key), bridge_keys.BRIDGE
     if isinstance(key, ElementKey):
         return [f"element {family} {TABLE_NAME} {key.name} {{ {element_text(key.name, key.key, value)} }}"]
     if isinstance(value, SetValue):

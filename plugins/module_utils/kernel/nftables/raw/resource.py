@@ -15,7 +15,7 @@ from typing import Any, Iterator, List, Tuple
 
 from ....base.errors import KernelError
 from ....rendering.ipvs.nftables_layout import IPVS_TABLE
-from ....rendering.networkpolicy import bridged
+from ....rendering.networkpolicy import bridge_keys
 from ....rendering.networkpolicy.sets import TABLE as POLICY_TABLE
 from ....rendering.networkpolicy.text import element_text
 from ....rendering.nftables.layout import SERVICES_TABLE
@@ -139,8 +139,8 @@ class _RawPortsTable(RawTableResource):
     """The table of the ports of bridges."""
 
     kind = Kind.POLICY_OBJECTS
-    table = bridged.TABLE
-    table_family = bridged.BRIDGE
+    table = bridge_keys.TABLE
+    table_family = bridge_keys.BRIDGE
 
 
 class RawPolicyTableResource(RawTableResource):
@@ -156,16 +156,18 @@ class RawPolicyTableResource(RawTableResource):
 
     def observe(self) -> RawTable:
         """Return both tables. Raises KernelError."""
-        return {**super().observe(), **{bridged.prefixed(key): each for key, each in self._ports.observe().items()}}
+        return {**super().observe(), **{bridge_keys.prefixed(key): each for key, each in self._ports.observe().items()}}
 
     def refusal(self, table: RawTable) -> str:
         """Return why the kernel would refuse to restore one of the tables. Raises KernelError."""
         whole: Change[RawKey, RawValue] = Change(dict(table))
-        return super().refusal(bridged.of_policies(whole).added) or self._ports.refusal(bridged.of_ports(whole).added)
+        return super().refusal(bridge_keys.of_policies(whole).added) or self._ports.refusal(
+            bridge_keys.of_ports(whole).added
+        )
 
     def apply(self, change: Change[RawKey, RawValue]) -> None:
         """Replace each table that changes. Raises KernelError."""
-        of_policies, of_ports = bridged.of_policies(change), bridged.of_ports(change)
+        of_policies, of_ports = bridge_keys.of_policies(change), bridge_keys.of_ports(change)
         if of_policies:
             super().apply(of_policies)
         if of_ports:
@@ -173,8 +175,8 @@ class RawPolicyTableResource(RawTableResource):
 
     def describe(self, key: RawKey, value: RawValue) -> List[str]:
         """Describe one object approximately as the nft program shows it."""
-        if bridged.is_bridged(key):
-            return self._ports.describe(bridged.plain(key), value)
+        if bridge_keys.is_bridged(key):
+            return self._ports.describe(bridge_keys.plain(key), value)
         return super().describe(key, value)
 
     def element_texts(self, name: str, value: RawSet) -> Iterator[str]:

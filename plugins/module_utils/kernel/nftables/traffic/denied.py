@@ -10,7 +10,7 @@ from typing import Dict, Tuple
 from ....base.addresses import FAMILIES
 from ....networkpolicy.matching.owners import Address
 from ....rendering.networkpolicy import sets
-from ....rendering.networkpolicy.bridged import BRIDGE
+from ....rendering.networkpolicy.bridge_keys import BRIDGE
 from ...netlink.protocol import NETLINK_NETFILTER
 from ...netlink.socket import NetlinkSocket
 from .element_counters import counted_elements
