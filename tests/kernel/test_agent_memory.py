@@ -137,7 +137,7 @@ def test_what_annotations_multiply_does_not_exhaust_the_limit_and_others_do_not_
     node.store.put(service(FEW + 3))
     node.store.put(endpoint_slice(FEW + 3))
     wait_for(lambda: is_programmed(FEW + 3), 20.0, 0.05)
-    wait_for(lambda: frontends() > before, PATIENCE, 0.2)
+    wait_for(lambda: frontends() > before, 60.0, 0.2)
     assert "tenant" in node.log and node.stop() == 0 and group.kills() == 0
 
 

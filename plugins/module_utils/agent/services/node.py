@@ -322,7 +322,8 @@ class NodeSync:
     def request_if_needed(self) -> None:
         """Request a sync if the view or the kernel has changed."""
         self._note_lost()
-        if self._view.dirty or self.syncer.suspects:
+        # While Services wait, the next portion is a sync.
+        if self._view.dirty or (self.syncer.suspects and not self.syncer.is_waiting):
             self.schedule.request()
 
     def delay(self) -> float:

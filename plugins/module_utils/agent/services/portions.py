@@ -169,8 +169,8 @@ class WaitingServices:
         self._timer = timers.add("program Services with many entries", self._run)
 
     def follow(self) -> None:
-        """Program the next portion after a pause."""
-        self._timer.restart(PORTION_PAUSE_SECONDS)
+        """Program the next portion after a pause, which syncs that come meanwhile do not make longer."""
+        self._timer.start(PORTION_PAUSE_SECONDS)
 
     def _run(self) -> None:
         if self._is_behind() and self._pace.rest():
