@@ -66,11 +66,7 @@ class PolicyTableResource(NftablesResource):
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change, of each table in one transaction. Raises KernelError."""
         self._ports.commits = self.commits
-        of_policies, of_ports = bridge_keys.of_policies(change), bridge_keys.of_ports(change)
-        if of_policies:
-            super().apply(of_policies)
-        if of_ports:
-            self._ports.apply(of_ports)
+        bridge_keys.apply_parts(change, super().apply, self._ports.apply)
 
     def describe(self, key: Key, value: Any) -> List[str]:
         """Return one entry in the syntax of the nft program."""

@@ -167,11 +167,7 @@ class RawPolicyTableResource(RawTableResource):
 
     def apply(self, change: Change[RawKey, RawValue]) -> None:
         """Replace each table that changes. Raises KernelError."""
-        of_policies, of_ports = bridge_keys.of_policies(change), bridge_keys.of_ports(change)
-        if of_policies:
-            super().apply(of_policies)
-        if of_ports:
-            self._ports.apply(of_ports)
+        bridge_keys.apply_parts(change, super().apply, self._ports.apply)
 
     def describe(self, key: RawKey, value: RawValue) -> List[str]:
         """Describe one object approximately as the nft program shows it."""
