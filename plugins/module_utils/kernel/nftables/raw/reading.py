@@ -26,133 +26,75 @@ from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, T
 from ...netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
 from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
 from ...netlink.socket import NetlinkSocket
+from .. import attributes as uapi
 from .. import messages
-from ..attributes import (
-    GENMSG_BYTES,
-    GET_TABLE,
-    NFT_CHAIN_BINDING,
-    NFT_DYNSET_F_EXPR,
-    NFT_OBJECT_COUNTER,
-    NFT_OBJECT_QUOTA,
-    NFTA_CHAIN_FLAGS,
-    NFTA_CHAIN_HOOK,
-    NFTA_CHAIN_NAME,
-    NFTA_CHAIN_POLICY,
-    NFTA_CHAIN_TABLE,
-    NFTA_CHAIN_TYPE,
-    NFTA_CHAIN_USERDATA,
-    NFTA_COUNTER_BYTES,
-    NFTA_COUNTER_PACKETS,
-    NFTA_COUNTER_PAD,
-    NFTA_EXPR_DATA,
-    NFTA_EXPR_NAME,
-    NFTA_EXTHDR_FLAGS,
-    NFTA_EXTHDR_SREG,
-    NFTA_LAST_MSECS,
-    NFTA_LAST_PAD,
-    NFTA_LAST_SET,
-    NFTA_OBJ_DATA,
-    NFTA_OBJ_NAME,
-    NFTA_OBJ_TABLE,
-    NFTA_OBJ_TYPE,
-    NFTA_OBJ_USERDATA,
-    NFTA_OSF_FLAGS,
-    NFTA_QUOTA_CONSUMED,
-    NFTA_RULE_CHAIN,
-    NFTA_RULE_COMPAT,
-    NFTA_RULE_EXPRESSIONS,
-    NFTA_RULE_TABLE,
-    NFTA_RULE_USERDATA,
-    NFTA_SET_COUNT,
-    NFTA_SET_DATA_LEN,
-    NFTA_SET_DATA_TYPE,
-    NFTA_SET_DESC,
-    NFTA_SET_ELEM_DATA,
-    NFTA_SET_ELEM_EXPIRATION,
-    NFTA_SET_ELEM_EXPR,
-    NFTA_SET_ELEM_EXPRESSIONS,
-    NFTA_SET_ELEM_FLAGS,
-    NFTA_SET_ELEM_KEY,
-    NFTA_SET_ELEM_KEY_END,
-    NFTA_SET_ELEM_LIST_ELEMENTS,
-    NFTA_SET_ELEM_LIST_SET,
-    NFTA_SET_ELEM_OBJREF,
-    NFTA_SET_ELEM_TIMEOUT,
-    NFTA_SET_ELEM_USERDATA,
-    NFTA_SET_EXPR,
-    NFTA_SET_EXPRESSIONS,
-    NFTA_SET_FLAGS,
-    NFTA_SET_GC_INTERVAL,
-    NFTA_SET_KEY_LEN,
-    NFTA_SET_KEY_TYPE,
-    NFTA_SET_NAME,
-    NFTA_SET_OBJ_TYPE,
-    NFTA_SET_POLICY,
-    NFTA_SET_TABLE,
-    NFTA_SET_TIMEOUT,
-    NFTA_SET_USERDATA,
-    NFTA_TABLE_FLAGS,
-    NFTA_TABLE_NAME,
-    NFTA_TABLE_USERDATA,
-    SUBSYSTEM,
-)
 from ..decoding import added_up
 
-_GET_OBJECT = SUBSYSTEM | 19
+_GET_OBJECT = uapi.SUBSYSTEM | 19
 
 # The attributes that are kept for each kind of object, by number; all others are volatile or set by the kernel.
-_TABLE_KEPT = frozenset((NFTA_TABLE_NAME, NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA))
+_TABLE_KEPT = frozenset((uapi.NFTA_TABLE_NAME, uapi.NFTA_TABLE_FLAGS, uapi.NFTA_TABLE_USERDATA))
 _CHAIN_KEPT = frozenset(
     (
-        NFTA_CHAIN_TABLE,
-        NFTA_CHAIN_NAME,
-        NFTA_CHAIN_HOOK,
-        NFTA_CHAIN_POLICY,
-        NFTA_CHAIN_TYPE,
-        NFTA_CHAIN_USERDATA,
+        uapi.NFTA_CHAIN_TABLE,
+        uapi.NFTA_CHAIN_NAME,
+        uapi.NFTA_CHAIN_HOOK,
+        uapi.NFTA_CHAIN_POLICY,
+        uapi.NFTA_CHAIN_TYPE,
+        uapi.NFTA_CHAIN_USERDATA,
     )
 )
-_RULE_KEPT = frozenset((NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_EXPRESSIONS, NFTA_RULE_COMPAT, NFTA_RULE_USERDATA))
+_RULE_KEPT = frozenset(
+    (
+        uapi.NFTA_RULE_TABLE,
+        uapi.NFTA_RULE_CHAIN,
+        uapi.NFTA_RULE_EXPRESSIONS,
+        uapi.NFTA_RULE_COMPAT,
+        uapi.NFTA_RULE_USERDATA,
+    )
+)
 _SET_KEPT = frozenset(
     (
-        NFTA_SET_TABLE,
-        NFTA_SET_NAME,
-        NFTA_SET_FLAGS,
-        NFTA_SET_KEY_TYPE,
-        NFTA_SET_KEY_LEN,
-        NFTA_SET_DATA_TYPE,
-        NFTA_SET_DATA_LEN,
-        NFTA_SET_POLICY,
-        NFTA_SET_DESC,
-        NFTA_SET_TIMEOUT,
-        NFTA_SET_GC_INTERVAL,
-        NFTA_SET_USERDATA,
-        NFTA_SET_OBJ_TYPE,
-        NFTA_SET_EXPR,
-        NFTA_SET_EXPRESSIONS,
+        uapi.NFTA_SET_TABLE,
+        uapi.NFTA_SET_NAME,
+        uapi.NFTA_SET_FLAGS,
+        uapi.NFTA_SET_KEY_TYPE,
+        uapi.NFTA_SET_KEY_LEN,
+        uapi.NFTA_SET_DATA_TYPE,
+        uapi.NFTA_SET_DATA_LEN,
+        uapi.NFTA_SET_POLICY,
+        uapi.NFTA_SET_DESC,
+        uapi.NFTA_SET_TIMEOUT,
+        uapi.NFTA_SET_GC_INTERVAL,
+        uapi.NFTA_SET_USERDATA,
+        uapi.NFTA_SET_OBJ_TYPE,
+        uapi.NFTA_SET_EXPR,
+        uapi.NFTA_SET_EXPRESSIONS,
     )
 )
-_OBJECT_KEPT = frozenset((NFTA_OBJ_TABLE, NFTA_OBJ_NAME, NFTA_OBJ_TYPE, NFTA_OBJ_DATA, NFTA_OBJ_USERDATA))
+_OBJECT_KEPT = frozenset(
+    (uapi.NFTA_OBJ_TABLE, uapi.NFTA_OBJ_NAME, uapi.NFTA_OBJ_TYPE, uapi.NFTA_OBJ_DATA, uapi.NFTA_OBJ_USERDATA)
+)
 _ELEMENT_KEPT = frozenset(
     (
-        NFTA_SET_ELEM_KEY,
-        NFTA_SET_ELEM_DATA,
-        NFTA_SET_ELEM_FLAGS,
-        NFTA_SET_ELEM_TIMEOUT,
-        NFTA_SET_ELEM_USERDATA,
-        NFTA_SET_ELEM_EXPR,
-        NFTA_SET_ELEM_OBJREF,
-        NFTA_SET_ELEM_KEY_END,
-        NFTA_SET_ELEM_EXPRESSIONS,
+        uapi.NFTA_SET_ELEM_KEY,
+        uapi.NFTA_SET_ELEM_DATA,
+        uapi.NFTA_SET_ELEM_FLAGS,
+        uapi.NFTA_SET_ELEM_TIMEOUT,
+        uapi.NFTA_SET_ELEM_USERDATA,
+        uapi.NFTA_SET_ELEM_EXPR,
+        uapi.NFTA_SET_ELEM_OBJREF,
+        uapi.NFTA_SET_ELEM_KEY_END,
+        uapi.NFTA_SET_ELEM_EXPRESSIONS,
     )
 )
 #: Attributes of an expression that count traffic: all of them restart at zero.
 _COUNTING = {
-    "counter": (NFTA_COUNTER_BYTES, NFTA_COUNTER_PACKETS, NFTA_COUNTER_PAD),
-    "quota": (NFTA_QUOTA_CONSUMED,),
-    "last": (NFTA_LAST_SET, NFTA_LAST_MSECS, NFTA_LAST_PAD),
+    "counter": (uapi.NFTA_COUNTER_BYTES, uapi.NFTA_COUNTER_PACKETS, uapi.NFTA_COUNTER_PAD),
+    "quota": (uapi.NFTA_QUOTA_CONSUMED,),
+    "last": (uapi.NFTA_LAST_SET, uapi.NFTA_LAST_MSECS, uapi.NFTA_LAST_PAD),
 }
-_COUNTING_OBJECTS = {NFT_OBJECT_COUNTER: _COUNTING["counter"], NFT_OBJECT_QUOTA: _COUNTING["quota"]}
+_COUNTING_OBJECTS = {uapi.NFT_OBJECT_COUNTER: _COUNTING["counter"], uapi.NFT_OBJECT_QUOTA: _COUNTING["quota"]}
 
 
 class RawChain(NamedTuple):
@@ -164,7 +106,7 @@ class RawChain(NamedTuple):
     @property
     def is_owned(self) -> bool:
         """Return whether one rule owns the chain (``jump { ... }``); its name is the kernel's."""
-        return NFTA_CHAIN_FLAGS in parse_attributes(memoryview(self.definition), 0, len(self.definition))
+        return uapi.NFTA_CHAIN_FLAGS in parse_attributes(memoryview(self.definition), 0, len(self.definition))
 
 
 class RawSet(NamedTuple):
@@ -175,7 +117,7 @@ class RawSet(NamedTuple):
 
 
 class StatefulKey(NamedTuple):
-    """The key of a named stateful object. ``type``: NFT_OBJECT_COUNTER and so on."""
+    """The key of a named stateful object. ``type``: uapi.NFT_OBJECT_COUNTER and so on."""
 
     kind: str
     type: int
@@ -211,29 +153,29 @@ def _kept(
 def _expression(raw: memoryview) -> bytes:
     """Return an expression without its counters, in a form that the kernel accepts: its dumps are not always."""
     outer = parse_attributes(raw, 0, len(raw))
-    name = attribute_text(outer[NFTA_EXPR_NAME]) if NFTA_EXPR_NAME in outer else ""
-    if NFTA_EXPR_DATA not in outer:
+    name = attribute_text(outer[uapi.NFTA_EXPR_NAME]) if uapi.NFTA_EXPR_NAME in outer else ""
+    if uapi.NFTA_EXPR_DATA not in outer:
         return bytes(raw)
-    data = outer[NFTA_EXPR_DATA]
+    data = outer[uapi.NFTA_EXPR_DATA]
     if name in _COUNTING:
         rewritten = _without(data, _COUNTING[name])
     elif name in _DUMPED_OTHERWISE:
         rewritten = _DUMPED_OTHERWISE[name](data)
     else:
         return bytes(raw)
-    return text_attribute(NFTA_EXPR_NAME, name) + nested(NFTA_EXPR_DATA, rewritten)
+    return text_attribute(uapi.NFTA_EXPR_NAME, name) + nested(uapi.NFTA_EXPR_DATA, rewritten)
 
 
 def _exthdr(data: memoryview) -> bytes:
     """Omit the flags where a field is set: the kernel refuses any."""
-    sets = NFTA_EXTHDR_SREG in parse_attributes(data, 0, len(data))
-    return _without(data, (NFTA_EXTHDR_FLAGS,) if sets else ())
+    sets = uapi.NFTA_EXTHDR_SREG in parse_attributes(data, 0, len(data))
+    return _without(data, (uapi.NFTA_EXTHDR_FLAGS,) if sets else ())
 
 
 def _osf(data: memoryview) -> bytes:
     """Omit flags of 0, which the kernel refuses."""
-    flags = parse_attributes(data, 0, len(data)).get(NFTA_OSF_FLAGS, b"")
-    return _without(data, () if any(flags) else (NFTA_OSF_FLAGS,))
+    flags = parse_attributes(data, 0, len(data)).get(uapi.NFTA_OSF_FLAGS, b"")
+    return _without(data, () if any(flags) else (uapi.NFTA_OSF_FLAGS,))
 
 
 def _dynset(data: memoryview) -> bytes:
@@ -245,7 +187,7 @@ def _dynset(data: memoryview) -> bytes:
         if number == Dynset.TIMEOUT and not any(content):
             continue
         if number == Dynset.FLAGS and several:
-            content = (int.from_bytes(content, "big") | NFT_DYNSET_F_EXPR).to_bytes(4, "big")
+            content = (int.from_bytes(content, "big") | uapi.NFT_DYNSET_F_EXPR).to_bytes(4, "big")
         elif number == Dynset.EXPR:
             content = _expression(part)
         elif number == Dynset.EXPRESSIONS:
@@ -260,9 +202,9 @@ _DUMPED_OTHERWISE = {"exthdr": _exthdr, "osf": _osf, "dynset": _dynset}
 
 def _chain(raw: memoryview, found: Mapping[int, memoryview]) -> bytes:
     """Return the attributes of a chain; of its flags only that of a chain without a name, which one rule owns."""
-    flags = int.from_bytes(found.get(NFTA_CHAIN_FLAGS, b""), "big") & NFT_CHAIN_BINDING
-    return _kept(raw, _CHAIN_KEPT, GENMSG_BYTES) + (
-        attribute(NFTA_CHAIN_FLAGS, flags.to_bytes(4, "big")) if flags else b""
+    flags = int.from_bytes(found.get(uapi.NFTA_CHAIN_FLAGS, b""), "big") & uapi.NFT_CHAIN_BINDING
+    return _kept(raw, _CHAIN_KEPT, uapi.GENMSG_BYTES) + (
+        attribute(uapi.NFTA_CHAIN_FLAGS, flags.to_bytes(4, "big")) if flags else b""
     )
 
 
@@ -277,10 +219,10 @@ def _table_flags(raw: memoryview) -> bytes:
 
 def _object(raw: memoryview, start: int) -> Tuple[StatefulKey, bytes]:
     found = parse_attributes(raw, start, len(raw))
-    number = int.from_bytes(found[NFTA_OBJ_TYPE], "big")
+    number = int.from_bytes(found[uapi.NFTA_OBJ_TYPE], "big")
     counting = _COUNTING_OBJECTS.get(number, ())
-    kept = _kept(raw, _OBJECT_KEPT, start, {NFTA_OBJ_DATA: lambda data: _without(data, counting)})
-    return StatefulKey("object", number, attribute_text(found[NFTA_OBJ_NAME])), kept
+    kept = _kept(raw, _OBJECT_KEPT, start, {uapi.NFTA_OBJ_DATA: lambda data: _without(data, counting)})
+    return StatefulKey("object", number, attribute_text(found[uapi.NFTA_OBJ_NAME])), kept
 
 
 class RawReader:
@@ -290,7 +232,7 @@ class RawReader:
         self._sock = sock
         self._name = name
         self._header = messages.family_header(family)
-        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, name)
+        self._in_table = self._header + text_attribute(uapi.NFTA_TABLE_NAME, name)
 
     def _dump(self, kind: int, payload: bytes) -> Iterator[memoryview]:
         try:
@@ -304,38 +246,38 @@ class RawReader:
 
     def _of_table(self, kind: int) -> Iterator[Tuple[memoryview, Dict[int, memoryview]]]:
         for view in self._dump(kind, self._in_table):
-            found = parse_attributes(view, GENMSG_BYTES, len(view))
+            found = parse_attributes(view, uapi.GENMSG_BYTES, len(view))
             # The name of the table has the same number in tables, chains, rules, sets and objects.
-            if attribute_text(found[NFTA_TABLE_NAME]) == self._name:
+            if attribute_text(found[uapi.NFTA_TABLE_NAME]) == self._name:
                 yield view, found
 
     def everything(self) -> RawTable:
         """Return the whole table; empty if there is none. Raises KernelError."""
         table: RawTable = {}
-        rewrite = {NFTA_TABLE_FLAGS: _table_flags}
-        for view in self._dump(GET_TABLE, self._header):
-            if attribute_text(parse_attributes(view, GENMSG_BYTES, len(view))[NFTA_TABLE_NAME]) == self._name:
-                table[ObjectKey("table", self._name)] = _kept(view, _TABLE_KEPT, GENMSG_BYTES, rewrite)
+        rewrite = {uapi.NFTA_TABLE_FLAGS: _table_flags}
+        for view in self._dump(uapi.GET_TABLE, self._header):
+            if attribute_text(parse_attributes(view, uapi.GENMSG_BYTES, len(view))[uapi.NFTA_TABLE_NAME]) == self._name:
+                table[ObjectKey("table", self._name)] = _kept(view, _TABLE_KEPT, uapi.GENMSG_BYTES, rewrite)
         if not table:
             return table
         for view, _found in self._of_table(_GET_OBJECT):
-            key, value = _object(view, GENMSG_BYTES)
+            key, value = _object(view, uapi.GENMSG_BYTES)
             table[key] = value
         rules: Dict[str, List[bytes]] = {}
-        rewrite = {NFTA_RULE_EXPRESSIONS: _expressions}
+        rewrite = {uapi.NFTA_RULE_EXPRESSIONS: _expressions}
         for view, found in self._of_table(messages.GET_RULE):
-            chain = attribute_text(found[NFTA_RULE_CHAIN])
-            rules.setdefault(chain, []).append(_kept(view, _RULE_KEPT, GENMSG_BYTES, rewrite))
+            chain = attribute_text(found[uapi.NFTA_RULE_CHAIN])
+            rules.setdefault(chain, []).append(_kept(view, _RULE_KEPT, uapi.GENMSG_BYTES, rewrite))
         for view, found in self._of_table(messages.GET_CHAIN):
-            name = attribute_text(found[NFTA_CHAIN_NAME])
+            name = attribute_text(found[uapi.NFTA_CHAIN_NAME])
             table[ObjectKey("chain", name)] = RawChain(_chain(view, found), tuple(rules.get(name, ())))
         for view, found in list(self._of_table(messages.GET_SET)):
-            name = attribute_text(found[NFTA_SET_NAME])
-            flags = int.from_bytes(found.get(NFTA_SET_FLAGS, b""), "big")
-            count = int.from_bytes(found[NFTA_SET_COUNT], "big") if NFTA_SET_COUNT in found else None
-            rewrite = {NFTA_SET_EXPR: _expression, NFTA_SET_EXPRESSIONS: _expressions}
+            name = attribute_text(found[uapi.NFTA_SET_NAME])
+            flags = int.from_bytes(found.get(uapi.NFTA_SET_FLAGS, b""), "big")
+            count = int.from_bytes(found[uapi.NFTA_SET_COUNT], "big") if uapi.NFTA_SET_COUNT in found else None
+            rewrite = {uapi.NFTA_SET_EXPR: _expression, uapi.NFTA_SET_EXPRESSIONS: _expressions}
             elements = () if flags & SET_EVAL else self._elements(name, flags, count)
-            table[ObjectKey("set", name)] = RawSet(_kept(view, _SET_KEPT, GENMSG_BYTES, rewrite), elements)
+            table[ObjectKey("set", name)] = RawSet(_kept(view, _SET_KEPT, uapi.GENMSG_BYTES, rewrite), elements)
         return table
 
     def _elements(self, name: str, flags: int, count: Optional[int]) -> Tuple[bytes, ...]:
@@ -350,9 +292,15 @@ class RawReader:
         return tuple(sorted(added_up(lambda: dict.fromkeys(self._dumped_elements(name), True), count)))
 
     def _dumped_elements(self, name: str) -> Iterator[bytes]:
-        rewrite = {NFTA_SET_ELEM_EXPR: _expression, NFTA_SET_ELEM_EXPRESSIONS: _expressions}
-        for view in self._dump(messages.GET_ELEMENT, self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)):
-            nest = parse_attributes(view, GENMSG_BYTES, len(view)).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+        rewrite = {uapi.NFTA_SET_ELEM_EXPR: _expression, uapi.NFTA_SET_ELEM_EXPRESSIONS: _expressions}
+        for view in self._dump(
+            messages.GET_ELEMENT, self._in_table + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
+        ):
+            nest = parse_attributes(view, uapi.GENMSG_BYTES, len(view)).get(
+                uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b"")
+            )
             for _kind, raw in each_attribute(nest, 0, len(nest)):
-                if not any(number == NFTA_SET_ELEM_EXPIRATION for number, _part in each_attribute(raw, 0, len(raw))):
+                if not any(
+                    number == uapi.NFTA_SET_ELEM_EXPIRATION for number, _part in each_attribute(raw, 0, len(raw))
+                ):
                     yield _kept(raw, _ELEMENT_KEPT, 0, rewrite)
