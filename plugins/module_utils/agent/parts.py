@@ -165,7 +165,7 @@ class Parts:
         self.traffic = Traffic(
             self.sync, lambda: self.views.current, self.handles, timers=self.timers, limited=self.limited
         )
-        self.metrics.on_scrape(TRAFFIC, lambda: self.traffic.measured.values())
+        self.metrics.on_scrape(TRAFFIC, self.traffic.values)
         self.metrics.on_scrape(FORWARDING, self.forwarding.status)
         self.checks = Checks(
             loaded.node_proxy.health_checks,

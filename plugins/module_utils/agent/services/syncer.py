@@ -95,7 +95,7 @@ class Syncer:
         self.surface = surface
         self._notices = Notices(reports)
         self.repairs = ServiceRepairs(reports, other_proxy)
-        self._tables = TableSync(self.repairs, lambda family, changes: self.applied(family, changes))
+        self._tables = TableSync(self.repairs, self._report_applied)
         self.suspects = self._tables.suspects
         self._comparisons = self._tables.comparisons
         self.losses = losses
@@ -106,6 +106,9 @@ class Syncer:
         self._filling: Dict[str, float] = {}
         # Whether the sync that is being made takes the next steps, and whether the last portion was such a sync.
         self._compares = self._in_turn = False
+
+    def _report_applied(self, family: str, changes: Sequence[PlannedChange]) -> None:
+        self.applied(family, changes)
 
     def start(self, proxy: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
