@@ -221,7 +221,10 @@ class Node(AgentNode):
             words = ["nft", "list", "table", "ip", "kube-proxy"]
             listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
             blocks = re.split(r"\n(?=\t(?:chain|map|set) )", listed)
-            lines = ["\n".join(sorted(line.strip(" \t,}") for line in block.splitlines())) for block in blocks]
+            # Without blank lines, since a table that is filled again may have its chains in another order.
+            lines = [
+                "\n".join(sorted(filter(None, (line.strip(" \t,}") for line in each.splitlines())))) for each in blocks
+            ]
             return {"nftables": sorted(COUNTERS.sub("", line) for line in lines)}
         rules = COUNTERS.sub("", run([f"iptables-{self.kernel_variant}-save"]))
         found = {"chains": sorted(line for line in rules.splitlines() if OURS.search(line))}
