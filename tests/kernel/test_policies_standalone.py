@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
@@ -52,6 +53,9 @@ def running_process(*shown_as: str) -> Iterator[None]:
     """Run a process that a process list shows as these words; the second is its duration in seconds."""
     with subprocess.Popen(shown_as, executable="/bin/sleep") as process:
         try:
+            # The kernel shows the words some time after the program has been started.
+            while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                time.sleep(0.001)
             yield
         finally:
             process.kill()
