@@ -15,8 +15,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 OWN = {"ansible_collections", "module_utils", "plugins", "tests"}
-# The distribution's name if it differs from the package's. ansible is part of ansible-core.
-DISTRIBUTIONS = {"yaml": "PyYAML", "ansible": "ansible-core", "testinfra": "pytest-testinfra", "_pytest": "pytest"}
+# The distribution's name if it differs from the package's. ansible is part of ansible-core, which needs jinja2 itself.
+DISTRIBUTIONS = {
+    "yaml": "PyYAML",
+    "ansible": "ansible-core",
+    "jinja2": "ansible-core",
+    "testinfra": "pytest-testinfra",
+    "_pytest": "pytest",
+}
 
 
 def imported(path: Path) -> Iterator[str]:
