@@ -67,6 +67,7 @@ class Lab:
         )
         self._events(python)
         self._python()
+        self._node_commands()
 
     def _nodes(self) -> Dict[str, Any]:
         """Return the configuration of the inventory plugin: variables and groups made of the texts."""
@@ -108,8 +109,35 @@ class Lab:
         program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n", encoding="utf-8")
         program.chmod(0o755)
 
+    def _node_commands(self) -> None:
+        """Write node commands that answer ``explain`` with all texts, and with one that looks like a list."""
+        self.verdicts = [
+            "forwarded",
+            "[1, 2]",
+            "; ".join(armed(f"explain {name}", ALL[name], self.traces) for name in ALL),
+        ]
+        hosts = {}
+        for number, verdict in enumerate(self.verdicts):
+            flow = {
+                "verdict": verdict,
+                "reason": "",
+                "service": "",
+                "endpoint": "",
+                "endpoints": [],
+                "masqueraded": False,
+            }
+            answer = json.dumps({"flows": [flow], "allowed": True, "differences": []})
+            program = self.directory / f"explain{number}"
+            program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n", encoding="utf-8")
+            program.chmod(0o755)
+            hosts[f"host{number}"] = {"explain_command": str(program)}
+        everywhere = {"ansible_connection": "local", "ansible_become": False}
+        (self.directory / "explain.json").write_text(
+            json.dumps({"k8s_cluster": {"vars": everywhere, "hosts": hosts}}), encoding="utf-8"
+        )
+
     def run(self, binaries: Path) -> List[str]:
-        """Run the play with one version of ansible-core; return what is wrong."""
+        """Run the plays with one version of ansible-core; return what is wrong."""
         for trace in self.traces.iterdir():
             trace.unlink()
         environment = {
@@ -119,11 +147,17 @@ class Lab:
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         }
-        argv = [str(binaries / "ansible-playbook"), "-i", str(self.directory / "inventory"), str(PLAYBOOK)]
+        program = str(binaries / "ansible-playbook")
+        flow = ["-e", "explain_from=198.51.100.7", "-e", "explain_to=10.96.0.7:80"]
+        argv = [program, "-i", str(self.directory / "explain.json"), *flow, "kubenode.proxy.explain"]
+        explained = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=self.directory)
+        argv = [program, "-i", str(self.directory / "inventory"), str(PLAYBOOK)]
         argv += ["-e", f"@{self.directory / 'extra.yml'}", "-e", f"place={self.directory}"]
         done = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=self.directory)
         traces = {path.name for path in self.traces.iterdir()}
         wrong = [f"evaluated: {name}" for name in sorted(traces) if not name.startswith("control")]
+        if explained.stdout.count(" (1 of 3): ") != len(self.verdicts) or " (1 of 3): [1, 2]" not in explained.stdout:
+            wrong.append(f"explain does not show all answers: {explained.stdout[-3000:]}{explained.stderr[-3000:]}")
         if done.returncode != 0:
             return [*wrong, f"ansible-playbook ends with {done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"]
         expected = {re.sub("[^a-z0-9]", "_", f"control {name}") for name in {**TEMPLATES, **LITERALS}}
@@ -156,7 +190,7 @@ def main() -> int:
             for binaries in arguments.binaries:
                 wrong = lab.run(binaries.absolute())
                 print(
-                    f"{binaries}: {len(ALL)} hostile texts on {len(VALUES) + 4} ways: "
+                    f"{binaries}: {len(ALL)} hostile texts on {len(VALUES) + 5} ways: "
                     + ("; ".join(wrong) or "none evaluated")
                 )
                 status = status or bool(wrong)
