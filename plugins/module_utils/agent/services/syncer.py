@@ -104,8 +104,8 @@ class Syncer:
         # The Services of a sync that has failed, which some family may not have applied.
         self._unapplied: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
-        # Whether the sync that is being made takes the next steps, and whether the last portion was such a sync.
-        self._compares = self._in_turn = False
+        # Whether the last portion took steps of a comparison.
+        self._in_turn = False
 
     def _report_applied(self, family: str, changes: Sequence[PlannedChange]) -> None:
         self.applied(family, changes)
@@ -236,15 +236,16 @@ class Syncer:
         """Render and apply a portion of the Services that wait, or take the next steps of comparisons, in turn."""
         self._in_turn = bool(self._comparisons) and not (self._in_turn and self._portions.waiting)
         if self._in_turn:
-            self._compares = True
-            return self._sync(proxy, set())
+            return self._sync(proxy, set(), continued=True)
         began = monotonic()
         steps = self._portions.take(lambda service: proxy.size_of(self.view.state, service))
         outcome = self._sync(proxy, set(steps), steps)
         self._portions.took(monotonic() - began)
         return outcome
 
-    def _sync(self, proxy: Proxiers, dirty: Set[NamespacedName], steps: Steps = NO_STEPS) -> SyncOutcome:
+    def _sync(
+        self, proxy: Proxiers, dirty: Set[NamespacedName], steps: Steps = NO_STEPS, *, continued: bool = False
+    ) -> SyncOutcome:
         succeeded = True
         failed: List[FailedPort] = []
         changes = 0
@@ -256,7 +257,7 @@ class Syncer:
             began = time.monotonic()
             try:
                 self._update(family, dirty, steps)
-                changes += self._sync_family(proxy, family, len(dirty), suspicion, began)
+                changes += self._sync_family(proxy, family, len(dirty), suspicion, began, continued=continued)
             except ProxyError as error:
                 succeeded = False
                 self._tables.failed(family, suspicion, error)
@@ -269,7 +270,6 @@ class Syncer:
             self._unapplied |= dirty
         else:
             self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
-        self._compares = False
         self._finish(proxy, succeeded)
         return SyncOutcome(
             succeeded=succeeded,
@@ -290,13 +290,18 @@ class Syncer:
         if len(family.failures) > MOST_FAILURES and not family.has_observed:
             raise ProxyError(f"{len(family.failures)} Services cannot be processed; this is a defect of the agent")
 
-    def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float) -> int:
-        """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time."""
+    def _sync_family(
+        self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float, *, continued: bool
+    ) -> int:
+        """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time.
+
+        ``continued``: also take the next steps of a comparison that has begun before.
+        """
         synced = self._tables.sync(
             family,
             suspicion,
             at_once=not self.started,
-            continued=self._compares,
+            continued=continued,
             later=lambda: self._large(proxy),
         )
         kind, result = synced.kind, synced.result
