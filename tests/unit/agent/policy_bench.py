@@ -63,12 +63,26 @@ class Kernel(Resource[Any, Any]):
         pass
 
 
+class NoInterfaces:
+    """In the place of the monitor of interfaces: those of the machine that runs the tests come and go meanwhile."""
+
+    def events(self) -> List[Any]:
+        return []
+
+    def pop_lost(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
 def table_in_memory(monkeypatch: Any) -> Kernel:
     """Return the table that the agent watches, without other programs and interfaces of the node."""
     made = Kernel()
     monkeypatch.setattr(policy_table, "TableMonitor", lambda _ports, _table: made)
     monkeypatch.setattr(policy, "policy_findings", lambda *_arguments: [])
     monkeypatch.setattr(inputs, "find_links", lambda *_arguments: None)
+    monkeypatch.setattr(inputs, "AddressMonitor", NoInterfaces)
     monkeypatch.setattr(inputs.PolicyLinks, "filenos", lambda _self: [])
     return made
 
