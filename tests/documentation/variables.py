@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from .collection import NAME, Role
 from .markup import cell, value
@@ -34,17 +34,19 @@ def _row(path: str, option: Mapping[str, Any]) -> str:
 
 def _role(role: Role) -> List[str]:
     lines = ["", f"## Role [`{NAME}.{role.name}`](../roles/{role.name}/README.md)"]
-    shown: Mapping[str, Any] = {}
+    shown: Dict[str, Any] = {}
     for entry_point, specification in role.entry_points.items():
         options = specification.get("options") or {}
         lines += ["", f"{specification['short_description']}"]
         lines[-1] += f" (`tasks_from: {entry_point}`)." if entry_point != "main" else "."
-        if shown and all(shown.get(name) == option for name, option in options.items()):
-            lines[-1] += " Takes, of the variables above, " + ", ".join(f"`{name}`" for name in options) + "."
-            continue
-        lines += ["", "| variable | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_row(path, option) for path, option in _flat(options)]
-        shown = options
+        same = [f"`{name}`" for name, option in options.items() if shown.get(name) == option]
+        if same:
+            lines[-1] += f" Takes, of the variables above, {', '.join(same)}."
+        new = {name: option for name, option in options.items() if shown.get(name) != option}
+        if new:
+            lines += ["", "| variable | type | default | meaning |", "|---|---|---|---|"]
+            lines += [_row(path, option) for path, option in _flat(new)]
+        shown.update(options)
     return lines
 
 
