@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Service traffic beside the rules and addresses of kube-proxy's usual neighbours; docs/neighbours.md lists them.
+"""Service traffic beside the rules and addresses of kube-proxy's usual neighbours; docs/other-programs.md lists them.
 
 A convergence, the repair of drift and clean-up leave each neighbour's rules as they were.
 """

@@ -294,7 +294,7 @@ NODE_FIELDS: Tuple[Field, ...] = (
     honoured(
         "outsideHost.enabled",
         FLAG,
-        "the [host is outside the cluster](outside-hosts.md): it has no Node, and serves cluster IPs only",
+        "the [host is outside the cluster](hosts-outside-the-cluster.md): it has no Node, and serves cluster IPs only",
     ),
     honoured("outsideHost.namespaces", NAMESPACES, "namespaces whose Services such a host serves", default="all"),
     honoured(
