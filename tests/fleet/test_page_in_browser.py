@@ -11,7 +11,7 @@ import re
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.drift import differences
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import STATES
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.kinds import STATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 from tests.fleet import samples
 from tests.unit.controller.fleet.test_fleet_page import HOSTILE, hostile_report

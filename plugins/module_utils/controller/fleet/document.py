@@ -15,52 +15,27 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 from ...base.timestamps import timestamp
 from .changes import Changes, changes
 from .drift import differences, merged
-from .nodes import (
+from .kinds import (
     AGENT,
     DIFFERS,
     DRIFTED,
     FAILED,
+    KINDS,
     OK,
+    POLICIES,
+    REFUSED,
     STALE,
     STATES,
     UNREACHABLE,
     UNREACHED,
     WARNED,
-    Node,
-    natural_key,
 )
+from .nodes import Node, natural_key
 
 # Raised when a field is renamed, removed or changes its meaning; not when one is added.
 SCHEMA = "kubenode.proxy/fleet-report/v1"
-REFUSED = "refused"
-POLICIES = "policies"
-# The kinds of exceptions, in the order of the report.
-KINDS: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, UNREACHED, STALE, REFUSED, WARNED, POLICIES, DIFFERS)
-TITLES: Dict[str, str] = {
-    UNREACHABLE: "Unreachable",
-    FAILED: "Failed",
-    AGENT: "Agent in trouble",
-    DRIFTED: "Drifted",
-    UNREACHED: "Services not reached",
-    STALE: "Last sync long ago",
-    REFUSED: "Objects refused",
-    WARNED: "Warnings",
-    POLICIES: "Network policies",
-    DIFFERS: "Differs from the rest",
-}
-ERROR, WARNING, NOTICE = "error", "warning", "notice"
-SEVERITIES: Dict[str, str] = {
-    UNREACHABLE: ERROR,
-    FAILED: ERROR,
-    AGENT: ERROR,
-    DRIFTED: ERROR,
-    UNREACHED: ERROR,
-    STALE: WARNING,
-    REFUSED: WARNING,
-    WARNED: WARNING,
-    POLICIES: NOTICE,
-    DIFFERS: NOTICE,
-}
+# What the document has in another form, or not at all.
+_NOT_OF_DOCUMENT = frozenset(("name", "failure", "summary", "refused"))
 
 
 class About(NamedTuple):
@@ -188,7 +163,7 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
         found += _drift_reasons(node)
     found += [Reason(UNREACHED, item.service, item.reason) for item in node.traffic if item.reached is False]
     found += [Reason(REFUSED, item.object, item.reason) for item in node.refused]
-    found += [Reason(WARNED, "", caution) for caution in node.cautions]
+    found += [Reason(WARNED, "", caution) for caution in node.warnings]
     found += [Reason(POLICIES, f"Pod {name}", "no NetworkPolicy selects it") for name in node.unselected_pods]
     found += [Reason(POLICIES, f"NetworkPolicy {name}", "selects no pod") for name in node.unused_policies]
     for field, word, value in _COMPARED:
@@ -259,35 +234,22 @@ def make_report(nodes: Sequence[Node], about: About, previous: Optional[Mapping[
     return report if previous is None else report._replace(changes=changes(previous, document(report)))
 
 
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: a named tuple as an object with its fields."""
+    if isinstance(value, tuple):
+        named = getattr(value, "_asdict", None)
+        return {name: _plain(item) for name, item in named().items()} if named else [_plain(item) for item in value]
+    return value
+
+
 def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, Any]:
-    agent = node.agent
+    fields = {name: _plain(value) for name, value in node._asdict().items() if name not in _NOT_OF_DOCUMENT}
     return {
         "name": node.name,
-        "node_name": node.node_name,
         "state": state,
         "exceptions": [kind for kind in KINDS if any(reason.kind == kind for reason in reasons)],
-        "message": node.message,
-        "error_kind": node.error_kind,
-        "mode": node.mode,
-        "mode_reason": node.mode_reason,
-        "variant": node.variant,
-        "families": list(node.families),
-        "services": node.services,
-        "service_ports": node.service_ports,
-        "endpoints": node.endpoints,
-        "drift": node.drift,
+        **fields,
         "drift_entries": node.drift_entries,
-        "changes": [change._asdict() for change in node.changes],
-        "programmed": node.programmed,
-        "refused_count": node.refused_count,
-        "engine": node.engine,
-        "kernel": node.kernel,
-        "distribution": node.distribution,
-        "warnings": list(node.cautions),
-        "agent": None if agent is None else agent._asdict(),
-        "unselected_pods": list(node.unselected_pods),
-        "unused_policies": list(node.unused_policies),
-        "traffic": [item._asdict() for item in node.traffic],
     }
 
 
@@ -311,8 +273,7 @@ def summary(report: Report) -> Dict[str, Any]:
 
 
 def _changes_document(found: Changes) -> Dict[str, Any]:
-    items = [{**item._asdict(), "nodes": list(item.nodes)} for item in found.items]
-    return {"generated": found.since, "numbers": found.numbers, "changes": items}
+    return {"generated": found.since, "numbers": found.numbers, "changes": _plain(found.items)}
 
 
 def document(report: Report) -> Dict[str, Any]:
@@ -329,11 +290,9 @@ def document(report: Report) -> Dict[str, Any]:
         "exceptions": [
             {
                 "kind": found.kind,
-                "severity": SEVERITIES[found.kind],
+                "severity": KINDS[found.kind].severity,
                 "nodes": found.nodes,
-                "items": [
-                    {"subject": item.subject, "words": item.words, "nodes": list(item.nodes)} for item in found.items
-                ],
+                "items": _plain(found.items),
             }
             for found in report.exceptions
         ],
@@ -352,17 +311,6 @@ def document_text(report: Report) -> str:
 def one_sentence(report: Report) -> str:
     """Return the report in one line for people."""
     total = len(report.nodes)
-    words = {
-        UNREACHABLE: "unreachable",
-        FAILED: "failed",
-        AGENT: "with an agent in trouble",
-        DRIFTED: "drifted",
-        UNREACHED: "without a Service",
-        STALE: "synced long ago",
-        WARNED: "with warnings",
-        DIFFERS: "unlike the rest",
-        OK: "fine",
-    }
     by_state = Counter(report.states)
-    parts = [f"{by_state[state]} {words[state]}" for state in (*STATES[:-1], OK) if by_state[state]]
+    parts = [f"{by_state[state]} {KINDS[state].nodes}" for state in STATES if by_state[state]]
     return f"{total} {'node' if total == 1 else 'nodes'}: {', '.join(parts) or 'none'}"

@@ -13,6 +13,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...base.errors import one_line
+from .kinds import FAILED, UNREACHABLE
 
 TEXT_LIMIT = 1000
 NAME_LIMIT = 253
@@ -21,18 +22,6 @@ _NAMES_READ = 20
 # Names of pods and of policies that are read of each node.
 _POLICY_NAMES_READ = 100
 _SERVICES_READ = 100
-
-# Why a node is an exception, worst first; the state of a node is the first that holds, or OK.
-UNREACHABLE = "unreachable"
-FAILED = "failed"
-AGENT = "agent"
-DRIFTED = "drifted"
-UNREACHED = "unreached"
-STALE = "stale"
-WARNED = "warned"
-DIFFERS = "differs"
-OK = "ok"
-STATES: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, UNREACHED, STALE, WARNED, DIFFERS, OK)
 
 
 class Agent(NamedTuple):
@@ -111,7 +100,7 @@ class Node(NamedTuple):
     engine: str = ""
     kernel: str = ""
     distribution: str = ""
-    cautions: Tuple[str, ...] = ()
+    warnings: Tuple[str, ...] = ()
     agent: Optional[Agent] = None
     unselected_pods: Tuple[str, ...] = ()
     unused_policies: Tuple[str, ...] = ()
@@ -251,7 +240,7 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
         engine=text(found.get("agent_version")),
         kernel=text(found.get("kernel")),
         distribution=text(found.get("distribution")),
-        cautions=tuple(dict.fromkeys(text(item) for item in _list(found.get("cautions")) if text(item))),
+        warnings=tuple(dict.fromkeys(text(item) for item in _list(found.get("cautions")) if text(item))),
         agent=_agent(found.get("agent")),
         unselected_pods=_names(policy.get("unselected_pods")),
         unused_policies=_names(policy.get("unused_policies")),

@@ -22,62 +22,10 @@ from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...base.timestamps import timestamp
-from .document import (
-    KINDS,
-    POLICIES,
-    REFUSED,
-    SEVERITIES,
-    TITLES,
-    Exceptions,
-    Item,
-    Reason,
-    Report,
-    duration,
-    running_engine,
-    summary,
-)
-from .nodes import (
-    AGENT,
-    DIFFERS,
-    DRIFTED,
-    FAILED,
-    OK,
-    STALE,
-    STATES,
-    UNREACHABLE,
-    UNREACHED,
-    WARNED,
-    Agent,
-    Node,
-)
+from .document import Exceptions, Item, Reason, Report, duration, running_engine, summary
+from .kinds import ERROR, KINDS, OK, REFUSED, STATES
+from .nodes import Agent, Node
 
-# A letter beside each colour, for readers who cannot distinguish the colours, and for print.
-LETTERS: Dict[str, str] = {
-    UNREACHABLE: "U",
-    FAILED: "F",
-    AGENT: "A",
-    DRIFTED: "D",
-    UNREACHED: "N",
-    STALE: "S",
-    REFUSED: "R",
-    WARNED: "W",
-    POLICIES: "P",
-    DIFFERS: "\u2260",
-    OK: "\u00b7",
-}
-_WORDS: Dict[str, str] = {**TITLES, OK: "Fine"}
-_MEANINGS: Dict[str, str] = {
-    UNREACHABLE: "nodes that could not be connected to",
-    FAILED: "nodes that could not be inspected",
-    AGENT: "nodes whose agent is not healthy",
-    DRIFTED: "nodes whose kernel differs from the cluster's state",
-    UNREACHED: "nodes from which a Service does not answer",
-    STALE: "nodes whose agent has not synced for a long time",
-    REFUSED: "invalid objects of the cluster, which are skipped; all others are served",
-    WARNED: "warnings of nodes",
-    POLICIES: "pods that no network policy selects, and policies that select no pod",
-    DIFFERS: "nodes with another mode or engine than most",
-}
 # Values, names and groups that are shown at once; the rest is counted, or one click away.
 _SHOWN = {"values": 5, "names": 6, "groups": 5}
 _DENSE_FROM = 250
@@ -114,6 +62,11 @@ _COLUMNS = (
 _COLOURED: FrozenSet[str] = frozenset(("state", "mode", "engine", "kernel", "distribution"))
 
 
+# The fields of a node that the template and the script show as they are.
+_SHOWN_AS_THEY_ARE = (
+    *("name", "node_name", "mode", "mode_reason", "variant", "families", "services", "service_ports", "endpoints"),
+    *("kernel", "distribution"),
+)
 _FIGURES = (
     ("Nodes", "nodes"),
     ("Services", "services"),
@@ -206,8 +159,8 @@ def _exception(found: Exceptions) -> Dict[str, Any]:
     refused = len({item.subject for item in found.items})
     return {
         "kind": found.kind,
-        "meaning": _MEANINGS[found.kind],
-        "severe": SEVERITIES[found.kind] == "error",
+        "meaning": KINDS[found.kind].meaning,
+        "severe": KINDS[found.kind].severity == ERROR,
         "amount": _plural(refused, "object") if found.kind == REFUSED else _plural(found.nodes, "node"),
         "subjects": any(item.subject for item in found.items),
         "groups": _groups(found.items),
@@ -229,21 +182,11 @@ def _reach(nodes: Sequence[Node]) -> Dict[str, Any]:
 
 def _node_data(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, Any]:
     return {
-        "name": node.name,
-        "node_name": node.node_name,
+        **{name: getattr(node, name) for name in _SHOWN_AS_THEY_ARE},
         "state": state,
-        "mode": node.mode,
-        "mode_reason": node.mode_reason,
-        "variant": node.variant,
-        "families": node.families,
-        "services": node.services,
-        "service_ports": node.service_ports,
-        "endpoints": node.endpoints,
         "drift_entries": None if node.drift is None else node.drift_entries,
         "refused_count": None if node.failure else node.refused_count,
         "engine": running_engine(node),
-        "kernel": node.kernel,
-        "distribution": node.distribution,
         "agent": _agent_words(node.agent, node.engine),
         "age": None if node.agent is None else node.agent.last_sync_age,
         "last_sync": _last_sync(node.agent),
@@ -257,12 +200,9 @@ def _node_data(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, A
 
 def _nodes(report: Report) -> List[Dict[str, Any]]:
     """Return what the template and the script show of each node."""
-
-    def place(reason: Reason) -> int:
-        return KINDS.index(reason.kind)
-
+    order = list(KINDS)
     return [
-        _node_data(node, state, sorted(reasons, key=place))
+        _node_data(node, state, sorted(reasons, key=lambda reason: order.index(reason.kind)))
         for node, state, reasons in zip(report.nodes, report.states, report.reasons)
     ]
 
@@ -291,15 +231,17 @@ def page(report: Report) -> str:
     )
     counts, by_state = summary(report), Counter(report.states)
     nodes = _nodes(report)
+    letters = {name: kind.letter for name, kind in KINDS.items()}
+    words = {name: kind.title for name, kind in KINDS.items()}
     return template.render(
         about=report.about,
         made=timestamp(report.about.generated),
         policy=policy,
         style=style,
         script=script,
-        data=script_data({"nodes": nodes, "letters": LETTERS, "words": _WORDS, "states": STATES}),
-        letters=LETTERS,
-        words=_WORDS,
+        data=script_data({"nodes": nodes, "letters": letters, "words": words, "states": STATES}),
+        letters=letters,
+        words=words,
         states=STATES,
         shown=_SHOWN,
         nodes=nodes,

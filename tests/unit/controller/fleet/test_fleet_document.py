@@ -22,8 +22,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.do
     make_report,
     one_sentence,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.kinds import STATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import (
-    STATES,
     natural_key,
     read_node,
     read_nodes,
@@ -112,7 +112,7 @@ def test_values_of_another_type_count_as_absent():
         )
     )
     assert (node.mode, node.services, node.endpoints, node.service_ports, node.drift) == ("", None, None, None, None)
-    assert (node.programmed, node.refused, node.cautions, node.families) == ({"chains": 4}, (), ("one line",), ())
+    assert (node.programmed, node.refused, node.warnings, node.families) == ({"chains": 4}, (), ("one line",), ())
     assert node.drift_entries == 0
 
 

@@ -19,8 +19,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.do
     document,
     make_report,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import STATES, read_nodes
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import LETTERS, page, script_data
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.kinds import KINDS, STATES
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page, script_data
 from tests.fleet import samples
 
 HOSTILE = (
@@ -188,7 +189,7 @@ def test_the_page_shows_node_by_service_what_is_reached(made):
 
 
 def test_states_can_be_distinguished_without_colours():
-    letters = [LETTERS[state] for state in STATES]
+    letters = [KINDS[state].letter for state in STATES]
     assert len(set(letters)) == len(letters)
 
 
