@@ -33,8 +33,8 @@ from tests.lab import system
 # isort: split
 
 from tests.benchmarks.agent_start import InstalledNode, fill
-from tests.kernel.agent_node import wait_for
 from tests.lab.memory_group import MemoryGroup
+from tests.waiting import wait_for
 
 PATIENCE, SETTLE_SECONDS = 900.0, 3.0
 #: As in the unit.

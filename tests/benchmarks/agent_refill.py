@@ -24,7 +24,8 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 # isort: split
 
 from tests.benchmarks import agent_runs
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode
+from tests.waiting import wait_for
 
 PATIENCE, QUIET_SECONDS = 1200.0, 3.0
 SHARE = 20

@@ -26,7 +26,8 @@ from tests.lab import system
 # isort: split
 
 from tests.benchmarks import agent_runs
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip
+from tests.waiting import wait_for
 
 SETTLE_SECONDS, IDLE_SECONDS, GIVE_UP_SECONDS = 45.0, 60.0, 120.0
 

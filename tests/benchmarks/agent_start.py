@@ -40,10 +40,11 @@ from tests.lab import system
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import PACKAGE, pack
 from tests.benchmarks.large_cluster import large_cluster
-from tests.kernel.agent_node import ROOT, AgentNode, wait_for
+from tests.kernel.agent_node import ROOT, AgentNode
 from tests.kernel.backends import manifests as static_manifests
 from tests.kernel.backends import write_manifests
 from tests.lab import manifests
+from tests.waiting import wait_for
 
 PAGE = 500
 FIRST, ALL = "API server and DNS are served", 'filled an empty node" services={}'

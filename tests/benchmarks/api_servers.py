@@ -37,8 +37,9 @@ from tests.lab import system
 
 # isort: split
 
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode
 from tests.kernel.backends import ADDRESS, PORT, endpoint, make_network, manifests, write_manifests
+from tests.waiting import wait_for
 
 HAPROXY = "KUBENODE_HAPROXY"
 HAPROXY_ADDRESS = "192.0.2.9"

@@ -21,10 +21,10 @@ from types import TracebackType
 from typing import Dict, List, Optional, Sequence, Tuple, Type
 
 from tests.apiserver.tls import make_certificates, write_kubeconfig
-from tests.kernel.agent_node import wait_for
 from tests.kernel.backends import manifests, write_manifests
 from tests.lab import ssh, system
 from tests.lab.node import Specification
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROLLER = "172.30.0.1"

@@ -34,8 +34,9 @@ from tests.lab import system
 
 # isort: split
 
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode
 from tests.kernel.backends import Backend, Routed, manifests, write_manifests
+from tests.waiting import wait_for
 
 WAITING, SENDING, BEHIND = "program of the node, waiting", "client behind it, sending", "client behind it, waiting"
 EXCLUDED = "endpoint excluded"

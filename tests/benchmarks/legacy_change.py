@@ -30,8 +30,9 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import TableReader
 from tests.benchmarks import agent_runs
-from tests.kernel.agent_node import AgentNode, endpoint_slice, wait_for
+from tests.kernel.agent_node import AgentNode, endpoint_slice
 from tests.lab import system
+from tests.waiting import wait_for
 
 LOCK = "XTABLES_LOCKFILE"
 RESTORE = "/usr/sbin/iptables-legacy-restore"

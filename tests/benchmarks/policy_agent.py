@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
-from tests.kernel.agent_node import NODE, AgentNode, wait_for
+from tests.kernel.agent_node import NODE, AgentNode
 from tests.lab import system
+from tests.waiting import wait_for
 
 Raw = dict[str, Any]
 NAMESPACES = 1000

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
-from tests.kernel.agent_node import NODE, AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import NODE, AgentNode, cluster_ip, endpoint_slice, service
 from tests.lab import manifests, system
+from tests.waiting import wait_for
 
 # isort: split
 

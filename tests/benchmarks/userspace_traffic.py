@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
 from tests.kernel.userspace_node import endpoints_of, service_of
 from tests.lab import system
+from tests.waiting import wait_for
 
 HAPROXY = "KUBENODE_HAPROXY"
 ENDPOINTS = ("10.244.1.11", "10.244.1.12")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Dict
 
 from tests.lab.node import AUTHORIZED_KEYS, USER
-from tests.systemd.node import Node, wait_for
+from tests.systemd.node import Node
+from tests.waiting import wait_for
 
 from .addresses import CONTROL, DNS, DOMAIN, node_addresses, pod_networks
 from .binaries import Binaries
@@ -100,9 +101,9 @@ class KubernetesNode(Node):
         self.run("systemctl", "start", "kubelet.service")
         condition = '{.status.conditions[?(@.type=="Ready")].status}'
         wait_for(
-            f"{self.name} is ready",
             lambda: control.kubectl("get", "node", self.name, f"--output=jsonpath={condition}") == "True",
             300,
+            what=f"{self.name} is ready",
         )
 
     def admit(self, keys: Path) -> None:

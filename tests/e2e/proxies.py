@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, Dict, List, Sequence
 
 from tests.systemd.agent import wait_for_activity
-from tests.systemd.node import run_playbook, wait_for
+from tests.systemd.node import run_playbook
+from tests.waiting import wait_for
 
 from .addresses import API_SERVER, PODS
 from .control_plane import ControlPlane
@@ -91,7 +92,7 @@ class KubeProxy:
             node.run("systemctl", "daemon-reload")
             node.run("systemctl", "start", "kube-proxy.service")
         for node in self._nodes:
-            wait_for(f"kube-proxy serves on {node.name}", partial(_is_healthy, node), 120)
+            wait_for(partial(_is_healthy, node), 120, what=f"kube-proxy serves on {node.name}")
 
     def stop(self) -> None:
         """Stop it and remove its rules."""

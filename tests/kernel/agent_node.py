@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
@@ -23,6 +22,7 @@ from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.lab import manifests
 from tests.lab.manifests import Object
 from tests.lab.ports import free_port
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "node1"
@@ -57,23 +57,6 @@ def endpoint_slice(
 def node_object(**more: Any) -> Object:
     """Return the Node object of the node under test."""
     return manifests.node(NODE, "192.0.2.1", "10.244.1.0/24", **{"metadata": {"labels": {}}, **more})
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 60.0, pause: float = 0.01) -> float:
-    """Wait until ``what()`` is true and return the seconds it took. Raises AssertionError on a timeout.
-
-    The pause between two calls is at least as long as a call took: the agent, which may have the same processor, is not
-    slowed down by programs that list its work.
-    """
-    started = time.monotonic()
-    while True:
-        called = time.monotonic()
-        if what():
-            return time.monotonic() - started
-        now = time.monotonic()
-        if now - started > seconds:
-            raise AssertionError(f"not within {seconds:g} seconds: {getattr(what, '__doc__', None) or what}")
-        time.sleep(max(pause, now - called))
 
 
 class AgentNode:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
-from tests.kernel.agent_node import AgentNode, Object, endpoint_slice, node_object, service, wait_for
+from tests.kernel.agent_node import AgentNode, Object, endpoint_slice, node_object, service
 from tests.lab import system
 from tests.lab.system import ip_batch
+from tests.waiting import wait_for
 
 ADDRESS, PORT, HEALTH_PORT = "198.51.100.7", 30080, 31000
 CLIENT, POD = "203.0.113.10", "10.244.1.5"

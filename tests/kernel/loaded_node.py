@@ -27,9 +27,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore im
     rollback,
 )
 from tests.conformance.wirelab.cases import load_case
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode
 from tests.lab import recorded, system
 from tests.lab.system import run
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))

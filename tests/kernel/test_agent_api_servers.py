@@ -17,9 +17,10 @@ import pytest
 
 from tests.apiserver.server import ApiServer
 from tests.apiserver.tls import make_server_certificate, write_kubeconfig
-from tests.kernel.agent_node import ROOT, AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import ROOT, AgentNode, cluster_ip, endpoint_slice, service
 from tests.lab import manifests
 from tests.lab.background import Background
+from tests.waiting import wait_for
 
 OWN, CONFIGURED, NAMED = "192.0.2.12", "192.0.2.13", "192.0.2.14"
 NAME = "api.example.com"

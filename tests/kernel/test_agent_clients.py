@@ -13,9 +13,10 @@ from typing import Iterator, List
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode
 from tests.kernel.userspace_node import service_of, userspace_node
 from tests.lab import manifests, system
+from tests.waiting import wait_for
 
 SERVICE, ENDPOINT, NODE_IP, USER = "fd00:10:96::7", "fd00:10:244:1::11", "fd00:192::1", "fd00:7:1::1"
 HOARD = [f"fd00:7::{number:x}" for number in range(1, 121)]

@@ -10,9 +10,10 @@ from typing import List
 
 import pytest
 
-from tests.kernel.agent_node import NODE, cluster_ip, wait_for
+from tests.kernel.agent_node import NODE, cluster_ip
 from tests.kernel.userspace_node import Backend, ask, endpoints_of, node_in_mode, service_of
 from tests.lab import system
+from tests.waiting import wait_for
 
 BACKEND, NODE_IP = "10.244.1.11", "192.0.2.1"
 EXTERNAL, BALANCER, OUTSIDE = "198.51.100.7", "198.51.100.8", "203.0.113.7"

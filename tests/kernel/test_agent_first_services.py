@@ -16,19 +16,11 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache
 from tests.apiserver.wire import Answer
-from tests.kernel.agent_node import (
-    AgentNode,
-    Object,
-    cluster_ip,
-    endpoint_ip,
-    endpoint_slice,
-    service,
-    service_manager,
-    wait_for,
-)
+from tests.kernel.agent_node import AgentNode, Object, cluster_ip, endpoint_ip, endpoint_slice, service, service_manager
 from tests.kernel.backends import ADDRESS, write_manifests
 from tests.kernel.backends import manifests as static_manifests
 from tests.lab import manifests
+from tests.waiting import wait_for
 
 LISTS = ("/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices")
 API, DNS = ("default", "kubernetes", "10.111.7.1"), ("kube-system", "kube-dns", "10.111.8.2")

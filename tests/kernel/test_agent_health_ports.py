@@ -17,8 +17,9 @@ from typing import Dict, Iterator, List, Tuple
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, Object, endpoint_ip, endpoint_slice, node_object, service, wait_for
+from tests.kernel.agent_node import AgentNode, Object, endpoint_ip, endpoint_slice, node_object, service
 from tests.lab.idle import hold_idle
+from tests.waiting import seconds_until, wait_for
 
 FOUR, SIX = "192.0.2.1", "fd00:192::1"
 OTHER_FOUR, OTHER_SIX = "192.0.2.2", "fd00:192::2"
@@ -234,7 +235,7 @@ def programmed_within(node: AgentNode, number: int) -> float:
     """Write a slice and return the seconds until the kernel has its endpoint."""
     node.store.put(endpoint_slice(2, count=1, first=number))
     address = endpoint_ip(2, number)
-    return wait_for(lambda: address in node.kernel_text(""), PATIENCE, 0.02)
+    return seconds_until(lambda: address in node.kernel_text(""), PATIENCE, 0.02)
 
 
 @pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.full)])

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.uml
 

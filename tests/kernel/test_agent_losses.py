@@ -10,7 +10,8 @@ from typing import Iterator, Set
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, node_object, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, node_object, service
+from tests.waiting import wait_for
 
 SERVICES = range(1, 13)
 REPORT = "most Services of this node lose their endpoints"

@@ -12,10 +12,11 @@ from typing import Iterator, List
 import pytest
 
 from tests.benchmarks.hostile_services import MAGLEV, changed, made, several
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
 from tests.lab import manifests
 from tests.lab.manifests import Object
 from tests.lab.memory_group import MemoryGroup
+from tests.waiting import wait_for
 
 MIB = 1 << 20
 #: Sets of Services that would make a million elements of each kind.

@@ -14,9 +14,10 @@ from typing import Iterator
 
 import pytest
 
-from tests.kernel.agent_node import NODE, AgentNode, service_manager, wait_for
+from tests.kernel.agent_node import NODE, AgentNode, service_manager
 from tests.kernel.policy_node import PORTS, TABLE, bridge_port, elements, granted, isolated, pod, policy, policy_node
 from tests.lab import system
+from tests.waiting import wait_for
 
 
 @pytest.fixture

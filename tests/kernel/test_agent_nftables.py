@@ -14,16 +14,8 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import served_state, state_of
-from tests.kernel.agent_node import (
-    AgentNode,
-    Object,
-    cluster_ip,
-    endpoint_ip,
-    endpoint_slice,
-    node_object,
-    service,
-    wait_for,
-)
+from tests.kernel.agent_node import AgentNode, Object, cluster_ip, endpoint_ip, endpoint_slice, node_object, service
+from tests.waiting import seconds_until, wait_for
 
 FAMILIES = ("ip", "ip6")
 # Many objects, each deleted or added one after another.
@@ -168,7 +160,7 @@ class Repairs:
         """Run a command and wait until its effect is repaired."""
         nft(*words)
         try:
-            self.seconds.append(wait_for(lambda: content() == self.before, PATIENCE_SECONDS))
+            self.seconds.append(seconds_until(lambda: content() == self.before, PATIENCE_SECONDS))
         except AssertionError:
             raise AssertionError(f"not repaired: {' '.join(words)}") from None
 

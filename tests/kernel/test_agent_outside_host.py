@@ -13,8 +13,9 @@ from typing import Any, Dict, Iterator
 
 import pytest
 
-from tests.kernel.agent_node import NODE, AgentNode, cluster_ip, free_port, service, wait_for
+from tests.kernel.agent_node import NODE, AgentNode, cluster_ip, free_port, service
 from tests.lab.background import Background
+from tests.waiting import wait_for
 
 ENDPOINT = "192.0.2.31"
 ANSWER = """

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, endpoint_slice, service
+from tests.waiting import wait_for
 
 CLOSE_WAIT = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")
 ESTABLISHED = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established")

@@ -13,17 +13,10 @@ import time
 
 import pytest
 
-from tests.kernel.agent_node import (
-    AgentNode,
-    cluster_ip,
-    endpoint_ip,
-    endpoint_slice,
-    node_object,
-    service,
-    wait_for,
-)
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, node_object, service
 from tests.lab.background import Background
 from tests.lab.system import run
+from tests.waiting import wait_for
 
 SETUPS = [("iptables", "nft"), ("iptables", "legacy"), ("nftables", "")]
 

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.presence import holds_dataplane, holds_other_mode
-from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service
+from tests.waiting import wait_for
 
 FROM_DISK = "starting from the cluster state kept on disk"
 

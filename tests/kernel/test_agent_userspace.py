@@ -12,7 +12,7 @@ from typing import Iterator, List
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, node_object, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, node_object
 from tests.kernel.userspace_node import (
     Backend,
     addresses_on,
@@ -24,6 +24,7 @@ from tests.kernel.userspace_node import (
     userspace_node,
 )
 from tests.lab import manifests, system
+from tests.waiting import wait_for
 
 DEVICE = "kube-userspace0"
 FIRST, SECOND, SIX = "10.244.1.11", "10.244.1.12", "fd00:10:244:1::11"

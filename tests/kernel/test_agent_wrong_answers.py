@@ -17,7 +17,8 @@ import pytest
 from tests.apiserver.mutations import events_of, mutated, page_of
 from tests.apiserver.store import KINDS
 from tests.apiserver.wire import Answer
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, node_object, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, node_object, service
+from tests.waiting import wait_for
 
 # The retry delays are shortened: with the agent's real ones 500 answers would take an hour.
 HASTY = """

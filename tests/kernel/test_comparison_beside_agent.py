@@ -10,11 +10,12 @@ from typing import Any, Dict, Iterator
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.modules import service_proxy_info
-from tests.kernel.agent_node import AgentNode, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, endpoint_slice, service
 from tests.kernel.backends import make_network, manifests, three_backends, write_manifests
 from tests.kernel.policy_node import elements, pod, policy_node
 from tests.kernel.unchanged_node import StandIn
 from tests.kernel.userspace_node import userspace_node
+from tests.waiting import wait_for
 
 COLLECTIONS = ("/api/v1/services", "/api/v1/nodes", "/apis/discovery.k8s.io/v1/endpointslices")
 POLICIES = ("/api/v1/pods", "/api/v1/namespaces", "/apis/networking.k8s.io/v1/networkpolicies")

@@ -15,8 +15,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.co
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.flows import tracked_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.tcp_flows import end_connections
-from tests.kernel.agent_node import wait_for
 from tests.kernel.policy_node import elements, granted, isolated, pod, policy_node
+from tests.waiting import wait_for
 
 ENTRIES = 40_000
 DATABASE, WEB, ALSO_WEB = "10.244.0.5", "10.244.1.7", "10.244.1.8"

@@ -20,8 +20,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
     ServicePortInfo,
     ServicePortName,
 )
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice
 from tests.lab import manifests
+from tests.waiting import wait_for
 
 FAMILIES = ("IPv4", "IPv6")
 

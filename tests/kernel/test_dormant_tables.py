@@ -42,8 +42,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import table_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
-from tests.kernel.agent_node import AgentNode, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, endpoint_slice, service
 from tests.kernel.policy_node import pod
+from tests.waiting import wait_for
 
 OURS = {
     "ip kube-proxy": lambda: NftablesResource("IPv4"),

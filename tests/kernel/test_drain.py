@@ -15,7 +15,6 @@ from typing import Iterator
 
 import pytest
 
-from tests.kernel.agent_node import wait_for
 from tests.kernel.drain_lab import (
     ADDRESS,
     CLIENT,
@@ -28,6 +27,7 @@ from tests.kernel.drain_lab import (
 )
 from tests.lab import system
 from tests.lab.load import Endpoint, Flow, Load
+from tests.waiting import wait_for
 
 FULL = pytest.mark.full
 PATIENCE = 60.0

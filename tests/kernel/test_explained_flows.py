@@ -18,13 +18,14 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
-from tests.kernel.agent_node import AgentNode, cluster_ip, node_object, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, node_object
 from tests.kernel.convergence_node import remove, request
 from tests.kernel.explained import explain_everything
 from tests.kernel.packet_network import CLIENT, NAMES, Network, network
 from tests.kernel.userspace_node import Backend, endpoints_of, node_in_mode, service_of, userspace_node
 from tests.lab import manifests
 from tests.lab.system import ip_batch, run
+from tests.waiting import wait_for
 
 __all__ = ["network"]  # a fixture
 #: Modes, and words about a variant of iptables, the filter backend of ipvs mode or the behaviour.

@@ -11,8 +11,9 @@ from typing import Iterator
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode
 from tests.kernel.backends import Routed, manifests, write_manifests
+from tests.waiting import wait_for
 
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
 CHECK = {"kubenode.proxy/check": "tcp", "kubenode.proxy/check-interval": "200ms"}

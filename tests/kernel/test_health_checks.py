@@ -11,7 +11,7 @@ from typing import Iterator, List
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, endpoint_slice, service
 from tests.kernel.backends import (
     ADDRESS,
     NAME,
@@ -27,6 +27,7 @@ from tests.kernel.backends import (
 )
 from tests.kernel.userspace_node import node_in_mode
 from tests.lab import system
+from tests.waiting import wait_for
 
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml), "userspace")
 NO_DESTROY = "sockets of local programs cannot be closed"

@@ -25,11 +25,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import restore
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.conformance.wirelab.cases import load_case
-from tests.kernel.agent_node import wait_for
 from tests.kernel.convergence_node import cluster, remove, rules
 from tests.kernel.explained import explain_everything
 from tests.lab import recorded, system
 from tests.lab.system import run
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.ipvs
 CASE = load_case(str(Path(__file__).resolve().parents[2] / "tests" / "conformance" / "cases" / "nodeport-cluster"))

@@ -29,7 +29,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore im
     rollback,
 )
 from tests.benchmarks.large_cluster import large_cluster
-from tests.kernel.agent_node import NODE, AgentNode, node_object, wait_for
+from tests.kernel.agent_node import NODE, AgentNode, node_object
+from tests.waiting import wait_for
 
 ENDPOINTS = 5
 WATCHDOG_SECONDS = 60

@@ -28,8 +28,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
-from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service
 from tests.unit.iptables.routes import by_key, endpoint, route
+from tests.waiting import wait_for
 
 ADDRESSES = {
     "IPv4": ("10.180.0.{}", "172.30.0.{}", "10.0.0.0/8", "198.51.100.1", "203.0.113.0/24"),

@@ -14,12 +14,12 @@ import subprocess
 
 import pytest
 
-from tests.kernel.agent_node import wait_for
 from tests.kernel.policy_node import PORTS, TABLE, bridge_port, elements, policy, policy_node
 from tests.lab.system import ip_batch
 from tests.netpol import cases
 from tests.netpol.network import Network
 from tests.netpol.running import Node
+from tests.waiting import wait_for
 
 PORT = 9000
 WEB, DB, OTHER, FOURTH = "pod11", "pod12", "pod13", "pod14"

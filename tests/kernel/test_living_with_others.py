@@ -19,12 +19,13 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 import pytest
 
 from tests.kernel import external_rules
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service
 from tests.kernel.external_rules import FIREWALLD
 from tests.lab import system
 from tests.lab.background import Background
 from tests.lab.outage import Client
 from tests.lab.system import run
+from tests.waiting import wait_for
 
 UML = pytest.mark.uml
 SERVER = """

@@ -18,12 +18,12 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_profile
 from tests.kernel import neighbour_rules
-from tests.kernel.agent_node import wait_for
 from tests.kernel.external_rules import has_nftables
 from tests.kernel.neighbour_node import NODE_PORT, PLACES, Flow, Node, add, drift, holds, state
 from tests.kernel.neighbour_rules import IN_A_POD, NAMES_ON_THE_NODE, Neighbour, node_local_dns, on_the_node
 from tests.kernel.packet_network import NAMES, Network
 from tests.lab.system import run
+from tests.waiting import wait_for
 
 FAMILIES = ("IPv4", pytest.param("IPv6", marks=pytest.mark.full))
 #: In ipvs mode with the filter backend. User-mode Linux has legacy iptables and no nf_tables with NAT; QEMU has all but

@@ -26,10 +26,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore im
     rollback,
 )
 from tests.conformance.wirelab.cases import load_case
-from tests.kernel.agent_node import ROOT, AgentNode, service, wait_for
+from tests.kernel.agent_node import ROOT, AgentNode, service
 from tests.kernel.policy_node import FROM_WEB, TABLE, granted, isolated, pod, policy_node
 from tests.lab import recorded
 from tests.lab.system import run
+from tests.waiting import wait_for
 
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "lb-local"))
 ONLY = {"networkPolicy": {"enabled": True, "standalone": True}}

@@ -11,7 +11,8 @@ from typing import Iterator
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
+from tests.waiting import wait_for
 
 
 @pytest.fixture(params=["nft", "legacy"])

@@ -17,9 +17,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode
 from tests.kernel.backends import ADDRESS, PORT, Backend, ask, connected_to, endpoint, make_network, three_backends
 from tests.lab import manifests
+from tests.waiting import wait_for
 
 WEIGHT = "kubenode.proxy/weight"
 MODES = ("nftables", "iptables", "userspace", pytest.param("ipvs", marks=pytest.mark.uml))

@@ -16,10 +16,11 @@ from typing import Any, Dict, Iterator
 import pytest
 
 from tests.kernel import backends
-from tests.kernel.agent_node import AgentNode, node_object, wait_for
+from tests.kernel.agent_node import AgentNode, node_object
 from tests.kernel.userspace_node import node_in_mode
 from tests.lab import manifests
 from tests.lab.system import run
+from tests.waiting import wait_for
 
 PORT = manifests.port(backends.PORT, name="https")
 COUNT = 12

@@ -10,7 +10,7 @@ from typing import Iterator, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
 from tests.kernel.backends import (
     ADDRESS,
     NAME,
@@ -24,6 +24,7 @@ from tests.kernel.backends import (
     write_manifests,
 )
 from tests.kernel.userspace_node import node_in_mode
+from tests.waiting import wait_for
 
 FULL = pytest.mark.full
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=(pytest.mark.uml, FULL)), "userspace")

@@ -23,7 +23,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.tra
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import PROTOCOL_NAMES
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortName
-from tests.kernel.agent_node import wait_for
 from tests.kernel.packet_network import (
     CLUSTER_IPS,
     FAMILIES,
@@ -35,6 +34,7 @@ from tests.kernel.packet_network import (
     route,
     settings,
 )
+from tests.waiting import wait_for
 
 __all__ = ["network"]  # a fixture
 NODE_PORT = 30080

@@ -10,7 +10,7 @@ from typing import Iterator, List
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
 from tests.kernel.backends import (
     ADDRESS,
     PORT,
@@ -23,6 +23,7 @@ from tests.kernel.backends import (
     write_manifests,
 )
 from tests.kernel.userspace_node import addresses_on, userspace_node
+from tests.waiting import wait_for
 
 FULL = pytest.mark.full
 MODES = (

@@ -16,11 +16,12 @@ from typing import Iterator, List
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip
 from tests.kernel.backends import ADDRESS, PORT, endpoint, manifests, write_manifests
 from tests.kernel.backends import Backend as CheckedBackend
 from tests.kernel.userspace_node import Backend, answering, ask, endpoints_of, service_of, userspace_node
 from tests.lab import system
+from tests.waiting import wait_for
 
 FIRST, SECOND, THIRD = "10.244.1.11", "10.244.1.12", "10.244.1.13"
 DEVICE = "kube-userspace0"

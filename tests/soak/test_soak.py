@@ -22,7 +22,8 @@ import pytest
 
 from tests.apiserver.store import Store
 from tests.benchmarks.large_cluster import large_cluster
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service
+from tests.waiting import seconds_until, wait_for
 
 MINUTES = float(os.environ.get("SOAK_MINUTES") or 60)
 SERVICES = int(os.environ.get("SOAK_SERVICES") or 1000)
@@ -149,7 +150,9 @@ def test_hours_of_changes(node: AgentNode) -> None:
         # The last change of a round is waited for by itself; then all the others must have arrived as well.
         target = len(rounds) % 2 + 1
         node.store.put(endpoint_slice(number, 1, first=target))
-        took = wait_for(lambda target=target: endpoint_ip(number, target) in node.kernel_text("nft"), PATIENCE, 0.05)
+        took = seconds_until(
+            lambda target=target: endpoint_ip(number, target) in node.kernel_text("nft"), PATIENCE, 0.05
+        )
         wait_until_equal(node)
         rounds.append(usage(node))
         print(f"{node.mode} {len(rounds) * CHANGES} changes, the last one after {took:.2f} s: {rounds[-1]}", flush=True)
@@ -168,12 +171,14 @@ def test_a_million_endpoints(node: AgentNode) -> None:
     for item in large_cluster(ENDPOINTS // PER_SERVICE, PER_SERVICE):
         node.store.put(item)
     node.start(wait=False)
-    filled = wait_for(lambda: node.status().get("syncs", 0) > 0, LARGE_PATIENCE, 0.5)
+    filled = seconds_until(lambda: node.status().get("syncs", 0) > 0, LARGE_PATIENCE, 0.5)
     print(f"{ENDPOINTS} endpoints: served after {filled:.0f} s, {usage(node)}", flush=True)
     node.store.put(service(1))
     node.store.put(endpoint_slice(1))
     words = ["nft", "get", "element", "ip", "kube-proxy", "service-frontends", f"{{ {cluster_ip(1)} . tcp . 80 }}"]
-    changed = wait_for(lambda: not subprocess.run(words, capture_output=True, check=False).returncode, LARGE_PATIENCE)
+    changed = seconds_until(
+        lambda: not subprocess.run(words, capture_output=True, check=False).returncode, LARGE_PATIENCE
+    )
     wait_until_equal(node, LARGE_PATIENCE)
     print(f"a change was served after {changed:.2f} s, {usage(node)}", flush=True)
     assert "Traceback" not in node.log

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from tests.molecule_support import portrait
+from tests.waiting import wait_for
 
 from .cluster import POD, Cluster
-from .node import Node, wait_for
+from .node import Node
 
 UNIT = "kubenode-proxy.service"
 INSIDE = Path(__file__).parent / "inside"
@@ -30,7 +31,7 @@ def start_of(node: Node) -> Dict[str, str]:
 
 def wait_for_activity(node: Node) -> None:
     """Wait until the agent has notified systemd that it is ready."""
-    wait_for(f"{UNIT} is active", lambda: node.unit(UNIT, "ActiveState")["ActiveState"] == "active")
+    wait_for(lambda: node.unit(UNIT, "ActiveState")["ActiveState"] == "active", what=f"{UNIT} is active")
 
 
 def differs(node: Node) -> bool:
@@ -42,7 +43,7 @@ def differs(node: Node) -> bool:
 
 def wait_until_converged(node: Node, seconds: float = 120.0) -> None:
     """Wait until the kernel has the desired state."""
-    wait_for("the kernel equals the plan", lambda: not differs(node), seconds)
+    wait_for(lambda: not differs(node), seconds, what="the kernel equals the plan")
 
 
 def status(node: Node) -> Dict[str, Any]:
@@ -78,7 +79,7 @@ class KubeProxy:
         self._node.copy(INSIDE / "kube_proxy.py", self.PATH)
         self._node.run("chmod", "755", self.PATH)
         self._node.run("systemd-run", f"--unit={self.UNIT}", "--collect", self.PATH)
-        wait_for("kube-proxy writes its chains", self.serves)
+        wait_for(self.serves, what="kube-proxy writes its chains")
         return self
 
     def serves(self) -> bool:
@@ -161,7 +162,7 @@ class Flows:
     def wait_for_more(self) -> None:
         """Wait until more exchanges have succeeded."""
         before = self.exchanges()
-        wait_for("traffic flows", lambda: self.exchanges() > before + 3)
+        wait_for(lambda: self.exchanges() > before + 3, what="traffic flows")
 
     def entries(self) -> List[str]:
         """Return protocol and identity of both flows in the kernel's conntrack table."""

@@ -20,9 +20,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.librarie
     pack_directory,
     pip_arguments,
 )
+from tests.waiting import wait_for
 
 from .cluster import BRIDGE
-from .node import ROOT, Node, collection, wait_for
+from .node import ROOT, Node, collection
 
 CACHE = ROOT / ".cache" / "libraries"
 # The version with the fewest dependencies that runs on the Python of the nodes.
@@ -79,7 +80,7 @@ class Repository:
         command = [f"{_git('--exec-path').strip()}/git-daemon", "--export-all", f"--base-path={self._bare.parent}"]
         command += [f"--listen={BRIDGE}", f"--port={self._port}", "--reuseaddr", str(self._bare)]
         self._daemon = subprocess.Popen(command, env=_environment(), stderr=subprocess.DEVNULL)
-        wait_for("the repository is served", self._answers)
+        wait_for(self._answers, what="the repository is served")
         self.url = f"git://{BRIDGE}:{self._port}/network.git"
 
     def _answers(self) -> bool:

@@ -13,12 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 from tests.lab.ansible_playbook import COMPILED, SITE, ansible_playbook
+from tests.waiting import wait_for
 
 from . import image
 
@@ -33,18 +33,6 @@ class Recap(NamedTuple):
     failed: int
     output: str
     changed_tasks: List[str]
-
-
-def wait_for(what: str, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Poll the condition ten times a second and return its first true result."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.1)
 
 
 _OWNER = "kubenode-proxy-tests"
@@ -97,7 +85,7 @@ class Node:
     def wait_until_booted(self) -> None:
         """Wait until systemd has no pending start jobs."""
         self.pid = int(image.podman("inspect", "--format", "{{.State.Pid}}", self.name).stdout)
-        wait_for(f"{self.name} has booted", self._booted, 120)
+        wait_for(self._booted, 120, what=f"{self.name} has booted")
 
     def _booted(self) -> bool:
         return self.run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")

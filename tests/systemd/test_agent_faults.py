@@ -17,6 +17,7 @@ from typing import Any, Dict, NamedTuple
 import pytest
 
 from tests.molecule_support.portrait import differences
+from tests.waiting import wait_for
 
 from .agent import (
     INSIDE,
@@ -38,7 +39,7 @@ from .agent import (
     wait_until_converged,
 )
 from .cluster import POD, Cluster, endpoint_slice, numbered, service
-from .node import Node, later_version, run_playbook, wait_for
+from .node import Node, later_version, run_playbook
 
 PLAYBOOK = "kubenode.proxy.agent"
 CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
@@ -186,7 +187,7 @@ def test_without_the_api_server_the_node_serves_and_repairs(members, outage):
     flows.close()
     before = dataplane(node)
     node.run("iptables", "-t", "nat", "-F", "KUBE-SERVICES")
-    wait_for("repaired", lambda: dataplane(node) == before)
+    wait_for(lambda: dataplane(node) == before, what="repaired")
     health = node.output("curl", "--silent", "--show-error", "--fail", "http://127.0.0.1:10256/healthz")
     assert '"healthy": true' in health or '"healthy":true' in health
 
@@ -220,7 +221,7 @@ def test_dropped_watches_resume_at_their_resource_version(members):
     before, asked = start_of(node), len(cluster.server.requests)
     cluster.server.drop_watches()
     cluster.store.put(endpoint_slice("web", [POD, "10.244.1.77"]))
-    wait_for("the change", lambda: "10.244.1.77" in node.output("nft", "list", "ruleset"))
+    wait_for(lambda: "10.244.1.77" in node.output("nft", "list", "ruleset"), what="the change")
     requests = cluster.server.requests[asked:]
     slices = [path for path in requests if path.startswith("/apis/discovery.k8s.io/v1/endpointslices?")]
     # The node command lists as well, and it has not run here.
@@ -241,7 +242,7 @@ def test_api_server_with_another_history(members):
     cluster.forget_history([*cluster.nodes(), *echo, *numbered(5000), *numbered(3)], version)
     cluster.come_back()
     served = [item["spec"]["clusterIP"] for item in numbered(5000) if item["kind"] == "Service"]
-    wait_for("what is new", lambda: served[0] in node.output("nft", "list", "ruleset"), 120)
+    wait_for(lambda: served[0] in node.output("nft", "list", "ruleset"), 120, what="what is new")
     wait_until_converged(node)
     assert "10.96.0.10" not in node.output("nft", "list", "ruleset")
     paths = [path for path in cluster.server.requests if path.startswith("/api/v1/services?")]
@@ -271,7 +272,7 @@ def test_killed_during_syncs(members):
             process = start_of(node)
             node.run("python3", "/srv/kill_in_sync.py", process["MainPID"])
             gone = process["MainPID"]
-            wait_for("a new process", lambda pid=gone: node.unit(UNIT, "MainPID")["MainPID"] not in ("0", pid))
+            wait_for(lambda pid=gone: node.unit(UNIT, "MainPID")["MainPID"] not in ("0", pid), what="a new process")
     wait_for_activity(node)
     wait_until_converged(node)
     assert int(node.unit(UNIT, "NRestarts")["NRestarts"]) >= KILLS
@@ -289,7 +290,7 @@ def test_xtables_lock_held_by_another_program(members):
     holder = Holder(node)
     cluster.store.put(service("late", "10.96.0.40"))
     cluster.store.put(endpoint_slice("late", ["10.244.1.40"]))
-    wait_for("the agent complains", lambda: "xtables lock" in log_since(node, since))
+    wait_for(lambda: "xtables lock" in log_since(node, since), what="the agent complains")
     cluster.store.put(endpoint_slice("late", ["10.244.1.41", "10.244.1.42"]))
     cluster.store.delete("Service", "default", "svc-7")
     cluster.store.delete("EndpointSlice", "default", "svc-7-1")
@@ -329,7 +330,7 @@ def test_damaged_disk_cache_is_reported_and_keeps_the_dataplane(members, outage,
     node.run(*damage.split(), CACHE)
     since = mark(node)
     node.run("systemctl", "start", UNIT)
-    wait_for("the log message", lambda: "no cluster state to start from" in log_since(node, since))
+    wait_for(lambda: "no cluster state to start from" in log_since(node, since), what="the log message")
     assert CACHE in log_since(node, since)
     assert dataplane(node) == rules
     cluster.store.put(endpoint_slice("svc-1", [f"10.244.1.{90 + len(damage)}"]))

@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from tests.molecule_support.portrait import differences
+from tests.waiting import wait_for
 
 from .agent import UNIT, KubeProxy, dataplane, log_since, mark, picture, start_of, status
 from .cluster import POD, endpoint_slice
-from .node import collection, play, run_playbook, wait_for
+from .node import collection, play, run_playbook
 
 GOOD_SCORE = 2.5
 # By user and whether it may load modules, without and with the packet socket of ipvs mode (docs/security.md).
@@ -84,7 +85,7 @@ def test_nothing_is_installed_beside_kube_proxy(node, before, variables):
 
 
 def endpoint_is_served(node, address):
-    return wait_for(f"{address} is an endpoint", lambda: f"--to-destination {address}:8080" in rules(node))
+    return wait_for(lambda: f"--to-destination {address}:8080" in rules(node), what=f"{address} is an endpoint")
 
 
 def test_installed_agent_is_active_and_serves(node, installed):
@@ -179,7 +180,7 @@ def test_changed_configuration_is_read_without_a_restart(node, installed, variab
     assert RELOAD in result.changed_tasks
     assert "kubenode.proxy.agent : Restart" not in result.changed_tasks
     assert start_of(node)["MainPID"] == before["MainPID"]
-    wait_for("everything is masqueraded", lambda: "-d 10.96.0.10/32" in _masqueraded(node))
+    wait_for(lambda: "-d 10.96.0.10/32" in _masqueraded(node), what="everything is masqueraded")
     # What is installed agrees with the record, so no task has inspected each file.
     assert node.output("stat", "-c", "%n %z", RECORD) == recorded
 
@@ -256,7 +257,7 @@ def test_files_of_a_run_that_failed_are_read_after_the_next_one(node, installed,
     assert "/0x8000" not in _masqueraded_mark(node), "the run must fail before its handlers"
     assert node.role("agent", variables).changed_tasks == [RELOAD]
     assert start_of(node) == before
-    wait_for("the new bit", lambda: "/0x8000" in _masqueraded_mark(node))
+    wait_for(lambda: "/0x8000" in _masqueraded_mark(node), what="the new bit")
     node.run("touch", f"/etc/systemd/system/{UNIT}")
     task = "kubenode.proxy.agent : Restart the agent if it has not read all files"
     assert node.role("agent", variables).changed_tasks == [task]
@@ -274,24 +275,24 @@ def _masqueraded(node):
 def test_killed_agent_is_restarted_and_keeps_the_dataplane(node, installed):
     before, rules_before = start_of(node), dataplane(node)
     node.run("kill", f"-{signal.SIGKILL.value}", before["MainPID"])
-    wait_for("a new process", lambda: node.unit(UNIT, "MainPID")["MainPID"] not in ("0", before["MainPID"]))
+    wait_for(lambda: node.unit(UNIT, "MainPID")["MainPID"] not in ("0", before["MainPID"]), what="a new process")
     assert dataplane(node) == rules_before
-    wait_for("active", lambda: node.unit(UNIT, "ActiveState")["ActiveState"] == "active")
+    wait_for(lambda: node.unit(UNIT, "ActiveState")["ActiveState"] == "active", what="active")
     assert dataplane(node) == rules_before
 
 
 def test_a_kube_proxy_that_returns_is_named_and_the_agent_does_not_start_beside_it(node, installed, variables, cluster):
     wanted, cursor = dataplane(node), mark(node)
     with KubeProxy(node) as kube_proxy:
-        wait_for("the agent notices it", lambda: status(node)["otherProxy"])
+        wait_for(lambda: status(node)["otherProxy"], what="the agent notices it")
         shown = node.run("kubenode-proxy", "status", check=False)
         assert shown.returncode == 4 and "not healthy: another program writes the rules of Services" in shown.stdout
         assert "another service proxy runs on this node" in log_since(node, cursor)
         # It is not fought: its rules, once they are back, are in use and stay.
-        wait_for("its rules are back", kube_proxy.serves)
+        wait_for(kube_proxy.serves, what="its rules are back")
         assert all(kube_proxy.serves() for _time in range(5))
         node.run("systemctl", "restart", UNIT, check=False)
-        wait_for("the reason", lambda: "kube-proxy runs on this node (process " in log_since(node, cursor))
+        wait_for(lambda: "kube-proxy runs on this node (process " in log_since(node, cursor), what="the reason")
         assert node.unit(UNIT, "MainPID")["MainPID"] == "0" and kube_proxy.serves()
         kubeconfig = {"service_proxy_kubeconfig": str(cluster.kubeconfig), "service_proxy_keep_states": 0}
         verified = run_playbook([node], "kubenode.proxy.verify", kubeconfig, {}, failing=True)[node.name]
@@ -305,13 +306,13 @@ def test_a_kube_proxy_that_returns_is_named_and_the_agent_does_not_start_beside_
         assert "the rules with which it serves would be removed" in removed.output and removed.changed == 0
         assert node.output("find", COMMAND, LIBRARY, f"/etc/systemd/system/{UNIT}", "/etc/kubenode-proxy") == kept
         assert node.unit(UNIT, "UnitFileState")["UnitFileState"] == "enabled" and kube_proxy.serves()
-    wait_for("what was served before", lambda: dataplane(node) == wanted)
+    wait_for(lambda: dataplane(node) == wanted, what="what was served before")
 
 
 def test_external_removal_is_repaired(node, installed):
     before = dataplane(node)
     node.run("iptables", "-t", "nat", "-F", "KUBE-SERVICES")
-    wait_for("repaired", lambda: dataplane(node) == before)
+    wait_for(lambda: dataplane(node) == before, what="repaired")
 
 
 def test_lock_of_iptables_is_shared_with_the_agent(node, installed):
@@ -341,13 +342,13 @@ def test_boot_without_the_api_server(node, installed, cluster):
     node.run("kubenode-proxy", "drain", "start")
     cluster.go_away()
     node.restart()
-    wait_for("the rules of before", lambda: dataplane(node) == rules_before, 90)
+    wait_for(lambda: dataplane(node) == rules_before, 90, what="the rules of before")
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     assert _is_drained(node)
     node.run("kubenode-proxy", "drain", "stop")
     cluster.come_back()
     cluster.store.put(endpoint_slice("web", [POD, "10.244.1.10"]))
-    wait_for("what the server says now", lambda: "--to-destination 10.244.1.10:8080" in rules(node), 90)
+    wait_for(lambda: "--to-destination 10.244.1.10:8080" in rules(node), 90, what="what the server says now")
 
 
 def test_absent_leaves_only_the_dataplane_unless_its_removal_is_requested(node, before, installed, variables):

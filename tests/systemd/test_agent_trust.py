@@ -10,9 +10,11 @@ from typing import Any, Dict
 
 import pytest
 
+from tests.waiting import wait_for
+
 from .agent import UNIT, differs, start_of, start_pod, status, wait_for_activity
 from .cluster import POD, Cluster, endpoint_slice, service
-from .node import Node, play, wait_for
+from .node import Node, play
 
 CONFIGURATIONS: Dict[str, Dict[str, Any]] = {
     "legacy": {"mode": "iptables"},
@@ -67,7 +69,9 @@ def member(request, start):
         node.run("nft", "flush", "ruleset")
     node.write("/srv/runtimes.py", RUNTIMES)
     serving = node.begin("python3", "/srv/runtimes.py")
-    wait_for("the sockets are there", lambda: not node.run("test", "-e", "/srv/runtimes-serve", check=False).returncode)
+    wait_for(
+        lambda: not node.run("test", "-e", "/srv/runtimes-serve", check=False).returncode, what="the sockets are there"
+    )
     start_pod(node)
     cluster = Cluster(node.scratch, [node.name])
     for item in (service("echo", "10.96.0.20"), endpoint_slice("echo", [POD])):
@@ -110,9 +114,9 @@ def test_the_agent_serves_without_the_group_root(member):
     served = f"--to-destination {POD}:8080"
     assert served in node.output(save, "-t", "nat")
     node.run(program, "-t", "nat", "-F", "KUBE-SERVICES")
-    wait_for("it is repaired", lambda: "10.96.0.20/32" in node.output(save, "-t", "nat"))
+    wait_for(lambda: "10.96.0.20/32" in node.output(save, "-t", "nat"), what="it is repaired")
     cluster.store.put(endpoint_slice("echo", [POD, "10.244.1.9"]))
-    wait_for("a change is served", lambda: "--to-destination 10.244.1.9:8080" in node.output(save, "-t", "nat"))
+    wait_for(lambda: "--to-destination 10.244.1.9:8080" in node.output(save, "-t", "nat"), what="a change is served")
     other = "nft" if name == "legacy" else "legacy"
     assert "KUBE-SERVICES" not in node.output(f"iptables-{other}-save")
 
@@ -147,7 +151,7 @@ def test_the_agent_holds_no_mount_of_a_container(member):
             assert not mounted(place)
     for place in places:
         node.run("umount", place)
-        wait_for(f"{place} is released", lambda place=place: not mounted(place))
+        wait_for(lambda place=place: not mounted(place), what=f"{place} is released")
 
 
 def test_the_agent_replaces_nothing_of_root(member):

@@ -11,9 +11,10 @@ import pytest
 
 from tests.apiserver.accounts import claims_of, failure, sign
 from tests.apiserver.tls import write_kubeconfig
+from tests.waiting import wait_for
 
 from .cluster import BRIDGE, POD, Cluster, endpoint_slice
-from .node import ROOT, wait_for
+from .node import ROOT
 
 TOKEN_FILE = "/var/lib/kubenode-proxy/agent/token"
 LIBRARIES = ("python3-yaml", "python3-prometheus-client")
@@ -54,7 +55,7 @@ def test_agent_serves_with_libraries_and_account_from_the_controller(node, clust
     assert node.run("curl", "--silent", "--max-time", "2", "http://192.0.2.1", check=False).returncode != 0
     assert node.run("python3", "-c", "import yaml", check=False).returncode == 1
     node.role("agent", variables)
-    wait_for("the endpoint", lambda: POD in node.output("nft", "list", "ruleset"))
+    wait_for(lambda: POD in node.output("nft", "list", "ruleset"), what="the endpoint")
     assert len(accounts.writes) == 5
     kinds = sorted(item["kind"] for item in accounts.objects.values())
     assert kinds == ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"]
@@ -86,13 +87,13 @@ def test_agent_renews_its_token_at_half_its_lifetime(node, cluster, accounts, va
     past = sign({**claims, "iat": claims["iat"] - 50_000, "exp": claims["exp"] - 50_000})
     node.run("sh", "-c", f"cat > {TOKEN_FILE}", text=past)
     node.run("systemctl", "restart", "kubenode-proxy.service")
-    wait_for("another token", lambda: token(node) not in (old, past))
+    wait_for(lambda: token(node) not in (old, past), what="another token")
     renewed = claims_of(token(node))
     assert renewed["exp"] - renewed["iat"] == 86400 and renewed["kubernetes.io"] == claims["kubernetes.io"]
     assert accounts.review(token(node))
     assert node.output("stat", "-c", "%U %a", TOKEN_FILE).split() == ["kubenode-proxy", "600"]
     cluster.store.put(endpoint_slice("web", [POD, "10.244.1.3"]))
-    wait_for("a change is served", lambda: "10.244.1.3" in node.output("nft", "list", "ruleset"))
+    wait_for(lambda: "10.244.1.3" in node.output("nft", "list", "ruleset"), what="a change is served")
 
 
 def test_the_reason_is_shown_if_no_token_is_issued(node, accounts, variables, monkeypatch):
@@ -115,7 +116,7 @@ def test_rotation_revokes_issued_tokens(node, cluster, accounts, variables):
     assert "Restart" not in " ".join(done.changed_tasks)
     cluster.server.drop_watches()
     cluster.store.put(endpoint_slice("web", [POD, "10.244.1.4"]))
-    wait_for("a change is served", lambda: "10.244.1.4" in node.output("nft", "list", "ruleset"))
+    wait_for(lambda: "10.244.1.4" in node.output("nft", "list", "ruleset"), what="a change is served")
     again = node.role("agent", variables)
     assert again.changed_tasks == [] and accounts.review(leaked) == ""
 

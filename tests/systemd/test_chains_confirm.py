@@ -9,7 +9,9 @@ from typing import List
 
 import pytest
 
-from .node import Node, play, wait_for
+from tests.waiting import wait_for
+
+from .node import Node, play
 
 MODULE = "kubenode.proxy.iptables_chains"
 CHAIN = {
@@ -46,9 +48,9 @@ def test_the_timer_reverts_an_unconfirmed_change(node):
     node.run("iptables", "-A", "OUTPUT", "-d", "192.0.2.9", "-j", "ACCEPT")
     before = rules(node)
     assert converge(node, {MODULE: {"chains": [CHAIN], "confirm_timeout": 5}}).changed == 1
-    wait_for("the change is reverted", lambda: ended(node) == ["reverted"])
+    wait_for(lambda: ended(node) == ["reverted"], what="the change is reverted")
     assert rules(node) == before
-    wait_for("the timer is gone", lambda: timers(node) == "")
+    wait_for(lambda: timers(node) == "", what="the timer is gone")
 
 
 def test_a_confirmed_change_is_kept_and_its_timer_stopped(node):

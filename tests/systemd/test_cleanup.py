@@ -9,9 +9,10 @@ import pytest
 
 from tests.kernel.external_rules import FIREWALLD
 from tests.molecule_support.portrait import differences
+from tests.waiting import wait_for
 
 from .agent import UNIT, dataplane, picture
-from .node import play, run_playbook, wait_for
+from .node import play, run_playbook
 
 TIMER = "kubenode-proxy-schedule.timer"
 METRICS = "/var/lib/prometheus/node-exporter"
@@ -40,7 +41,7 @@ def test_nothing_of_the_collection_is_left(node, cluster):
     play([node], [{"ansible.builtin.include_role": {"name": role}} for role in roles], variables)
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     assert node.unit(TIMER, "ActiveState")["ActiveState"] == "active"
-    wait_for("Services are served", lambda: dataplane(node) != rules)
+    wait_for(lambda: dataplane(node) != rules, what="Services are served")
     # Files of other programs in a directory that the role has created are kept, and so is the directory.
     node.write(f"{METRICS}/other.prom", "")
     preview = run_playbook([node], "kubenode.proxy.cleanup", variables, {}, "--check")[node.name]

@@ -10,9 +10,11 @@ import socket
 
 import pytest
 
+from tests.waiting import wait_for
+
 from .cluster import endpoint_slice, service
 from .cluster import node as node_object
-from .node import Node, play, run_playbook, wait_for
+from .node import Node, play, run_playbook
 
 TIMER = "kubenode-proxy-revert.timer"
 SERVICE = "kubenode-proxy-revert.service"
@@ -35,7 +37,7 @@ def node(start):
     container.write("/srv/server.py", SERVER.format(port=MANAGEMENT_PORT))
     container.run("systemd-run", "--unit=management", "python3", "/srv/server.py")
     container.run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "9", "-j", "DROP")
-    wait_for("the management port", lambda: reachable(container))
+    wait_for(lambda: reachable(container), what="the management port")
     return container
 
 
@@ -117,17 +119,17 @@ def test_a_change_that_cuts_the_controller_off_is_reverted_at_once(node):
         failing=True,
     )
     assert "not confirmed because probes failed" in failed.output and "the node rolls back to state" in failed.output
-    wait_for("the node is reachable again", lambda: reachable(node), 240)
-    wait_for("the revert is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 120)
+    wait_for(lambda: reachable(node), 240, what="the node is reachable again")
+    wait_for(lambda: node.run("test", "-e", PENDING, check=False).returncode, 120, what="the revert is over")
     assert programmed(node) == before
     state = last_state(node) - 1  # The revert saved the state that it replaced.
     assert outcome_of(node, state) == "reverted"
     # The unit logs its result after it has recorded the outcome.
-    wait_for("the unit has ended", lambda: node.unit(SERVICE, "ActiveState") == {"ActiveState": "inactive"})
+    wait_for(lambda: node.unit(SERVICE, "ActiveState") == {"ActiveState": "inactive"}, what="the unit has ended")
     assert "is reverted: state" in node.log(SERVICE)
     late = play([node], [{"kubenode.proxy.service_proxy_confirm": {"state": state}}], {}, failing=True)[node.name]
     assert "was not confirmed: the node has rolled back to it" in late.output
-    wait_for("the timer is stopped", lambda: timer_is(node) == "inactive")
+    wait_for(lambda: timer_is(node) == "inactive", what="the timer is stopped")
 
 
 def test_an_unconfirmed_change_is_reverted_when_its_timeout_expires(node):
@@ -136,7 +138,7 @@ def test_an_unconfirmed_change_is_reverted_when_its_timeout_expires(node):
     node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")
     options = {"snapshot": "/srv/snapshot.json", "mode": "nftables", "node_name": node.name, "confirm_timeout": 10}
     assert play([node], [{"kubenode.proxy.service_proxy": options}], {})[node.name].changed == 1
-    wait_for("the revert is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 120)
+    wait_for(lambda: node.run("test", "-e", PENDING, check=False).returncode, 120, what="the revert is over")
     assert programmed(node) == before
     assert outcome_of(node, last_state(node) - 1) == "reverted"
 

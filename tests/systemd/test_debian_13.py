@@ -17,9 +17,10 @@ import pytest
 from tests.conformance.wirelab.cases import load_case
 from tests.lab import recorded
 from tests.molecule_support.portrait import differences
+from tests.waiting import wait_for
 
 from .agent import UNIT, differs, picture, start_pod, wait_for_activity
-from .node import ROOT, wait_for
+from .node import ROOT
 
 FULL = pytest.mark.full
 VERSIONS = {"nft": "nftables v1.1.", "iptables": "iptables v1.8.11 (nf_tables)", "python3": "Python 3.13."}
@@ -128,7 +129,7 @@ def test_agent_takes_over_beside_tables_of_nft_1_1_and_leaves_nothing(node, clus
     variables = {"agent_kubeconfig": str(cluster.kubeconfig), "agent_configuration": {"mode": "nftables"}}
     node.role("agent", variables)
     wait_for_activity(node)
-    wait_for("the Service answers", lambda: answers(node))
+    wait_for(lambda: answers(node), what="the Service answers")
     assert rules(node) == external and not differs(node)
     assert "KUBE-SERVICES" not in node.output("iptables-save")
     listed = node.output("nft", "list", "ruleset")
@@ -136,8 +137,8 @@ def test_agent_takes_over_beside_tables_of_nft_1_1_and_leaves_nothing(node, clus
     # nft accepts its own listing.
     node.run("nft", "--check", "-f", "-", text=f"flush ruleset\n{listed}")
     node.run("nft", "delete", "table", "ip", "kube-proxy")
-    wait_for("the table is back and serves", lambda: answers(node))
-    wait_for("all of it", lambda: not differs(node))
+    wait_for(lambda: answers(node), what="the table is back and serves")
+    wait_for(lambda: not differs(node), what="all of it")
     assert rules(node) == external
     node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
     assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"
@@ -153,10 +154,10 @@ def test_agent_in_iptables_mode(node, cluster):
     before, external = picture(node), rules(node)
     variables = {"agent_kubeconfig": str(cluster.kubeconfig), "agent_configuration": {"mode": "iptables"}}
     node.role("agent", variables)
-    wait_for("the Service answers", lambda: answers(node))
+    wait_for(lambda: answers(node), what="the Service answers")
     assert node.role("agent", variables).changed_tasks == []
     node.run("iptables", "-t", "nat", "-F", "KUBE-SERVICES")
-    wait_for("the rules are back and serve", lambda: answers(node) and not differs(node))
+    wait_for(lambda: answers(node) and not differs(node), what="the rules are back and serve")
     node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
     assert rules(node) == external
     # The state before the change of mode is kept, to roll back to.

@@ -15,9 +15,10 @@ import time
 import pytest
 
 from tests.lab.outage import Client
+from tests.waiting import wait_for
 
 from .agent import UNIT, dataplane, start_of, start_pod, wait_for_activity, wait_until_converged
-from .node import Node, wait_for
+from .node import Node
 
 PATIENCE = 120.0
 NODE_PORT = 30080
@@ -41,7 +42,7 @@ def node(start):
 
 def wait_for_firewalld(node: Node) -> None:
     """Wait until firewalld has loaded its rules."""
-    wait_for("firewalld", lambda: node.run("firewall-cmd", "--state", check=False).returncode == 0, PATIENCE)
+    wait_for(lambda: node.run("firewall-cmd", "--state", check=False).returncode == 0, PATIENCE, what="firewalld")
 
 
 def firewalld_rules(node: Node) -> str:
@@ -81,7 +82,7 @@ def test_services_recover_and_firewalld_keeps_its_rules(node, cluster, mode):
     }
     try:
         for name, client in clients.items():
-            wait_for(f"{name} answers", lambda who=client: who.answered_since(0.0), PATIENCE)
+            wait_for(lambda who=client: who.answered_since(0.0), PATIENCE, what=f"{name} answers")
         served, process = dataplane(node), start_of(node)
         for event in EVENTS:
             moment = time.monotonic()
@@ -89,12 +90,12 @@ def test_services_recover_and_firewalld_keeps_its_rules(node, cluster, mode):
             took = time.monotonic() - moment
             wait_for_firewalld(node)
             # All rules, including firewalld's.
-            wait_for(f"all rules after {event}", lambda rules=served: dataplane(node) == rules, PATIENCE)
+            wait_for(lambda rules=served: dataplane(node) == rules, PATIENCE, what=f"all rules after {event}")
             assert firewalld_rules(node) == before
             settled = time.monotonic()
             for name, client in clients.items():
                 what = f"{name} answers after {event}"
-                wait_for(what, lambda who=client, since=settled: who.answered_since(since), PATIENCE)
+                wait_for(lambda who=client, since=settled: who.answered_since(since), PATIENCE, what=what)
                 outage = client.outage(moment)
                 print(f"{mode}: {' '.join(event)}: took {took:.2f} s, {name} answered again after {outage:.2f} s")
         assert refusal(node, 4444) == errno.EHOSTUNREACH

@@ -25,10 +25,11 @@ from tests.apiserver.daemonsets import (
 from tests.apiserver.store import Store
 from tests.conformance.wirelab.cases import load_case
 from tests.lab import recorded
+from tests.waiting import wait_for
 
 from .agent import UNIT, dataplane, differs
 from .cluster import Cluster
-from .node import ROOT, Node, run_playbook, wait_for
+from .node import ROOT, Node, run_playbook
 
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
 LABEL = "kubenode.proxy/managed"
@@ -70,7 +71,7 @@ class Fleet(Cluster):
         recorded.load(Path(CASE.file("state-iptables.txt")), lambda words, text: node.output(*words, text=text or ""))
         node.write("/srv/server.py", SERVER)
         node.run("systemd-run", "--unit=endpoint", "python3", "/srv/server.py")
-        wait_for("the endpoint", lambda: answers(node))
+        wait_for(lambda: answers(node), what="the endpoint")
 
     def _follow(self, store: Store) -> None:
         """Start and stop kube-proxy's process as the kubelet does for the pods of the DaemonSet."""
@@ -193,8 +194,8 @@ def test_a_host_lost_before_the_change_is_confirmed_rolls_back_on_its_own(fleet,
     assert "was lost in the middle: no route to host" in text, text
     assert "its label is removed, so kube-proxy returns as soon as the host works" in text, text
     assert fleet.labelled() == []
-    wait_for("the host has gone back", lambda: outcomes(first)[-1] == "reverted", 240)
-    wait_for("the revert has ended", lambda: "is reverted: state" in first.log("kubenode-proxy-revert.service"))
+    wait_for(lambda: outcomes(first)[-1] == "reverted", 240, what="the host has gone back")
+    wait_for(lambda: "is reverted: state" in first.log("kubenode-proxy-revert.service"), what="the revert has ended")
     assert_untouched(fleet, before, *fleet.members)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.waiting import wait_for
+
 from .agent import UNIT, status, wait_until_converged
 from .cluster import POD, Cluster
-from .node import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_an_outside_host_serves_cluster_ips_only_and_leaves_nothing(node, cluste
     assert status(node)["healthy"] is True and "nodes" not in status(node)["apiServer"]
 
     node.restart()
-    wait_for("the host serves after a reboot", lambda: "-d 10.96.0.10/32" in rules(node), 90)
+    wait_for(lambda: "-d 10.96.0.10/32" in rules(node), 90, what="the host serves after a reboot")
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active" and "30080" not in rules(node)
 
     node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.waiting import wait_for
+
 from .cluster import POD, Cluster, endpoint_slice
-from .node import run_playbook, wait_for
+from .node import run_playbook
 
 TOKEN_FILE = "/var/lib/kubenode-proxy/agent/token"
 ACCOUNT = "/serviceaccounts/kubenode-proxy"
@@ -43,7 +45,7 @@ def tokens(nodes):
 
 def served(nodes, address):
     for node in nodes:
-        wait_for(f"{address} on {node.name}", lambda node=node: address in node.output("nft", "list", "ruleset"))
+        wait_for(lambda node=node: address in node.output("nft", "list", "ruleset"), what=f"{address} on {node.name}")
 
 
 @pytest.mark.full

@@ -11,12 +11,13 @@ import re
 import pytest
 
 from tests.molecule_support.portrait import differences
+from tests.waiting import wait_for
 
 from .agent import KubeProxy, dataplane, picture
 from .cluster import POD, Cluster, endpoint_slice, service
 from .cluster import node as node_object
 from .controller import Repository, install_ansible
-from .node import ROOT, wait_for
+from .node import ROOT
 
 TIMER = "kubenode-proxy-schedule.timer"
 RUN = "kubenode-proxy-schedule.service"
@@ -122,7 +123,7 @@ def test_timer_runs_the_convergence_and_metrics_report_it(node, scheduled):
     assert node.unit(BOOT, "UnitFileState", "Before")["UnitFileState"] == "enabled"
     assert "kubelet.service" in node.unit(BOOT, "Before")["Before"].split()
     assert "OnBootUSec=1min " in node.output("systemctl", "show", TIMER, "--property=TimersMonotonic")
-    gauges = wait_for("the first run", lambda: metrics(node), 90)
+    gauges = wait_for(lambda: metrics(node), 90, what="the first run")
     assert gauges["success"] == 1
     # A restart of the timer more than a minute after the boot starts another run at once, which adds nothing.
     assert gauges['changed_entries{kind="added"}'] > 10 or runs(node) > 1

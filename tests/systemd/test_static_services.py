@@ -13,10 +13,11 @@ import pytest
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.waiting import wait_for
 
 from .agent import UNIT, dataplane, picture, start_of, status, wait_for_activity
 from .cluster import BRIDGE, TOKEN
-from .node import later_version, wait_for
+from .node import later_version
 
 ADDRESS = "10.103.97.2"
 API_ADDRESS = "10.103.97.3"
@@ -88,14 +89,14 @@ def started(node, unit):
 
 def await_api_servers(node):
     """Wait until the API servers have been checked and both are served, as no server passes."""
-    wait_for("the API servers are checked", lambda: len(status(node)["checks"]) == 2)
+    wait_for(lambda: len(status(node)["checks"]) == 2, what="the API servers are checked")
     targets = ("192.0.2.21:6443", "192.0.2.22:7443")
-    wait_for("both are served", lambda: all(f"--to-destination {target}" in rules(node) for target in targets))
+    wait_for(lambda: all(f"--to-destination {target}" in rules(node) for target in targets), what="both are served")
     assert f"{API_ADDRESS}/32" in rules(node)
 
 
 def test_static_services_are_served_and_listed(node, installed):
-    wait_for("the static Service is served", lambda: f"{ADDRESS}/32" in rules(node))
+    wait_for(lambda: f"{ADDRESS}/32" in rules(node), what="the static Service is served")
     file = "/etc/kubenode-proxy/services.d/ansible.json"
     assert status(node)["staticServices"] == {"static/apiserver": file, "static/registry": file}
     await_api_servers(node)
@@ -111,7 +112,7 @@ def test_an_upgrade_keeps_static_services(node, installed, variables):
     wait_for_activity(node)
     assert start_of(node) != process
     await_api_servers(node)
-    wait_for("the rules are as before", lambda: dataplane(node) == before)
+    wait_for(lambda: dataplane(node) == before, what="the rules are as before")
     assert node.output("sh", "-c", "md5sum /etc/kubenode-proxy/services.d/*") == files
 
 
@@ -131,14 +132,14 @@ def test_static_services_are_served_at_boot_before_kubelet_starts(node, installe
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     assert status(node)["clusterKnown"] is False
     cluster.come_back()
-    wait_for("the cluster follows", lambda: "10.96.0.10/32" in rules(node), 90)
+    wait_for(lambda: "10.96.0.10/32" in rules(node), 90, what="the cluster follows")
     assert f"{ADDRESS}/32" in rules(node)
 
 
 def test_a_failing_agent_delays_kubelet_by_at_most_ten_seconds(node, installed):
     node.run("sed", "-i.good", "s/^mode:.*/mode: wrong/", "/etc/kubenode-proxy/config.yaml")
     node.restart()
-    wait_for("kubelet runs", lambda: node.unit("kubelet.service", "ActiveState")["ActiveState"] == "active")
+    wait_for(lambda: node.unit("kubelet.service", "ActiveState")["ActiveState"] == "active", what="kubelet runs")
     # How long the unit waits is the limit of its command, which ended it (status 124), however busy this machine is.
     ready = node.unit(READY.rpartition("/")[2], "ExecStart", "ExecMainStatus", "Result", "Before")
     (limit,) = re.findall(r"argv\[\]=timeout (\d+) ", ready["ExecStart"])
@@ -152,7 +153,7 @@ def test_a_failing_agent_delays_kubelet_by_at_most_ten_seconds(node, installed):
     assert node.unit(UNIT, "ActiveState")["ActiveState"] != "active"
     assert node.unit("kubelet.service", "ActiveState", "NRestarts") == {"ActiveState": "active", "NRestarts": "0"}
     node.run("mv", "/etc/kubenode-proxy/config.yaml.good", "/etc/kubenode-proxy/config.yaml")
-    wait_for("the agent has recovered", lambda: f"{ADDRESS}/32" in rules(node), 90)
+    wait_for(lambda: f"{ADDRESS}/32" in rules(node), 90, what="the agent has recovered")
 
 
 # Asks an API server 30 times, each time on a new connection; prints the statuses of the answers.
@@ -263,9 +264,10 @@ def test_a_node_boots_with_its_address_of_the_api_servers_while_one_of_three_is_
     dead, *others = (f"--to-destination {BRIDGE}:{port_of(server)}" for server in behind_the_address)
     behind_the_address[0].close()
     node.restart()
-    wait_for("kubelet runs", lambda: node.unit("kubelet.service", "ActiveState")["ActiveState"] == "active")
+    wait_for(lambda: node.unit("kubelet.service", "ActiveState")["ActiveState"] == "active", what="kubelet runs")
     wait_for(
-        "only the others are used", lambda: dead not in rules(node) and all(other in rules(node) for other in others)
+        lambda: dead not in rules(node) and all(other in rules(node) for other in others),
+        what="only the others are used",
     )
     checked = {item["endpoint"]: item["passing"] for item in status(node)["checks"]}
     assert sorted(checked.values()) == [False, True, True]
@@ -289,7 +291,7 @@ def test_without_the_variable_static_services_are_removed_and_other_files_are_ke
     assert kubelet_server(node) == SERVER
     assert node.run("test", "-e", "/var/lib/kubenode-proxy/kubelet.json", check=False).returncode != 0
     assert node.output("ls", "/etc/kubernetes").split() == ["kubelet.conf"]
-    wait_for("it is no longer served", lambda: f"{ADDRESS}/32" not in rules(node))
+    wait_for(lambda: f"{ADDRESS}/32" not in rules(node), what="it is no longer served")
     assert node.output("ls", "/etc/kubenode-proxy/services.d").split() == ["own.yaml"]
 
 

@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.server i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Backoff, Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
-from tests.unit.waiting import PATIENCE
+from tests.waiting import PATIENCE
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
 HERE = "127.0.0.1"

@@ -43,7 +43,7 @@ from tests.unit.agent.http_bench import (
     respond,
     running,
 )
-from tests.unit.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture(autouse=True)

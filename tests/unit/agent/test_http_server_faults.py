@@ -35,7 +35,7 @@ from tests.unit.agent.http_bench import (
     running,
     supervisor,
 )
-from tests.unit.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture(autouse=True)

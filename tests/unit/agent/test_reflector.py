@@ -30,7 +30,7 @@ from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.lab.ports import free_port
-from tests.unit.waiting import wait_for
+from tests.waiting import wait_for
 
 
 def service(name, port=80, **labels):

@@ -16,7 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access import names
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.servers import KUBECONFIG, Candidate
-from tests.unit.waiting import wait_for
+from tests.waiting import wait_for
 
 OWN = Candidate("", KUBECONFIG)
 NAME, OTHER = "api.example.com", "other.example.com"

@@ -22,7 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.super
     Supervisor,
 )
 from tests.lab.clock import Clock
-from tests.unit.waiting import wait_for
+from tests.waiting import wait_for
 
 
 class AtOnce(Backoff):

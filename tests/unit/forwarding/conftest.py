@@ -20,7 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits i
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import Listener, ListenerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 from tests.lab.ports import free_port
-from tests.unit.waiting import PATIENCE
+from tests.waiting import PATIENCE
 
 Place = Tuple[str, int]
 

@@ -26,7 +26,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 from tests.lab.ports import free_port
 from tests.unit.forwarding.conftest import assert_reset, closed_port, named, names, read_all
-from tests.unit.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, wait_for
 
 
 def digest_of_all(sock: socket.socket) -> None:

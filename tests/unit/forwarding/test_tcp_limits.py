@@ -18,7 +18,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import tcp
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets import EXHAUSTED
 from tests.unit.forwarding.conftest import assert_reset, closed_port, lacking, named, names
-from tests.unit.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, wait_for
 
 
 def test_silent_connections_are_closed(start, endpoint):

@@ -24,7 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import ListenerKey
 from tests.lab.ports import free_port
 from tests.unit.forwarding.conftest import closed_port, lacking
-from tests.unit.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, wait_for
 
 
 @contextlib.contextmanager
