@@ -21,7 +21,7 @@ STEPS ?= load kernel modules systemd uml unit conformance molecule pythons lint 
 # The scenarios of `make molecule`; to run one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default $(if $(FULL),ipvs modes airgap)
 # What `make quick` and `make ansible-units` test: from the cluster's objects to the tables of each mode.
-ENGINE := cluster configuration convergence generic iptables ipvs kernel nftables serviceports userspace
+ENGINE := base cluster configuration convergence generic kernel preflight rendering serviceports
 export FULL GUESTS
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible

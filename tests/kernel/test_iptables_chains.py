@@ -40,7 +40,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 from tests.campaigns import examples
-from tests.unit.iptables.routes import by_key, endpoint, route
+from tests.unit.rendering.iptables.routes import by_key, endpoint, route
 
 ADDRESS = {
     "IPv4": ("10.180.0.{}", "172.30.0.{}", "10.0.0.0/8", "192.0.2.1", "198.51.100.1", "203.0.113.0/24", "192.168.0.2"),

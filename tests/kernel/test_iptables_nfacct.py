@@ -36,7 +36,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import di
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
 from tests.kernel.convergence_node import add_external_rules, request
 from tests.kernel.test_built_in import without_lists
-from tests.unit.iptables.routes import by_key, endpoint, route
+from tests.unit.rendering.iptables.routes import by_key, endpoint, route
 
 MATCHES = Path("/proc/net/ip_tables_matches")
 HAS_NFACCT = MATCHES.exists() and "nfacct" in MATCHES.read_text().split()

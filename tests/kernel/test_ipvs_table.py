@@ -24,7 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.nfta
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import ElementKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.lab.system import ip_batch
-from tests.unit.nftables.samples import sample_routes, sample_settings, settings_of_other_rules
+from tests.unit.rendering.nftables.samples import sample_routes, sample_settings, settings_of_other_rules
 
 FAMILIES = ("IPv4", "IPv6")
 SERVICE, OTHER = "172.30.0.1", "192.0.2.9"

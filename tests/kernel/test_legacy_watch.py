@@ -29,7 +29,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service
-from tests.unit.iptables.routes import by_key, endpoint, route
+from tests.unit.rendering.iptables.routes import by_key, endpoint, route
 from tests.waiting import wait_for
 
 ADDRESSES = {

@@ -35,7 +35,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import restore_text, table_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
-from tests.unit.nftables.samples import sample_routes, sample_settings, settings_of_other_rules
+from tests.unit.rendering.nftables.samples import sample_routes, sample_settings, settings_of_other_rules
 
 FAMILIES = ("IPv4", "IPv6")
 

@@ -33,7 +33,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.ad
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.routes import Way, way_to
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
-from tests.unit.nftables.samples import sample_routes, sample_settings
+from tests.unit.rendering.nftables.samples import sample_routes, sample_settings
 from tests.waiting import wait_for
 
 FAMILIES = ("IPv4", "IPv6")

@@ -31,7 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import all_service_ports
 from tests.lab import manifests
 from tests.unit.agent.sync_bench import SyncBench
-from tests.unit.nftables.samples import MAGLEV, sample_route
+from tests.unit.rendering.nftables.samples import MAGLEV, sample_route
 
 #: A namespace has at most half of it if no other has any.
 MOST, LIMIT, OF_SERVICE = 10, 5, 4

@@ -17,8 +17,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.commit_order import Commit, commits
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
-from tests.unit.iptables.tracer import Tracer
-from tests.unit.nftables.samples import sample_settings
+from tests.unit.rendering.iptables.tracer import Tracer
+from tests.unit.rendering.nftables.samples import sample_settings
 
 from .states import NODE, Packet, State, ones, packets, service_ports
 

@@ -18,7 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import Key, SetRole, Value
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
-from tests.unit.nftables.samples import sample_settings
+from tests.unit.rendering.nftables.samples import sample_settings
 
 from .nftables import Table, Traversal
 from .states import Packet, State, ones, packets, service_ports

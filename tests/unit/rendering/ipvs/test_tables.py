@@ -18,7 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import OWN_SETS, SETS, set_name
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint, ServicePortInfo
-from tests.unit.iptables.routes import by_key, endpoint, route
+from tests.unit.rendering.iptables.routes import by_key, endpoint, route
 
 NODE_V4 = (("lo", "127.0.0.1"), ("eth0", "192.168.0.2"), ("eth1", "192.168.1.2"), ("eth2", "192.168.99.11"))
 NODE_V6 = (("lo", "::1"), ("eth0", "fe80::1"), ("eth0", "2001:db8::1"), ("eth1", "2001:db8:1::2"))

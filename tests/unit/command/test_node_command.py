@@ -31,7 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 from tests.apiserver.accounts import sign
-from tests.unit.agent.node_command import ENDPOINTS, SERVICE, run
+from tests.unit.command.node_command import ENDPOINTS, SERVICE, run
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text
     ipset_text,
     ipvsadm_text,
 )
-from tests.unit.iptables.routes import endpoint, route
+from tests.unit.rendering.iptables.routes import endpoint, route
 
 PROC = """IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags

@@ -44,7 +44,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings 
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Resource, Stage
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext
 from tests.lab import manifests
-from tests.unit.agent.node_command import ENDPOINTS, SERVICE
+from tests.unit.command.node_command import ENDPOINTS, SERVICE
 
 MODES = ("nftables", "iptables", "ipvs", "userspace")
 POD, OUTSIDE, NODE, VIP = "10.244.1.9", "198.51.100.7", "192.0.2.1", "203.0.113.7"

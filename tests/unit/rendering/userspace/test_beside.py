@@ -19,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace
     LISTENERS,
     ListenerKey,
 )
-from tests.unit.iptables.routes import by_key, endpoint, route
+from tests.unit.rendering.iptables.routes import by_key, endpoint, route
 
 SETTINGS = DataplaneSettings(
     family="IPv4",

@@ -12,8 +12,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.mes
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner, Transaction
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
-
-from .samples import sample_route, sample_settings
+from tests.unit.rendering.nftables.samples import sample_route, sample_settings
 
 ENDPOINTS = 10
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.lab import manifests
-from tests.unit.agent.node_command import ENDPOINTS, SERVICE
+from tests.unit.command.node_command import ENDPOINTS, SERVICE
 
 BESIDE = """
 (exec -a kube-proxy sleep 60) &

@@ -14,7 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.scheduling import schedule
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import virtual_server_line
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.mode import RENDERING as USERSPACE
-from tests.unit.ipvs.test_tables import LOCAL, SETTINGS, render, route
+from tests.unit.rendering.ipvs.test_tables import LOCAL, SETTINGS, render, route
 
 ALL = frozenset(("sh", "mh", "lc", "wrr", "wlc"))
 

@@ -25,7 +25,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace
     Listener,
     ListenerKey,
 )
-from tests.unit.iptables.routes import by_key, endpoint, route
+from tests.unit.rendering.iptables.routes import by_key, endpoint, route
 
 REMOTE, LOCAL = endpoint("10.180.2.1"), endpoint("10.180.0.1", local=True)
 SETTINGS = DataplaneSettings(

@@ -26,8 +26,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.served im
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Resource
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo
-from tests.unit.iptables.routes import by_key, endpoint, route
-from tests.unit.ipvs.test_tables import LOCAL, REMOTE, SETTINGS, SETTINGS_V6
+from tests.unit.rendering.iptables.routes import by_key, endpoint, route
+from tests.unit.rendering.ipvs.test_tables import LOCAL, REMOTE, SETTINGS, SETTINGS_V6
 
 LB, EXTERNAL = "5.6.7.8", "1.2.3.4"
 NODES = ("192.168.0.2", "192.168.1.2", "192.168.99.11")

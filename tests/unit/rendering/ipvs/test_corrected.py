@@ -19,7 +19,17 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import CHAINS, ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ownership
-from tests.unit.ipvs.test_tables import LOCAL, REMOTE, SETTINGS, SETTINGS_V6, behind, elements, endpoint, render, route
+from tests.unit.rendering.ipvs.test_tables import (
+    LOCAL,
+    REMOTE,
+    SETTINGS,
+    SETTINGS_V6,
+    behind,
+    elements,
+    endpoint,
+    render,
+    route,
+)
 
 VIP = "1.2.3.4"
 EXTERNAL = {"load_balancer_ips": (VIP,), "external_local": True, "node_port": 30001}

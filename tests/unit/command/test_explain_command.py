@@ -41,7 +41,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table 
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
-from tests.unit.agent.node_command import ENDPOINTS, SERVICE, run
+from tests.unit.command.node_command import ENDPOINTS, SERVICE, run
 
 SETTINGS = DataplaneSettings(
     "IPv4",
