@@ -92,7 +92,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, os_errors
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import (
     Target,
     cache_name,
@@ -107,10 +107,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 def _wheels(directory: str) -> List[str]:
     if not directory:
         return []
-    try:
+    with os_errors(ConfigurationError, f"wheelhouse: {directory}"):
         found = [name for name in os.listdir(directory) if name.endswith(".whl")]
-    except OSError as error:
-        raise ConfigurationError(f"wheelhouse: {directory}: {error.strerror}") from error
     if not found:
         raise ConfigurationError(f"wheelhouse: {directory}: contains no wheels")
     return found
@@ -119,11 +117,8 @@ def _wheels(directory: str) -> List[str]:
 def _pins(path: str) -> bytes:
     if not path:
         return b""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise ConfigurationError(f"requirements_file: {path}: {error.strerror}") from error
+    with os_errors(ConfigurationError, f"requirements_file: {path}"), open(path, "rb") as file:
+        return file.read()
 
 
 def libraries(module: AnsibleModule) -> Dict[str, Any]:
@@ -140,10 +135,8 @@ def libraries(module: AnsibleModule) -> Dict[str, Any]:
             return {"changed": False, "path": path}
         if not module.check_mode:
             install(sys.executable, arguments)
-            try:
+            with os_errors(ConfigurationError, f"directory: {directory}"):
                 os.makedirs(directory, mode=0o700, exist_ok=True)
-            except OSError as error:
-                raise ConfigurationError(f"directory: {directory}: {error.strerror}") from error
             replace_file(path, pack_directory(scratch), check=False)
     return {"changed": True, "path": path}
 

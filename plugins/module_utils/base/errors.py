@@ -9,8 +9,9 @@ and the reason, ready to be shown to a user. Modules and the agent catch this on
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from typing import NamedTuple
+from typing import Iterator, NamedTuple, Type
 
 _FRAMES = 6
 
@@ -39,6 +40,15 @@ class ProxyError(Exception):
 
     def __str__(self) -> str:
         return one_line(super().__str__())
+
+
+@contextlib.contextmanager
+def os_errors(kind: Type[ProxyError], doing: str) -> Iterator[None]:
+    """Turn an OSError of the ``with`` statement into one of ``kind``: ``doing``, then the reason of the system."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{doing}: {error.strerror or error}") from error
 
 
 class SnapshotError(ProxyError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ..base.addresses import address_and_port, canonical_address, family_of
-from ..base.errors import ConfigurationError
+from ..base.errors import ConfigurationError, os_errors
 from ..cluster.fields import shown
 from .documents import Documents, check_type, parse_documents
 from .feature_gates import LATER_GATES, REMOVED_GATES, expanded, is_known, locked_problem
@@ -67,11 +67,8 @@ def load(
 
 def load_file(path: str, mode: str = "", node_source: Optional[Mapping[str, Any]] = None) -> LoadedConfiguration:
     """Read the configuration file ``path``; see :func:`load`. Raises ConfigurationError, which names the file."""
-    try:
-        with open(path, "rb") as stream:
-            content = stream.read()
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+    with os_errors(ConfigurationError, path), open(path, "rb") as stream:
+        content = stream.read()
     try:
         return load(content, mode, node_source)
     except ConfigurationError as error:

@@ -18,7 +18,7 @@ import subprocess
 import tarfile
 from typing import List, NamedTuple, Sequence
 
-from ..base.errors import ConfigurationError, ProxyError
+from ..base.errors import ConfigurationError, ProxyError, os_errors
 
 _VERSION = re.compile(r"3\.\d{1,2}\Z")
 _MACHINE = re.compile(r"[a-z0-9_]{2,20}\Z")
@@ -80,13 +80,12 @@ def install(python: str, arguments: Sequence[str]) -> None:
     environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [python, "-m", "pip", *arguments]
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_PIP_TIMEOUT_SECONDS, check=False
-        )
+        with os_errors(LibrariesError, f"{python}: cannot be run"):
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=_PIP_TIMEOUT_SECONDS, check=False
+            )
     except subprocess.TimeoutExpired as error:
         raise LibrariesError(f"pip did not finish within {_PIP_TIMEOUT_SECONDS} s") from error
-    except OSError as error:
-        raise LibrariesError(f"{python}: cannot be run: {error.strerror}") from error
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
         errors = [line for line in words if line.startswith("ERROR")]

@@ -18,7 +18,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence
 from urllib.parse import urlsplit
 
 from ..base.addresses import canonical_address, split_port
-from ..base.errors import ApiError, ConfigurationError
+from ..base.errors import ApiError, ConfigurationError, os_errors
 from ..base.regular_files import SMALL, parse_json, read_regular
 from ..base.whole_files import write_whole
 from ..cluster.api.access.certificate import Place, verified_certificate
@@ -276,30 +276,23 @@ def read_record(path: str = RECORD) -> Optional[Record]:
 
 def _write_beside(path: str, text: str, original: bool, made: Record, record: str) -> None:
     """Write the backup, unless this is not the original file, and the record. Raises ConfigurationError."""
-    try:
-        if original:
+    if original:
+        with os_errors(ConfigurationError, f"nothing was changed: {made.backup}: cannot be written"):
             status = os.stat(path)
             write_whole(made.backup, text.encode(), status.st_mode & 0o777, (status.st_uid, status.st_gid))
-    except OSError as error:
-        name = error.filename or made.backup
-        raise ConfigurationError(f"{name}: cannot be written: {error.strerror}; nothing was changed") from error
-    _write_record(made, record, "; nothing was changed")
+    _write_record(made, record, "nothing was changed: ")
 
 
 def _write_record(made: Record, path: str, effect: str = "") -> None:
     """Write the record. Raises ConfigurationError, with the effect of that."""
-    try:
+    with os_errors(ConfigurationError, f"{effect}{path}: cannot be written"):
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         write_whole(path, json.dumps(made._asdict(), indent=1).encode() + b"\n")
-    except OSError as error:
-        name = error.filename or path
-        raise ConfigurationError(f"{name}: cannot be written: {error.strerror}{effect}") from error
 
 
 def _read(path: str) -> str:
     try:
-        return read_regular(path, 16 * SMALL).decode()
-    except OSError as error:
-        raise ConfigurationError(f"{path}: the kubeconfig cannot be read: {error.strerror}") from error
+        with os_errors(ConfigurationError, f"{path}: the kubeconfig cannot be read"):
+            return read_regular(path, 16 * SMALL).decode()
     except ValueError as error:
         raise ConfigurationError(f"{path}: the kubeconfig is not UTF-8 text") from error

@@ -16,12 +16,12 @@ import os
 import secrets
 import shlex
 import shutil
-import stat
 import subprocess
 from typing import Collection, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..base.errors import HistoryError, KernelError
+from ..base.errors import HistoryError, KernelError, os_errors
 from ..kernel.xtables.variant import XtablesVariant
+from ..rollback.decisions import claim, make_own_directory, write_files
 from ..rollback.units import start_timer, stop_timer, why_not_systemd
 
 DIRECTORY = "/run/kubenode-iptables-chains"
@@ -39,24 +39,12 @@ class Undo(NamedTuple):
     text: str
 
 
-def _own_directory(directory: str) -> None:
-    """Create the directory; raise HistoryError if another user could have written into an existing one."""
-    try:
-        os.makedirs(directory, 0o700, exist_ok=True)
-        found = os.lstat(directory)
-    except OSError as error:
-        raise HistoryError(f"{directory}: cannot be created: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise HistoryError(f"{directory}: is not a directory of user {os.geteuid()} alone")
-
-
 def _changes(directory: str) -> List[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise HistoryError(f"{directory}: cannot be read: {error.strerror}") from error
+    with os_errors(HistoryError, f"{directory}: cannot be read"):
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
 
 
 def _tables_of(place: str) -> Set[Tuple[str, str]]:
@@ -111,11 +99,9 @@ def refuse_while_pending(tables: Optional[Collection[Tuple[str, str]]], director
     """
     for name in _changes(directory):
         place = os.path.join(directory, name)
-        try:
+        with os_errors(HistoryError, f"{place}: cannot be read"):
             unfinished = _unfinished(place)
             concerned = unfinished and (tables is None or not _tables_of(place).isdisjoint(tables))
-        except OSError as error:
-            raise HistoryError(f"{place}: cannot be read: {error.strerror}") from error
         if concerned:
             raise HistoryError(f"change {name} {unfinished}")
 
@@ -145,7 +131,7 @@ def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
     Only one change can wait at a time, and none while one is rolled back: that would rely on rule numbers that the
     other has changed.
     """
-    _own_directory(directory)
+    make_own_directory(directory)
     refuse_while_pending(None, directory)
     for name in _changes(directory):
         shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
@@ -156,14 +142,8 @@ def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
     with contextlib.ExitStack() as failed:
         # A change that nothing would revert must not be found pending.
         failed.callback(shutil.rmtree, place, ignore_errors=True)
-        try:
-            os.mkdir(place, 0o700)
-            contents = {**{name: undo.text for name, undo in texts}, _SCRIPT: _script(place, texts), PENDING: ""}
-            for name, content in contents.items():
-                with open(os.path.join(place, name), "w", encoding="utf-8") as stream:
-                    stream.write(content)
-        except OSError as error:
-            raise HistoryError(f"{place}: cannot be written: {error.strerror}") from error
+        contents = {**{name: undo.text for name, undo in texts}, _SCRIPT: _script(place, texts), PENDING: ""}
+        write_files(place, {name: content.encode() for name, content in contents.items()})
         _start(change, seconds, script)
         failed.pop_all()
     return change
@@ -191,7 +171,7 @@ def _start(change: str, seconds: int, script: str) -> None:
         f'passed=0; while [ -e "$0" ] && [ $passed -lt {seconds} ]; do sleep 1; passed=$((passed + 1)); done; exec "$@"'
     )
     waiting = ["/bin/sh", "-c", loop, os.path.join(os.path.dirname(script), PENDING), *command]
-    try:
+    with os_errors(HistoryError, "/bin/sh: cannot be started"):
         # Its own session and no descriptors of the caller: it outlives the connection that the change may cut.
         subprocess.Popen(
             waiting,
@@ -201,8 +181,6 @@ def _start(change: str, seconds: int, script: str) -> None:
             start_new_session=True,
             cwd="/",
         )
-    except OSError as error:
-        raise HistoryError(f"/bin/sh: cannot be started: {error.strerror}") from error
 
 
 def _errors(path: str) -> str:
@@ -216,15 +194,14 @@ def _errors(path: str) -> str:
 
 def withdraw(change: str, directory: str = DIRECTORY) -> bool:
     """Keep the node from reverting a change; return False if it has already begun. Raises HistoryError."""
-    place = os.path.join(directory, change)
-    try:
-        os.rename(os.path.join(place, PENDING), os.path.join(place, WITHDRAWN))
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise HistoryError(f"{place}: {error.strerror}") from error
-    _disarm(change)
-    return True
+    return _decide(change, WITHDRAWN, directory)
+
+
+def _decide(change: str, outcome: str, directory: str) -> bool:
+    decided = claim(os.path.join(directory, change), PENDING, outcome)
+    if decided:
+        _disarm(change)
+    return decided
 
 
 def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> bool:
@@ -234,17 +211,8 @@ def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> boo
     rebooted.
     """
     for name in _changes(directory) if not change else [change]:
-        place = os.path.join(directory, name)
-        if check and os.path.exists(os.path.join(place, PENDING)):
-            return True
-        try:
-            os.rename(os.path.join(place, PENDING), os.path.join(place, CONFIRMED))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise HistoryError(f"{place}: {error.strerror}") from error
-        else:
-            _disarm(name)
+        pending = os.path.exists(os.path.join(directory, name, PENDING))
+        if pending if check else _decide(name, CONFIRMED, directory):
             return True
     if not change or os.path.exists(os.path.join(directory, change, CONFIRMED)):
         return False
@@ -254,12 +222,10 @@ def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> boo
 def _why_not_kept(place: str) -> str:
     """Return in words why a change that is not pending cannot be confirmed. Raises HistoryError."""
     late = "was not confirmed in time"
-    try:
+    with os_errors(HistoryError, f"{place}: cannot be read"):
         # First: the script may end at any time, and the others are final.
         if _is_reverting(place):
             return f"{late}: it is being rolled back"
-    except OSError as error:
-        raise HistoryError(f"{place}: cannot be read: {error.strerror}") from error
     if os.path.exists(os.path.join(place, WITHDRAWN)):
         return "has failed: there is nothing to confirm"
     if os.path.exists(os.path.join(place, FAILED)):

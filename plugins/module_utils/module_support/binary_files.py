@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..base.errors import ConfigurationError
+from ..base.errors import ConfigurationError, os_errors
 from ..base.whole_files import write_whole
 
 
@@ -14,13 +14,11 @@ def replace_file(path: str, content: bytes, *, check: bool) -> bool:
 
     Raises ConfigurationError if the file or its directory cannot be read or written.
     """
-    try:
+    with os_errors(ConfigurationError, f"{path}: cannot be written"):
         if _holds(path, content):
             return False
         if not check:
             write_whole(path, content)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be written: {error.strerror or error}") from error
     return True
 
 

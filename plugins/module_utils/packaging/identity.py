@@ -17,7 +17,7 @@ import pkgutil
 import re
 from typing import Dict, List, NamedTuple, Optional
 
-from ..base.errors import ConfigurationError
+from ..base.errors import ConfigurationError, os_errors
 
 # Directories with code for Ansible modules, the controller and the general-purpose modules, which a node does not need.
 NOT_SHIPPED = ("module_support", "controller", "generic")
@@ -91,11 +91,9 @@ def source_files(directory: str) -> Dict[str, bytes]:
         paths += [os.path.normpath(os.path.join(relative, name)) for name in files if name.endswith(".py")]
     found: Dict[str, bytes] = {}
     for path in sorted(paths):
-        try:
-            with open(os.path.join(directory, path), "rb") as file:
-                found[path.replace(os.sep, "/")] = file.read()
-        except OSError as error:
-            raise ConfigurationError(f"{os.path.join(directory, path)}: {error.strerror}") from error
+        name = os.path.join(directory, path)
+        with os_errors(ConfigurationError, name), open(name, "rb") as file:
+            found[path.replace(os.sep, "/")] = file.read()
     if "command/cli.py" not in found:
         raise ConfigurationError(f"{directory}: does not contain the engine: command/cli.py is missing")
     return found

@@ -13,7 +13,7 @@ import sys
 import zipfile
 from typing import Dict
 
-from ..base.errors import ConfigurationError
+from ..base.errors import ConfigurationError, os_errors
 from .archive import PACKAGE, zip_application
 from .identity import NOT_SHIPPED
 
@@ -51,10 +51,8 @@ def running_files(package: str = "") -> Dict[str, bytes]:
     places = list(getattr(sys.modules.get(top), "__path__", ()))
     if not places:
         raise ConfigurationError(f"{top}: the source of the running engine cannot be found")
-    try:
+    with os_errors(ConfigurationError, places[0]):
         found = _from_directory(places[0]) if os.path.isdir(places[0]) else _from_archive(places[0])
-    except OSError as error:
-        raise ConfigurationError(f"{places[0]}: {error.strerror or error}") from error
     return {path: content for path, content in found.items() if path.split("/")[0] not in NOT_SHIPPED}
 
 

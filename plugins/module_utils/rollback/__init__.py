@@ -25,6 +25,7 @@ a change waits, another convergence is refused with HistoryError.
 ==================  =======================================================================
 ``state``           NodeState, ``observe_state(handles, all_servers, exclude_cidrs)``
 ``form``            the file: ``pack_record``, ``unpack_record``; StateRecord
+``decisions``       what these changes share with those of iptables chains
 ``directory``       ``HistoryDirectory(directory)``: ``outcome``, ``note``
 ``store``           ``History(directory, keep)``: ``save``, ``load``, ``list``, ``newest``
 ``restore``         ``rollback``, ``restore_stages``

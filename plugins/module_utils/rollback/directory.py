@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import tempfile
 from typing import Any, Dict, Optional, Tuple
 
-from ..base.errors import HistoryError
+from ..base.errors import HistoryError, os_errors
 from ..base.regular_files import SMALL, parse_json, read_regular
 from ..base.timestamps import timestamp
 from ..base.whole_files import write_whole
+from .decisions import make_own_directory, own_directory
 from .places import DEFAULT_DIRECTORY
 
 CONFIRMED, REVERTED, WITHDRAWN = "confirmed", "reverted", "rolled back"
@@ -38,45 +38,26 @@ class HistoryDirectory:
 
     def check(self) -> bool:
         """Return whether the directory exists. Raises HistoryError if other users can write to it."""
-        try:
-            found = os.lstat(self.directory)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise HistoryError(f"{self.directory}: {error.strerror}") from error
-        if not stat.S_ISDIR(found.st_mode):
-            raise HistoryError(f"{self.directory}: is not a directory")
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            owner = f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-            raise HistoryError(f"{self.directory}: {owner}; saved states are trusted only if no other user can write")
-        return True
+        return own_directory(self.directory)
 
     def make(self) -> None:
         """Create the directory unless it exists."""
-        try:
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise HistoryError(f"{self.directory}: cannot be created: {error.strerror}") from error
+        make_own_directory(self.directory)
 
     def check_writable(self) -> None:
         """Write a file as large as a small state and remove it. Raises HistoryError if that is not possible."""
         self.make()
-        self.check()
-        try:
-            with tempfile.NamedTemporaryFile(prefix=".writable.", dir=self.directory) as file:
-                file.write(bytes(SMALL))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise HistoryError(f"{self.directory}: cannot be written: {error.strerror}") from error
+        failed = os_errors(HistoryError, f"{self.directory}: cannot be written")
+        with failed, tempfile.NamedTemporaryFile(prefix=".writable.", dir=self.directory) as file:
+            file.write(bytes(SMALL))
+            file.flush()
+            os.fsync(file.fileno())
 
     @staticmethod
     def write(path: str, content: bytes) -> None:
         """Write a file atomically. Raises HistoryError."""
-        try:
+        with os_errors(HistoryError, f"{path}: cannot be written"):
             write_whole(path, content)
-        except OSError as error:
-            raise HistoryError(f"{path}: cannot be written: {error.strerror}") from error
 
     def outcomes(self) -> Dict[int, Dict[str, str]]:
         """Return the outcomes of changes with a confirm_timeout, by the number of the state saved before each."""

@@ -12,14 +12,13 @@ import contextlib
 import json
 import math
 import os
-import stat
 import time
 from typing import Any, NamedTuple, Optional
 
-from ..base.errors import HistoryError
+from ..base.errors import HistoryError, os_errors
 from ..base.regular_files import SMALL, parse_json, read_regular
-from ..base.whole_files import write_whole
 from ..convergence.runtime.state_directory import PENDING
+from . import decisions
 
 DIRECTORY = PENDING
 ENGINE = "revert.pyz"
@@ -55,23 +54,9 @@ class Pending(NamedTuple):
         return f"the change after state {self.saved_state} {'is being reverted' if self.reverting else until}"
 
 
-def _trusted(directory: str) -> bool:
-    try:
-        found = os.lstat(directory)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise HistoryError(f"{directory}: {error.strerror}") from error
-    if os.geteuid() and not found.st_uid:
-        raise HistoryError(f"a change made by root waits to be confirmed ({directory} exists)")
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise HistoryError(f"{directory}: is not a directory that only user {os.geteuid()} can access")
-    return True
-
-
 def read(directory: str = DIRECTORY) -> Optional[Pending]:
     """Return the pending change, None if there is none. Raises HistoryError."""
-    if not _trusted(directory):
+    if not decisions.own_directory(directory):
         return None
     for name in (_FILE, REVERTING):
         path = os.path.join(directory, name)
@@ -101,38 +86,20 @@ def claim(name: str, directory: str = DIRECTORY) -> bool:
 
     Raises HistoryError.
     """
-    try:
-        os.rename(os.path.join(directory, _FILE), os.path.join(directory, name))
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise HistoryError(f"{directory}: {error.strerror}") from error
-    return True
+    return decisions.claim(directory, _FILE, name)
 
 
 def write(pending: Pending, engine: bytes, directory: str = DIRECTORY) -> str:
     """Write the pending change and the program that reverts it; return the program's path. Raises HistoryError."""
-    path = os.path.join(directory, ENGINE)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
-        _trusted(directory)
-        for name, content in ((path, engine), (os.path.join(directory, _FILE), _text(pending))):
-            write_whole(name, content)
-    except OSError as error:
-        raise HistoryError(f"{directory}: cannot be written: {error.strerror}") from error
-    return path
-
-
-def _text(pending: Pending) -> bytes:
-    return json.dumps(pending._asdict()).encode()
+    decisions.write_files(directory, {ENGINE: engine, _FILE: json.dumps(pending._asdict()).encode()})
+    return os.path.join(directory, ENGINE)
 
 
 def clear(directory: str = DIRECTORY) -> None:
     """Remove the pending change after it was confirmed, reverted or rolled back. Raises HistoryError."""
-    if not _trusted(directory):
+    if not decisions.own_directory(directory):
         return
-    try:
+    with os_errors(HistoryError, f"{directory}: cannot be removed"), contextlib.suppress(FileNotFoundError):
         # Remove the file of the change first: without it the program does nothing. Several processes may do this at
         # once.
         unfinished = [name for name in os.listdir(directory) if name.startswith((f".{_FILE}.", f".{ENGINE}."))]
@@ -140,7 +107,3 @@ def clear(directory: str = DIRECTORY) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))
         os.rmdir(directory)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise HistoryError(f"{directory}: cannot be removed: {error.strerror}") from error

@@ -15,7 +15,7 @@ import re
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
-from ..base.errors import HistoryError
+from ..base.errors import HistoryError, os_errors
 from ..base.regular_files import read_regular
 from ..base.timestamps import timestamp
 from ..convergence.defaults import DEFAULT_KEEP
@@ -46,11 +46,11 @@ class SavedState(NamedTuple):
     """
 
     number: int
-    created: str
-    reason: str
-    mode: str
-    counts: Dict[str, int]
-    size_bytes: int
+    created: str = ""
+    reason: str = ""
+    mode: str = ""
+    counts: Dict[str, int] = {}
+    size_bytes: int = 0
     outcome: str = ""
     problem: str = ""
 
@@ -76,10 +76,8 @@ class History(HistoryDirectory):
         """Return the numbers of the saved states, oldest first."""
         if not self.check():
             return []
-        try:
+        with os_errors(HistoryError, self.directory):
             names = os.listdir(self.directory)
-        except OSError as error:
-            raise HistoryError(f"{self.directory}: {error.strerror}") from error
         return sorted(int(found.group(1)) for found in map(_NAME.match, names) if found)
 
     def save(self, state: NodeState, reason: str = BEFORE_CONVERGENCE, kept: Iterable[int] = ()) -> StateRecord:
@@ -123,10 +121,10 @@ class History(HistoryDirectory):
             known = ", ".join(map(str, numbers)) or "none"
             raise HistoryError(f"state {number}: there is no such saved state in {self.directory} (there are: {known})")
         path = self._path(number)
+        with os_errors(HistoryError, f"{path}: cannot be read"):
+            content = read_regular(path, MOST_BYTES)
         try:
-            record = unpack_record(read_regular(path, MOST_BYTES))
-        except OSError as error:
-            raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
+            record = unpack_record(content)
         except HistoryError as error:
             raise HistoryError(f"{path}: {error}") from error
         if record.number != number:
@@ -152,23 +150,10 @@ class History(HistoryDirectory):
             try:
                 record = self.load(number)
             except HistoryError as error:
-                found.append(
-                    SavedState(
-                        number=number, created="", reason="", mode="", counts={}, size_bytes=size, problem=str(error)
-                    )
-                )
+                found.append(SavedState(number, size_bytes=size, problem=str(error)))
                 continue
             outcome = outcomes.get(number, {}).get("outcome", "")
             state = record.state
-            found.append(
-                SavedState(
-                    number=number,
-                    created=record.created,
-                    reason=record.reason,
-                    mode=state.mode(),
-                    counts=state.counts(),
-                    size_bytes=size,
-                    outcome=outcome,
-                )
-            )
+            saved = SavedState(number, record.created, record.reason, state.mode(), state.counts(), size, outcome)
+            found.append(saved)
         return found

@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import ru
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
     arm,
     confirm,
+    decisions,
     directory,
     pending,
     restore,
@@ -317,7 +318,7 @@ def test_a_change_that_cannot_be_written_leaves_no_directory(history, place, tmp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(arm.pending, "write", functools.partial(pending.write, directory=place))
-    monkeypatch.setattr(pending, "write_whole", refuse)
+    monkeypatch.setattr(decisions, "write_whole", refuse)
     monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")
     monkeypatch.setattr(running, "pack_running", lambda entry: b"")
     with pytest.raises(HistoryError, match="cannot be written: No space left on device"):
@@ -345,9 +346,9 @@ def test_the_program_reverts_nothing_after_a_rollback(waiting, place, history, t
     assert history.outcome(1) == "rolled back"
 
 
-def test_a_directory_shared_with_other_users_is_not_trusted(waiting, place):
-    os.chmod(place, 0o755)
-    with pytest.raises(HistoryError, match="is not a directory that only user"):
+def test_a_directory_that_other_users_can_write_is_not_trusted(waiting, place):
+    os.chmod(place, 0o775)
+    with pytest.raises(HistoryError, match="trusted only if no other user can write"):
         pending.read()
 
 

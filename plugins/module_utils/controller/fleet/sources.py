@@ -9,15 +9,13 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from ...base.errors import ConfigurationError
+from ...base.errors import ConfigurationError, os_errors
 
 
 def _read_json(path: str) -> Any:
     try:
-        with open(path, encoding="utf-8") as file:
+        with os_errors(ConfigurationError, f"{path}: cannot be read"), open(path, encoding="utf-8") as file:
             return json.load(file)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: is not JSON: {error}") from error
 
