@@ -118,7 +118,12 @@ def udp_service(number: int, **spec: Any) -> manifests.Object:
     return manifests.service(f"svc-{number}", cluster_ip(number), [port], namespace="default", **spec)
 
 
-def test_the_agent_examines_all_udp_services_after_the_endpoints_of_any_changed(tmp_path):
+def begin_without_nat(address: str, client_port: int) -> None:
+    insert("IPv4", "udp", address, 53, address, 53, client_port)
+    subprocess.run(["nft", "delete", "table", "ip", "kube-proxy"], check=True)
+
+
+def test_all_udp_services_are_examined_after_endpoints_changed_or_tables_were_repaired(tmp_path):
     """A client that sends to an address before it is a Service's has an entry that leads nowhere."""
     external = ADDRESSES["IPv4"]["external"]
     node = AgentNode(tmp_path, "nftables")
@@ -133,6 +138,16 @@ def test_the_agent_examines_all_udp_services_after_the_endpoints_of_any_changed(
         assert 40000 in client_ports("IPv4")
         node.store.put(endpoint_slice(2, count=1, ports=(53,), target=5353, protocol="UDP"))
         wait_for(lambda: 40000 not in client_ports("IPv4"), 20.0)
+
+        # While a table is missing, flows begin without NAT; they must not keep their entries once it is repaired.
+        begin_without_nat(cluster_ip(1), 40001)
+        wait_for(lambda: 40001 not in client_ports("IPv4"), 10.0)
+        assert cluster_ip(1) in node.kernel_text("nftables")
+        node.stop()
+        node.converge()
+        begin_without_nat(cluster_ip(1), 40002)
+        node.converge()
+        assert 40002 not in client_ports("IPv4")
     finally:
         node.close()
 

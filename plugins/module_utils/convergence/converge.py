@@ -289,7 +289,7 @@ class _Convergence:
         """Delete stale entries if the endpoints of a UDP Service changed since the last convergence.
 
         With corrected behaviour, also if addresses changed; then entries of addresses that no Service has any more,
-        too.
+        too. And if something was missing: meanwhile a flow to a Service may have begun without NAT.
 
         The Services work without it, so a failure, including one to write the ledger, only causes a warning. The next
         run tries again, because the ledger is updated only after success.
@@ -298,7 +298,9 @@ class _Convergence:
         settings = configuration.node_proxy.behaviour
         protocols = released_protocols(settings.behaviour, settings.end_deleted)
         before, now = read_ledger(directory), flows_of(families, protocols)
-        if now == before:
+        if now == before and not any(
+            item.resource in self.of_cluster and (item.change.added or item.change.replaced) for item in self.planned
+        ):
             return
         released = before.frontends - now.frontends if protocols else frozenset()
         with self.watch.stage("conntrack"):

@@ -10,7 +10,7 @@ behaviour entries of UDP and SCTP are examined after every change of the address
 from __future__ import annotations
 
 import hashlib
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
 
 from ..cluster.model import NamespacedName
 from ..configuration.behaviour import Behaviour
@@ -95,10 +95,9 @@ class FlowChanges:
         else:
             del self._known[service]
 
-    def repeat(self, service: NamespacedName) -> None:
-        """Record a Service again that was recorded before all of its ports were programmed."""
-        if service in self._known:
-            self.changed.add(service)
+    def repeat(self, services: AbstractSet[NamespacedName]) -> None:
+        """Record Services again that were recorded before all of their ports were programmed."""
+        self.changed |= self._known.keys() & services
 
     def pop(self) -> Tuple[Set[NamespacedName], Set[Frontend]]:
         """Return the records since the last call."""

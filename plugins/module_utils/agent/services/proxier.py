@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from typing import (
+    AbstractSet,
     Any,
     Callable,
     Dict,
@@ -228,9 +229,7 @@ class Proxier(SyncedTables):
             step = steps.get(service, WHOLE)
             if not step.begins:
                 if step.ends:
-                    # Flows may have begun to former endpoints of the ports of later steps.
-                    self._udp_changed |= {service} & self.summaries.udp_services
-                    self._flows.repeat(service)
+                    self.suspect_connections({service})
                 continue
             if self.failures and _key_of(service) in self.failures:
                 continue
@@ -384,12 +383,20 @@ class Proxier(SyncedTables):
             ended = end_connections(self.family, (endpoint.ip, endpoint.port), frontends, port.node_port)
         return ended._replace(connections=ended.connections + self._adjustments.drop(port, endpoint))
 
+    def suspect_connections(self, services: AbstractSet[NamespacedName]) -> None:
+        """Have :meth:`clean_conntrack` examine Services: their tables were incomplete.
+
+        Meanwhile a flow may have begun without NAT, or to a former endpoint, and keeps it as long as packets come.
+        """
+        self._udp_changed |= self.summaries.udp_services & services
+        self._flows.repeat(services)
+
     def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
-        """Delete stale entries, if Services changed since the last call in a way that can make entries stale.
+        """Delete stale entries, if Services or tables changed since the last call in a way that can make entries stale.
 
         Like kube-proxy 1.36, examine the entries of all UDP Services after the endpoints of any of them changed: so
         those of addresses that a Service has got since then are found, too. Return how many were deleted and the
-        seconds it took (0 if no Service changed, or :attr:`examines_later`). Raises KernelError.
+        seconds it took (0 if nothing changed, or :attr:`examines_later`). Raises KernelError.
         """
         if self._examined.rest():
             return 0, 0.0

@@ -310,10 +310,12 @@ class Syncer:
         filling = self._filling.pop(family.family, 0.0)
         seconds = time.monotonic() - began + filling + synced.earlier
         latencies = self.view.triggers.pop(family.family, time.time())
+        changed = sum(result.counts.values())
+        if synced.repaired or (changed and kind == FULL):
+            family.suspect_connections(self.view.state.services.keys())
         conntrack = self._clean_conntrack(family)
         self.measures.measure(proxy, family, FULL if filling else kind, seconds, result, latencies=latencies)
         self._health.updated(family.family)
-        changed = sum(result.counts.values())
         if changed or kind == FULL or conntrack:
             self._log.info(
                 "synced",
