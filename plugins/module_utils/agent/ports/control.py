@@ -58,7 +58,7 @@ def _listening(path: str) -> socket.socket:
             made.bind(path)
         finally:
             os.umask(before)
-        made.listen(8)
+        made.listen(128)
     except OSError as error:
         made.close()
         raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error

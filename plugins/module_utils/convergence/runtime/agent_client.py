@@ -58,8 +58,8 @@ def ask_agent(path: str, question: Question) -> Answer:
     """
     try:
         data = _ask(path, json.dumps(question).encode() + b"\n")
-    except socket.timeout as error:
-        # Only one question is answered at a time.
+    except (socket.timeout, BlockingIOError) as error:
+        # Only one question is answered at a time, and some clients can wait (unix(7): EAGAIN).
         raise AgentBusy(f"{path}: {BUSY['error']}") from error
     except PermissionError as error:
         raise ProxyError(f"{path}: permission denied: run this as root") from error
