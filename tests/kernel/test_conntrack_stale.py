@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
 import subprocess
 from typing import Any, List, Set, Tuple
 
@@ -20,8 +22,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
     ServicePortInfo,
     ServicePortName,
 )
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service
 from tests.lab import manifests
+from tests.lab.system import ip_batch
 from tests.waiting import wait_for
 
 FAMILIES = ("IPv4", "IPv6")
@@ -163,6 +166,42 @@ def test_entries_of_tcp_and_of_services_without_serving_endpoints_are_kept():
     with ConntrackSocket() as sock:
         assert delete_stale(sock, "IPv4", routes) == 0
     assert client_ports("IPv4") == {40000}
+
+
+@pytest.mark.parametrize("start", ["agent", "run"])
+def test_a_port_that_was_used_while_no_endpoint_answered_connects_once_the_cluster_is_followed_again(tmp_path, start):
+    """After a rollback to a state whose pods are gone, clients repeat requests that lead nowhere."""
+    node, frontend = AgentNode(tmp_path, "nftables"), (cluster_ip(1), 80)
+    serving = endpoint_ip(1, 1)
+    ip_batch(["link add pods type veth peer name end", "link set end up", "link set pods up arp off"])
+    ip_batch([f"address add {address}/32 dev lo" for address in (serving, "192.0.2.1")])
+    ip_batch(["route add 10.0.0.0/8 dev pods"])
+
+    def connects(seconds: float) -> bool:
+        """Return whether the client, with the port that it always uses, is answered."""
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.bind(("192.0.2.1", 40000))
+            client.settimeout(seconds)
+            return client.connect_ex(frontend) == 0
+
+    try:
+        node.store.put(service(1))
+        node.store.put(udp_service(2))
+        node.store.put(endpoint_slice(2, ports=(53,), target=5353, protocol="UDP"))
+        node.store.put(endpoint_slice(1, count=1))
+        node.start()
+        node.stop()
+        assert not connects(0.1) and 40000 in client_ports("IPv4")
+        node.store.put(endpoint_slice(1, count=1, first=1))
+        with socket.create_server((serving, 8080)):
+            if start == "agent":
+                node.start()
+            else:
+                node.converge()
+            assert connects(5.0)
+    finally:
+        node.close()
 
 
 def test_only_the_entry_of_the_matching_zone_is_deleted():

@@ -306,13 +306,14 @@ class _Convergence:
         with self.watch.stage("conntrack"):
             try:
                 from ..kernel.conntrack.socket import ConntrackSocket
-                from ..kernel.conntrack.stale import delete_stale
+                from ..kernel.conntrack.stale import delete_half_open, delete_stale
 
                 with ConntrackSocket() as sock:
                     for context, ports in families:
                         family = context.family
                         own = [item for item in released if not item.address or family_of(item.address) == family]
                         self.conntrack_deleted += delete_stale(sock, family, ports.values(), settings.behaviour, own)
+                        self.conntrack_deleted += delete_half_open(sock, family, ports.values())
                 write_ledger(directory, now)
             except KernelError as error:
                 self._note([str(error)])

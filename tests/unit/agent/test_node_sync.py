@@ -72,6 +72,8 @@ def test_all_udp_services_are_examined_only_when_endpoints_of_one_changed(bench,
 
     monkeypatch.setattr(proxier, "ConntrackSocket", lambda _progress: contextlib.nullcontext())
     monkeypatch.setattr(proxier, "delete_stale", record)
+    half_open = []
+    monkeypatch.setattr(proxier, "delete_half_open", lambda *_words: half_open.append(bench.now) or 0)
     port = manifests.port(53, protocol="UDP")
 
     def endpoints(name, *addresses):
@@ -88,9 +90,11 @@ def test_all_udp_services_are_examined_only_when_endpoints_of_one_changed(bench,
     udp = [manifests.service(name, f"10.96.0.1{number}", [port], namespace="d") for number, name in enumerate("abc")]
     assert sync(*udp) == [["a", "b"]]
     assert sync({**udp[0], "spec": {**udp[0]["spec"], "externalIPs": ["192.0.2.9"]}}) == []
+    half_open.clear()
     assert sync(service("web", 1), service("api", 2)) == []
+    assert half_open == [bench.now], "connections to endpoints that are gone, when Services were added"
     assert sync(endpoints("b", "10.244.1.3")) == [["a", "b"]]
-    assert sync(endpoints("b")) == [["a"]]
+    assert sync(endpoints("b")) == [["a"]] and len(half_open) == 1
 
 
 def test_nothing_is_due_without_a_change(bench):

@@ -32,7 +32,7 @@ from ...convergence.modes.mode import Mode
 from ...convergence.report import ignored_annotations, unserved
 from ...convergence.schedulers import requested, with_schedulers
 from ...kernel.conntrack.socket import ConntrackSocket
-from ...kernel.conntrack.stale import delete_stale
+from ...kernel.conntrack.stale import delete_half_open, delete_stale
 from ...kernel.conntrack.tcp_flows import Ended, end_connections
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
@@ -105,6 +105,7 @@ class Proxier(SyncedTables):
         settings = configuration.node_proxy.behaviour
         self._flows = FlowChanges(released_protocols(settings.behaviour, settings.end_deleted))
         self._udp_changed: Set[NamespacedName] = set()
+        self._appeared = False
         self._examined = Pace(monotonic, _EXAMINE_PAUSE_FACTOR)
         #: Services with ports that the mode cannot serve, and why.
         self.unserved: Dict[NamespacedName, List[str]] = {}
@@ -237,6 +238,7 @@ class Proxier(SyncedTables):
             self.ignored_changes += _note(
                 self.ignored, service, ignored_annotations(self.mode.rendering, found, self.settings)
             )
+            self._appeared |= service not in self.summaries
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
             self._flows.note(service, found)
@@ -395,23 +397,33 @@ class Proxier(SyncedTables):
         """Delete stale entries, if Services or tables changed since the last call in a way that can make entries stale.
 
         Like kube-proxy 1.36, examine the entries of all UDP Services after the endpoints of any of them changed: so
-        those of addresses that a Service has got since then are found, too. Return how many were deleted and the
-        seconds it took (0 if nothing changed, or :attr:`examines_later`). Raises KernelError.
+        those of addresses that a Service has got since then are found, too. TCP connections to endpoints that are gone
+        are examined after Services were added, so when the agent starts. Return how many were deleted and the seconds
+        it took (0 if nothing changed, or :attr:`examines_later`). Raises KernelError.
         """
         if self._examined.rest():
             return 0, 0.0
         udp, self._udp_changed = self._udp_changed, set()
         changed, released = self._flows.pop()
-        if not self.mode.tracks_connections or not (udp or changed or released):
+        appeared, self._appeared = self._appeared, False
+        if not self.mode.tracks_connections or not (udp or changed or released or appeared):
             return 0, 0.0
         started = monotonic()
         examined = self.summaries.udp_services | changed if udp else changed
-        ports = (port for name in examined for port in self.service_ports(state, name) or ())
+
+        def ports(services: Iterable[NamespacedName]) -> Iterable[ServicePortInfo]:
+            return (port for name in services for port in self.service_ports(state, name) or ())
+
+        deleted = 0
         try:
             with ConntrackSocket(self._progress) as sock:
-                deleted = delete_stale(sock, self.family, ports, self.context.node.behaviour, released)
+                if udp or changed or released:
+                    deleted = delete_stale(sock, self.family, ports(examined), self.context.node.behaviour, released)
+                if appeared:
+                    deleted += delete_half_open(sock, self.family, ports(state.services))
         except BaseException:
             self._udp_changed |= udp
+            self._appeared |= appeared
             self._flows.put_back(changed, released)
             raise
         seconds = monotonic() - started
@@ -422,5 +434,5 @@ class Proxier(SyncedTables):
     @property
     def examines_later(self) -> float:
         """The seconds until :meth:`clean_conntrack` will examine entries, because it has done so just now; else 0."""
-        waits = self.mode.tracks_connections and (self._udp_changed or self._flows.changed or self._flows.released)
-        return self._examined.rest() if waits else 0.0
+        waits = self._udp_changed or self._flows.changed or self._flows.released or self._appeared
+        return self._examined.rest() if waits and self.mode.tracks_connections else 0.0

@@ -28,6 +28,8 @@ CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
 # CTA_FILTER_F_...: the fields of a tuple that a dump selects by (kernel 5.8).
 FILTER_IP_SRC, FILTER_IP_DST, FILTER_PROTO_NUM, FILTER_PROTO_SRC_PORT = 1 << 0, 1 << 1, 1 << 3, 1 << 4
 NFGENMSG = struct.Struct("=BBH")
+#: Selects entries without the status bit IPS_SEEN_REPLY (CTA_STATUS, CTA_STATUS_MASK; kernel 5.17), and their state.
+UNREPLIED, SYN_SENT = attribute(3, bytes(4)) + attribute(26, struct.pack(">I", 1 << 1)), 1
 PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
 
 # A tuple as the kernel writes it: CTA_TUPLE_IP (source, destination), CTA_TUPLE_PROTO (number, source port, destination

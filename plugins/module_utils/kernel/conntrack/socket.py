@@ -105,11 +105,14 @@ class ConntrackSocket(Closing):
                 if not attributes or not is_not_understood(refusal.error):
                     raise KernelError(f"connection tracking table cannot be read: {refusal.error}") from refusal
 
-    def entries(self, family: str, protocol: str) -> Iterator[RawEntry]:
-        """Yield the entries of a family and protocol (TCP, UDP, SCTP) as :meth:`dump` reads them."""
+    def entries(self, family: str, protocol: str, only: bytes = b"") -> Iterator[RawEntry]:
+        """Yield the entries of a family and protocol (TCP, UDP, SCTP) as :meth:`dump` reads them.
+
+        ``only``: attributes for a further selection, which old kernels do not know.
+        """
         ipv6 = family == IPV6
         number = nested(CTA_TUPLE_PROTO, attribute(CTA_PROTO_NUM, bytes((PROTOCOLS[protocol],))))
-        only = selection(family, CTA_TUPLE_ORIG, number, CTA_FILTER_ORIG_FLAGS, FILTER_PROTO_NUM)
+        only += selection(family, CTA_TUPLE_ORIG, number, CTA_FILTER_ORIG_FLAGS, FILTER_PROTO_NUM)
         for view, _kind, start, end in self.dump(family, only):
             entry = read_entry(view, start, end, ipv6, protocol)
             if entry is not None:
