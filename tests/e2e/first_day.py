@@ -5,7 +5,7 @@
 
 kube-proxy is a DaemonSet with kubeadm's ConfigMap. The nodes are reached over ssh as an ordinary user with sudo, and
 the inventory is the cluster's own Nodes. About 100 requests a second are sent meanwhile; each step counts those that
-got no answer.
+got no answer. Connections that are opened before the first step are used until the last one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 from tests.documentation.commands import blocks, command_blocks, installation_of_ansible, inventory_of_readme
 from tests.documentation.shell import Shell, copy_clone
+from tests.lab.load import Load
 from tests.lab.namespaces import ROOT
 from tests.lab.node import USER
 from tests.lab.ssh import make_keys
@@ -31,7 +32,8 @@ from .images import image_of
 from .proxies import configuration, kubeadm_objects
 from .workload import Workload
 
-README, MIGRATION, MODES = "README.md", "docs/migration.md", "docs/modes.md"
+README, MODES, ROLLBACK = "README.md", "docs/modes.md", "docs/rollback.md"
+_ROLLBACK = "# to the state before the last convergence"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _IMAGE = "distroless-iptables"
 
@@ -40,7 +42,10 @@ class Step(NamedTuple):
     """A command of a page: the line of its blocks of commands that has these words.
 
     ``sets`` are variables that the operator writes into the inventory before. The command must print ``says``, and must
-    fail if ``fails``. ``lossless``: whether a lost request is a failure. ``moving``: see :meth:`Workload.load`.
+    fail if ``fails``. ``lossless``: whether a lost request is a failure; a connection that was kept must never be lost.
+    ``moving``: see :meth:`Workload.load`. ``adds`` is written at the end of the command. ``then`` are the words of a
+    further command of the page; the last one is typed after ``waits`` seconds. ``reuses``: the clients begin at once
+    with the source ports of the step before.
     """
 
     name: str
@@ -51,6 +56,10 @@ class Step(NamedTuple):
     fails: bool = False
     lossless: bool = True
     moving: bool = False
+    adds: str = ""
+    waits: int = 0
+    then: str = ""
+    reuses: bool = False
 
 
 #: What README and docs/migration.md say of kube-proxy's configuration, done.
@@ -72,11 +81,24 @@ STEPS = (
     Step("mode change, preview", MODES, "--check --diff", {"service_proxy_mode": "nftables"}),
     Step("mode change", MODES, "# change"),
     Step("verify the mode", README, "# any drift?"),
-    Step("rollback, preview", "docs/rollback.md", "# what it would change"),
-    Step("rollback", "docs/rollback.md", "# to the state before the last convergence"),
-    Step("start the agent again", "docs/rollback.md", "systemctl start"),
+    Step("rollback, preview", ROLLBACK, "# what it would change"),
+    Step("rollback", ROLLBACK, _ROLLBACK),
+    Step("start the agent again", ROLLBACK, "systemctl start"),
     Step("drain", "docs/drain.md", "kubenode.proxy.drain -e drain_tasks=reboot.yml", moving=True),
-    Step("way back", README, "# back"),
+    # The drain has moved all pods.
+    Step("rollback to pods that are gone", ROLLBACK, _ROLLBACK, says="do not exist any more", fails=True),
+    Step(
+        "the same, and the agent",
+        ROLLBACK,
+        _ROLLBACK,
+        adds=" -e rollback_accept_loss=true",
+        waits=10,
+        then="systemctl start",
+        lossless=False,
+    ),
+    # A client that comes back with a port that it used while nothing answered.
+    Step("verify after the rollback", README, "# any drift?", waits=30, reuses=True),
+    Step("way back, a minute later", README, "# back", waits=30),
     Step("remove kube-proxy", "docs/distributions.md", "delete daemonset"),
     Step("converge, preview", README, "kubenode.proxy.converge --check --diff"),
     Step("converge", README, "# apply"),
@@ -104,13 +126,29 @@ def command_of(page: str, words: str) -> str:
     return found[0]
 
 
-def judge(step: Step, status: int, printed: str, lost: Sequence[str]) -> str:
-    """Return what was wrong with a step, by its status, what it printed and the requests that were lost."""
+def typed_in(step: Step, node: str) -> str:
+    """Return what is typed in a step, with the name of a node where the pages have a placeholder."""
+    first = command_of(step.page, step.words)
+    commands = [f"{first.partition('  #')[0]}{step.adds}" if step.adds else first]
+    if step.then:
+        commands.append(command_of(step.page, step.then))
+    if step.waits:
+        commands.insert(-1, f"sleep {step.waits}")
+    return "\n".join(commands).replace("NODE", node).replace("worker-1", node)
+
+
+def judge(step: Step, status: int, printed: str, lost: Sequence[str], broken: Sequence[str] = ()) -> str:
+    """Return what was wrong with a step.
+
+    Given are its status, what it printed, the requests that were lost, and those over connections that were kept.
+    """
     words = " ".join(printed.split())
     if bool(status) is not step.fails:
         return f"status {status}: {words[-600:]}"
     if step.says not in words:
         return f"does not say {step.says!r}"
+    if broken:
+        return f"lost {len(broken)} of connections that were kept: {broken[0]}"
     return f"lost {len(lost)}: {lost[0]}" if lost and step.lossless else ""
 
 
@@ -165,23 +203,26 @@ class Operator:
         if status:
             raise LabError(f"{command}: status {status}: {printed}")
 
-    def take(self, step: Step, workload: Workload) -> Row:
-        """Run the command of a step under load."""
+    def take(self, step: Step, workload: Workload, kept: Load) -> Row:
+        """Run the commands of a step under load."""
         self._variables.update(step.sets)
         path = self._clone / "inventory/group_vars/k8s_cluster.yml"
         path.write_text(json.dumps(self._variables), encoding="utf-8")
-        command = command_of(step.page, step.words).replace("NODE", self._cluster.nodes[0].name)
-        command = command.replace("worker-1", self._cluster.nodes[0].name)
-        with workload.load(moving=step.moving) as load:
+        text = typed_in(step, self._cluster.nodes[0].name)
+        with workload.load(moving=step.moving, settling=not step.reuses) as load:
             started = time.monotonic()
-            status, printed = self.shell.type(command)
+            status, printed = self.shell.type(text)
             seconds = time.monotonic() - started
             during, after = load.take(), load.rest()
+        over_kept = kept.take()
         lost = [*during.problems, *after.problems]
+        broken = over_kept.problems
         with self._log.open("a", encoding="utf-8") as log:
-            log.write(f"== {step.name}\n$ {command}\n{printed}\nstatus {status}\n" + "\n".join(lost) + "\n")
-        problem = judge(step, status, printed, lost)
-        return Row(step.name, problem, seconds, during.requests + after.requests, len(lost))
+            lines = [f"== {step.name}", f"$ {text}", printed, f"status {status}", *lost, *broken]
+            log.write("\n".join(lines) + "\n")
+        problem = judge(step, status, printed, lost, broken)
+        requests = sum(tally.requests for tally in (during, after, over_kept))
+        return Row(step.name, problem, seconds, requests, len(lost) + len(broken))
 
     def close(self) -> None:
         """End the shell."""
@@ -202,10 +243,12 @@ def run_first_day(cluster: Cluster, output: Path, steps: Sequence[Step] = STEPS)
             "rollout", "status", "daemonset/kube-proxy", "--namespace=kube-system", "--timeout=300s"
         )
         workload = Workload(cluster.control, cluster.nodes, image)
+        closing.callback(workload.close)
         operator = Operator(cluster, scratch, log)
         closing.callback(operator.close)
+        kept = closing.enter_context(workload.keep())
         for step in steps:
-            row = operator.take(step, workload)
+            row = operator.take(step, workload, kept)
             rows.append(row)
             print(
                 f"== {row.name}: {row.seconds:.0f} s, {row.requests} requests, {row.lost} lost {row.problem}",

@@ -13,22 +13,20 @@ and remembers which node each connection uses, as those of clouds do.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from tests.kernel.agent_node import AgentNode, Object, endpoint_slice, node_object, service
 from tests.lab import system
+from tests.lab.balancer import LoadBalancer, Target, answer_of
 from tests.lab.system import ip_batch
 from tests.waiting import wait_for
 
 ADDRESS, PORT, HEALTH_PORT = "198.51.100.7", 30080, 31000
 CLIENT, POD = "203.0.113.10", "10.244.1.5"
-PROBE_SECONDS, FALL = 0.2, 2
 NODES = (1, 2)
 
 
@@ -87,54 +85,6 @@ class DrainedNode:
             return self.agent.metric(name)
 
 
-def answer_of(address: str, port: int, path: str = "/", timeout: float = 5.0) -> Tuple[int, str]:
-    """Return status and body of an HTTP answer; status 0 without one."""
-    connection = http.client.HTTPConnection(address, port, timeout=timeout)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    except (OSError, http.client.HTTPException):
-        return 0, ""
-    finally:
-        connection.close()
-
-
-class LoadBalancer:
-    """Sends new connections to the nodes whose health check node port answers 200, in turn."""
-
-    def __init__(self) -> None:
-        self.nodes: Tuple[int, ...] = ()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._failed: Dict[int, int] = dict.fromkeys(NODES, FALL)
-        system.run(["nft", "-f", "-"], "table ip lb { chain in { type nat hook prerouting priority -100; }; }")
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.wait(PROBE_SECONDS):
-            for number in NODES:
-                status, _body = answer_of(node_address(number), HEALTH_PORT, timeout=1.0)
-                self._failed[number] = 0 if status == 200 else self._failed[number] + 1
-            chosen = tuple(number for number in NODES if self._failed[number] < FALL)
-            if chosen != self.nodes:
-                self._send_to(chosen)
-
-    def _send_to(self, nodes: Tuple[int, ...]) -> None:
-        lines = ["flush chain ip lb in"]
-        if nodes:
-            places = ", ".join(f"{place} : {node_address(number)}" for place, number in enumerate(nodes))
-            rule = f"dnat to numgen inc mod {len(nodes)} map {{ {places} }}"
-            lines.append(f"add rule ip lb in ip daddr {ADDRESS} tcp dport {PORT} {rule}")
-        system.run(["nft", "-f", "-"], "\n".join(lines))
-        self.nodes = nodes
-
-    def close(self) -> None:
-        """Stop probing."""
-        self._stop.set()
-        self._thread.join()
-
-
 class DrainLab:
     """The namespaces, the nodes that were added, and the load balancer."""
 
@@ -166,7 +116,8 @@ class DrainLab:
 
     def balance(self) -> LoadBalancer:
         """Start the load balancer."""
-        self.balancer = LoadBalancer()
+        addresses = {number: node_address(number) for number in NODES}
+        self.balancer = LoadBalancer(Target(ADDRESS, PORT, PORT, HEALTH_PORT), addresses)
         return self.balancer
 
     @staticmethod
