@@ -270,7 +270,7 @@ def test_an_agent_that_does_not_answer_in_time_is_busy_and_not_absent(tmp_path, 
     monkeypatch.setattr(agent_client, "CLIENT_SECONDS", 0.0)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
-        # The first client waits for ever, so the second one cannot even connect.
+        # The first client waits forever, so the second one cannot even connect.
         listener.listen(0)
         with pytest.raises(AgentBusy, match="the agent is busy"):
             ask_agent(path, {"command": "status"})
