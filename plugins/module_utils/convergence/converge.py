@@ -13,7 +13,8 @@ from ..base.errors import KernelError
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.node_proxy import CUT
 from ..configuration.validate import in_mode
-from ..preflight.features import capabilities, rights_findings
+from ..kernel.facts import capabilities
+from ..preflight.features import rights_findings
 from ..preflight.findings import judge
 from ..rendering.slot_limit import within_limit
 from ..resources import Kind, PlannedChange, Resource, Stage, apply_plan, plan

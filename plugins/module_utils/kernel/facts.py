@@ -24,6 +24,8 @@ from .netlink.socket import NetlinkSocket
 
 # linux/rtnetlink.h, linux/if_addr.h
 _ADDRESS_HEADER = struct.Struct("=BBBBI")
+# linux/capability.h
+CAP_NET_ADMIN = 12
 _RTM_NEWADDR = 20
 _RTM_GETADDR = 22
 _IFA_ADDRESS = 1
@@ -91,6 +93,19 @@ def read_text(path: str) -> Optional[str]:
             return stream.read()
     except OSError:
         return None
+
+
+def capabilities(process: str = "/proc/thread-self") -> int:
+    """Return the effective capabilities of a process as a bit mask; 0 if its directory does not show them."""
+    for line in (read_text(f"{process}/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def may_change_network(process: str = "/proc/thread-self") -> bool:
+    """Return whether a process may change addresses, devices and rules of the network (CAP_NET_ADMIN)."""
+    return bool(capabilities(process) >> CAP_NET_ADMIN & 1)
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------

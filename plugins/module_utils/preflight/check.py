@@ -9,13 +9,13 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.errors import KernelError
 from ..kernel import facts
+from ..kernel.facts import capabilities
 from ..kernel.modules.module_profile import modules_for
 from ..kernel.parameters import sysctls
 from ..kernel.xtables.variant import Survey, XtablesVariant, detect_variant
 from .conflicts import conflict_findings, forward_findings, forward_policies
 from .features import (
     Extensions,
-    capabilities,
     extension_findings,
     family_findings,
     ipset_findings,

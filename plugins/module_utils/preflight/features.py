@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Capabilities of this process, and features of the node's kernel and programs."""
+"""Rights of this process, and features of the node's kernel and programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .findings import ERROR, EXTENSIONS, IPSET, IPVS, KERNEL_VERSION, MODULES, R
 from .findings import FAMILIES as FAMILIES_FINDING
 
 # linux/capability.h
-_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
+_CAPABILITIES = {"CAP_NET_ADMIN": facts.CAP_NET_ADMIN, "CAP_NET_RAW": 13}
 _CAP_SYS_MODULE = 16
 
 _BECOME = "run as root (in a playbook: become: true)"
@@ -37,19 +37,6 @@ _TARGETS: Extensions = {"MARK": ("xt_mark",), "MASQUERADE": ("xt_MASQUERADE", "i
 #: Extensions that the rules of iptables mode and of ipvs mode use.
 IPTABLES_EXTENSIONS: Extensions = {**_MATCHES, **_TARGETS, "statistic": ("xt_statistic",), "recent": ("xt_recent",)}
 IPVS_EXTENSIONS: Extensions = {**_MATCHES, **_TARGETS, "set": ("xt_set",)}
-
-
-def capabilities(root: str = "") -> int:
-    """Return the effective capabilities of this process as a bit mask; 0 if /proc does not show them."""
-    for line in (facts.read_text(f"{root}/proc/thread-self/status") or "").splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
-
-
-def may_change_network() -> bool:
-    """Return whether this process may change addresses and devices of the network."""
-    return bool(capabilities() >> _CAPABILITIES["CAP_NET_ADMIN"] & 1)
 
 
 def rights_findings(effective: int, needed: Sequence[str] = tuple(_CAPABILITIES)) -> List[Finding]:

@@ -16,7 +16,7 @@ _EMBEDDING = {"k3s", "k3s-server", "k3s-agent", "rke2"}
 
 
 class Process(NamedTuple):
-    """A running process of this network namespace: number, program name and arguments."""
+    """A running process that may change this network namespace: number, program name and arguments."""
 
     number: int
     name: str
@@ -24,17 +24,21 @@ class Process(NamedTuple):
 
 
 def processes(root: str = "") -> List[Process]:
-    """Return the processes in our network namespace, except those that we may not inspect."""
+    """Return the processes that may change our network namespace, except those that we may not inspect.
+
+    Others have no influence on it, whatever their names: any user may start a program called kube-proxy, also with all
+    capabilities of a user namespace.
+    """
     found = []
     try:
-        own = os.readlink(f"{root}/proc/self/ns/net")
+        own = _namespaces(f"{root}/proc/self")
         numbers = [entry for entry in os.listdir(f"{root}/proc") if entry.isdecimal()]
     except OSError:
         return []
     for number in numbers:
         directory = f"{root}/proc/{number}"
         try:
-            if os.readlink(f"{directory}/ns/net") != own:
+            if _namespaces(directory) != own or not facts.may_change_network(directory):
                 continue
             with open(f"{directory}/cmdline", "rb") as stream:
                 words = stream.read().decode("utf-8", "replace").split("\0")
@@ -45,6 +49,11 @@ def processes(root: str = "") -> List[Process]:
         if arguments:
             found.append(Process(int(number), comm, arguments))
     return found
+
+
+def _namespaces(directory: str) -> Tuple[str, str]:
+    """Return the network and the user namespace of a process. Raises OSError."""
+    return os.readlink(f"{directory}/ns/net"), os.readlink(f"{directory}/ns/user")
 
 
 def programs(process: Process) -> List[str]:

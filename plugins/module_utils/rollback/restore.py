@@ -40,7 +40,7 @@ from ..convergence.request import TableChange
 from ..convergence.runtime.ledger import Flows, write_ledger
 from ..convergence.runtime.lock import ConvergenceLock
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
-from ..kernel.facts import node_facts
+from ..kernel.facts import capabilities, node_facts
 from ..kernel.ipvs.servers import TimeoutsResource
 from ..kernel.modules.module_profile import modules_for
 from ..kernel.modules.modules import ModulesResource
@@ -50,7 +50,7 @@ from ..kernel.parameters.sysctls import SysctlsResource, read_value, unchangeabl
 from ..kernel.rtnetlink.links import AddressesResource, DummyDeviceResource
 from ..kernel.xtables.empty_tables import EmptyTablesResource
 from ..kernel.xtables.variant import NFT
-from ..preflight.features import capabilities, rights_findings
+from ..preflight.features import rights_findings
 from ..preflight.findings import judge
 from ..preflight.processes import service_proxy_findings
 from ..rendering.ipvs.draining import with_draining

@@ -17,7 +17,7 @@ from tests.lab import manifests
 from tests.unit.command.node_command import ENDPOINTS, SERVICE
 
 BESIDE = """
-(exec -a kube-proxy sleep 60) &
+$BEFORE bash -c "exec -a kube-proxy sleep 60" &
 until grep -q kube-proxy /proc/$!/cmdline; do sleep 0.01; done
 "$@"
 status=$?
@@ -37,10 +37,10 @@ networkPolicy: {enabled: true, standalone: true}
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
 
 
-def command(*words: str, beside: bool = True) -> subprocess.CompletedProcess[str]:
+def command(*words: str, beside: bool = True, before: str = "") -> subprocess.CompletedProcess[str]:
     start = ["bash", "-c", BESIDE, "bash"] if beside else []
     argv = ["unshare", "--net", *start, sys.executable, "-m", MODULE, *words]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'collections'}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'collections'}:{ROOT}", "BEFORE": before}
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -50,6 +50,13 @@ def test_a_running_kube_proxy_is_refused_by_name_and_with_the_remedy() -> None:
     assert "kubenode.proxy.migrate" in done.stderr and done.stderr.endswith("[kube-proxy]\n")
     alone = command("preflight", beside=False)
     assert (alone.returncode, alone.stdout) == (0, "no other service proxy runs on this node\n"), alone.stderr
+
+
+@pytest.mark.parametrize("before", ["setpriv --reuid 65534 --clear-groups", "unshare --user --map-root-user"])
+def test_a_process_without_rights_is_no_service_proxy(before: str) -> None:
+    """Any user of the node could otherwise keep the agent from starting, and each convergence from running."""
+    done = command("preflight", before=before)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_it_is_accepted_where_it_is_meant_to_serve_or_is_ignored(tmp_path) -> None:

@@ -240,6 +240,8 @@ def test_processes_of_other_network_namespaces_do_not_count(tmp_path: Path) -> N
         put(tmp_path, f"proc/{number}/comm", "kube-proxy\n")
         (tmp_path / f"proc/{number}/ns").mkdir()
         (tmp_path / f"proc/{number}/ns/net").symlink_to(namespace)
+        (tmp_path / f"proc/{number}/ns/user").symlink_to("user:[1]")
+        put(tmp_path, f"proc/{number}/status", "CapEff:\t0000000000003000\n")
     assert [item.number for item in processes.processes(str(tmp_path))] == [10]
 
 

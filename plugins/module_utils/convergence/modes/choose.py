@@ -10,9 +10,9 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ...base.errors import ConfigurationError, PreflightError
 from ...base.mode_names import AUTO, IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
-from ...kernel.facts import supported_families
+from ...kernel.facts import capabilities, supported_families
 from ...preflight.check import Intention, preflight
-from ...preflight.features import capabilities, rights_findings
+from ...preflight.features import rights_findings
 from ...preflight.findings import CONFLICTS, ERROR, FORWARD_DROP, Finding, judge
 from ..handles import NO_AGENT, KernelHandles
 from ..request import Request

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, List, Sequence
 
 from ...configuration.model import KubeProxyConfiguration
+from ...kernel.facts import may_change_network
 from ...preflight.check import ModeNeeds
-from ...preflight.features import may_change_network
 from ...rendering.userspace.entries import owner_of
 from ...rendering.userspace.mode import RENDERING
 from ...rendering.userspace.model import ADDRESSES, DEVICE, LISTENERS

@@ -80,7 +80,7 @@ def surroundings(directory: str, sysctls: Iterable[str]) -> State:
     generation = read_generation()
     found = {
         "boot": _required("/proc/sys/kernel/random/boot_id"),
-        "process": [os.geteuid(), _capabilities()],
+        "process": [os.geteuid(), facts.capabilities()],
         "namespace": _namespace(),
         "kernel": tuple(os.uname()),
         "facts": facts.node_facts(),
@@ -118,11 +118,6 @@ def _device_exists(name: str) -> bool:
         return bool(socket.if_nametoindex(name))
     except OSError:
         return False
-
-
-def _capabilities() -> str:
-    lines = _lines("/proc/thread-self/status")
-    return next((line.split()[1] for line in lines if line.startswith("CapEff:")), "")
 
 
 def _namespace() -> List[int]:
