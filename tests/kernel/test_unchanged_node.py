@@ -116,7 +116,7 @@ def test_kernel_parameters(node: Node) -> None:
         ("_parameters", {"hashsize": "1"}),
         ("_programs", []),
         ("_namespace", [4, 4026531833, 99]),
-        ("_capabilities", "0000000000003000"),
+        ("capabilities", 0x3000),
         ("read_generation", Generation(0, "")),
     ],
 )

@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterable, List
 from ...base.errors import KernelError
 from ...base.regular_files import parse_json, read_regular
 from ...kernel import facts
+from ...kernel.facts import capabilities
 from ...kernel.ipset.names import set_names
 from ...kernel.nftables.generation import read_generation
 from ...preflight.findings import Finding
@@ -80,7 +81,7 @@ def surroundings(directory: str, sysctls: Iterable[str]) -> State:
     generation = read_generation()
     found = {
         "boot": _required("/proc/sys/kernel/random/boot_id"),
-        "process": [os.geteuid(), facts.capabilities()],
+        "process": [os.geteuid(), capabilities()],
         "namespace": _namespace(),
         "kernel": tuple(os.uname()),
         "facts": facts.node_facts(),
