@@ -95,9 +95,9 @@ class Demand:
         return found
 
     def crowding(self, most: int) -> FrozenSet[PolicySide]:
-        """Return the policies to refuse, by direction, so that those left have at most ``most`` candidates.
+        """Return which policies to refuse, by direction, so that the rest stay within ``most`` candidates.
 
-        Those of the namespace whose own selectors have most candidates are refused first.
+        The namespace whose own selectors have most candidates comes first.
         """
         peers: Dict[str, Dict[PolicySide, Set[PodPeer]]] = {}
         uses: Counter[PodPeer] = Counter()

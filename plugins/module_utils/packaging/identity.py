@@ -48,7 +48,7 @@ class Identity(NamedTuple):
 
     @property
     def record(self) -> str:
-        """The full form of both, as in the file VERSION."""
+        """Version and engine hash in full, as in the file VERSION."""
         return f"{self.version}+{self.engine}"
 
 

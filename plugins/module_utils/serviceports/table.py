@@ -48,7 +48,7 @@ class NodeContext(NamedTuple):
 
 
 def is_served(service: Service, context: NodeContext) -> bool:
-    """Return whether the node serves a Service: it is not left to a program, and not excluded by outsideHost."""
+    """Return whether the node serves a Service: neither left to a program nor excluded by outsideHost."""
     if is_node_local(service, context.policy):
         return False
     return not context.outside.enabled or context.outside.serves(service)

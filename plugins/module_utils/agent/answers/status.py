@@ -230,7 +230,7 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def compare(state: AgentState, kernel: bool, describe: bool) -> AgentComparison:
-    """Return what the agent excludes, and with ``kernel`` how the kernel differs from its tables.
+    """Return the endpoints that the agent excludes; with ``kernel``, also the drift of the kernel from its tables.
 
     The kernel is not read while the tables are not those of the cluster. Changes nothing. Raises KernelError.
     """

@@ -289,7 +289,7 @@ class PolicySync:
             objects.pop_changes()
             self._ranges = ranges
             self._effective = self._feasible(ranges)
-            # ALLOW, where the node cannot deny unknown pods, needs no ranges.
+            # Ranges are needed only to deny unknown pods.
             used = ranges if self._effective.unknown_pods == DENY else ()
             self._policy = node_policy(
                 self._view.state, self._effective, self._node_name, addresses, used, progress=self._progress

@@ -73,7 +73,7 @@ class NodeFollower:
             self._log.warning("this node's Node object was deleted; its last version remains in effect", node=name)
 
     def follow(self, node: Node, proxiers: Proxiers, rebuild: Callable[[], None]) -> bool:
-        """Apply what changed since the version in effect; return whether that concerns every Service.
+        """Apply changes of the Node object; return whether every Service must be rendered again.
 
         ``rebuild`` sets the node up again. Where it fails, the node is served as before and the call is repeated.
         """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Python's collector of reference cycles while the agent loads the cluster, and memory that is returned.
+"""Tune garbage collection while the cluster is loaded, and return freed memory to the system.
 
 Collections are triggered by allocations. Almost everything that a start creates is kept and has no cycles, so visiting
 it took half of the processor time of a start.

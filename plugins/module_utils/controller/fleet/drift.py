@@ -3,8 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How nodes have drifted, by table and kind of difference, so that equal drift of many nodes is one line of the report.
 
-The kinds in order of harm: an emptied chain serves nothing, a missing entry serves one thing less, a different entry
-serves it otherwise, and an unexpected one may do no harm.
+The kinds by severity: emptied chain, missing entry, changed entry, unexpected entry.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class PolicyStatus(TypedDict, total=False):
 
 
 class AgentStatus(TypedDict):
-    """The status. Times are in seconds since the epoch; by kind of object what the watch of the API server does."""
+    """The agent's status. Times are Unix seconds; ``apiServer`` has the state of each watch by kind of object."""
 
     agent: str
     version: str

@@ -167,9 +167,9 @@ def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] 
 def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own_file_text: str) -> Dict[str, str]:
     """Return the values to write to our sysctl.d file for these wanted values.
 
-    For AtLeast(n): the value in the file if that is n or more (so the file is stable although the kernel rounds), else
-    the larger of n and the current value (so that a boot never shrinks a larger value). For Including(ports): these,
-    and those already in the file or, for a new file, the current ones.
+    AtLeast(n) keeps the file's value if it is at least n, since the kernel rounds up and the running value may differ;
+    otherwise it is the larger of n and the current value, so that a boot shrinks none. Including(ports) adds these to
+    the file's ports, or in a new file to the current ones.
     """
     written = parse_settings(own_file_text)
     values: Dict[str, str] = {}

@@ -44,8 +44,8 @@ def requested_schedulers(info: ServicePortInfo, default: str) -> FrozenSet[str]:
 def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str], *, falls_back: bool = False) -> Scheduling:
     """Return the settings of a ServicePort's virtual servers; affinity is persistence.
 
-    ``default``: the node's scheduler. ``usable``: other schedulers that the kernel has. ``falls_back``: schedulers that
-    hash take another real server instead of one of weight 0, which refuses its clients otherwise (``ip_vs_mh_get``).
+    ``default``: the node's scheduler. ``usable``: other schedulers that the kernel has. ``falls_back``: set the
+    flag by which a hashing scheduler skips real servers of weight 0 instead of refusing their clients.
     """
     policy, family = info.policy, info.family
     ignored = list(policy.problems)
