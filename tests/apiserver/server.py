@@ -14,6 +14,7 @@ import threading
 import urllib.parse
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from .accept import omits_managed_fields, without_managed_fields
 from .accounts import Accounts
 from .discovery import discovery
 from .failures import Failure
@@ -41,7 +42,8 @@ class ApiServer:
     of events, ``patched`` paths and bodies of patches. ``controllers`` are called with the store after each patch.
     ``accounts``: ServiceAccounts and their tokens, which are accepted in addition to ``token``; Roles determine what
     they may do to these objects. ``absent``: paths of collections that this server does not have, and
-    ``unknown_fields``: fields by which it cannot select, like an older version.
+    ``unknown_fields``: fields by which it cannot select, like an older version. ``opts_out``: whether clients may
+    request objects without managed fields, by the feature gate ManagedFieldsOptOut; an older version ignores that.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ApiServer:
         self.failing: Dict[str, int] = {}
         self.absent: Set[str] = set()
         self.unknown_fields: Set[str] = set()
+        self.opts_out = False
         self.wrong: Optional[Callable[[str], Optional[Answer]]] = None
         self.requests: List[str] = []
         self.posted: List[Object] = []
@@ -186,13 +189,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         place = None if path in self.api.absent else place_of(path)
         if place is None or place.name:
-            self._send(200, get(self.api.store, place))
+            self._send(200, self._shown(get(self.api.store, place)))
             return
         matches = predicate(place, query, self.api.unknown_fields)
         if query.get("watch") in ("true", "1"):
             self._watch(place, query, matches)
         else:
-            self._send(200, page(self.api.store, place, query, matches))
+            self._send(200, self._shown(page(self.api.store, place, query, matches)))
+
+    def _shown(self, body: Object) -> Object:
+        """Return an object or a list as the client has requested it. Raises Failure."""
+        if self.api.opts_out and omits_managed_fields(self.headers.get("Accept", "")):
+            return without_managed_fields(body)
+        return body
 
     def _write(self, body: Object) -> None:
         if self._answer_accounts(body):
@@ -231,7 +240,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         try:
             for event_type, item in events:
-                line = json.dumps({"type": event_type, "object": item}, separators=(",", ":")).encode() + b"\n"
+                event = {"type": event_type, "object": self._shown(item)}
+                line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")

@@ -4,6 +4,7 @@
 """Measure what many agents cost an API server, and themselves: slopes over their number, with standard errors.
 
     unshare -n python -m tests.benchmarks.many_agents [--binaries DIRECTORY] [--agents 10 20 40 80] [--no-compression]
+        [--omit-managed-fields]
     python -m tests.benchmarks.many_agents --server URL --ca FILE --token TOKEN [--server-process NUMBER]
 
 Agents are the real code that talks to the API server (``simulated_agents``), many in each of two processes; the server
@@ -191,7 +192,7 @@ def make_server(arguments: argparse.Namespace, directory: Path) -> Server:
     system.ip_batch(["link set lo up"])
     if arguments.binaries:
         return KubeApiServer(arguments.binaries, directory, *sizes)
-    return OwnServer(directory, *sizes)
+    return OwnServer(directory, *sizes, omits=arguments.omit_managed_fields)
 
 
 def main() -> int:
@@ -203,6 +204,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=10.0, help="changed EndpointSlices each second")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the phases rest and changes")
     parser.add_argument("--no-compression", action="store_true")
+    parser.add_argument("--omit-managed-fields", action="store_true", help="the tests' own server honours KEP-5958")
     parser.add_argument("--binaries", type=Path, help="directory with kube-apiserver and etcd")
     parser.add_argument("--server", default="", metavar="URL", help="a server for tests only")
     parser.add_argument("--ca", type=Path)

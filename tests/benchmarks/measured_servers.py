@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The API servers of ``many_agents``, each a process of its own: the tests' own, a kube-apiserver, or a given one.
 
-``python -m tests.benchmarks.measured_servers DIRECTORY PORT SERVICES ENDPOINTS`` is the tests' own. It prints
-``ready`` and obeys lines of its input: ``change NUMBER`` replaces the endpoints of a Service.
+``python -m tests.benchmarks.measured_servers DIRECTORY PORT SERVICES ENDPOINTS [omit]`` is the tests' own. It prints
+``ready`` and obeys lines of its input: ``change NUMBER`` replaces the endpoints of a Service. Its objects have managed
+fields as a kube-apiserver records them; with ``omit`` it omits them for clients that request it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,26 @@ TOKEN = "test-token"
 #: The number of the first Service, whose cluster IP follows from it: a kube-apiserver uses some of the first ones.
 FIRST = 100
 _SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+#: What a kube-apiserver records for an EndpointSlice of the controller, and for a Service with one port of a client.
+_LABELS = {".": {}, "f:endpointslice.kubernetes.io/managed-by": {}, "f:kubernetes.io/service-name": {}}
+_OWNER = {".": {}, 'k:{"uid":"bc5d8d26-2910-44a4-a7cd-756ebecb6b52"}': {}}
+_TRIGGER = {".": {}, "f:endpoints.kubernetes.io/last-change-trigger-time": {}}
+_SLICE_METADATA = {"f:annotations": _TRIGGER, "f:generateName": {}, "f:labels": _LABELS, "f:ownerReferences": _OWNER}
+_SLICE_FIELDS = {"f:addressType": {}, "f:endpoints": {}, "f:metadata": _SLICE_METADATA, "f:ports": {}}
+_PORT = {".": {}, "f:name": {}, "f:port": {}, "f:protocol": {}, "f:targetPort": {}}
+_SERVICE_FIELDS = {
+    "f:spec": {
+        "f:internalTrafficPolicy": {},
+        "f:ports": {".": {}, 'k:{"port":80,"protocol":"TCP"}': _PORT},
+        "f:selector": {},
+        "f:sessionAffinity": {},
+        "f:type": {},
+    }
+}
+_MANAGED = {
+    "EndpointSlice": ("kube-controller-manager", _SLICE_FIELDS),
+    "Service": ("kubectl-client-side-apply", _SERVICE_FIELDS),
+}
 _COLLECTIONS = {
     "Node": "/api/v1/nodes",
     "Service": "/api/v1/namespaces/default/services",
@@ -60,18 +81,31 @@ def changed_slice(number: int, endpoints: int, turn: int) -> dict[str, Any]:
     return endpoint_slice(FIRST + number, endpoints, first=turn % 3)
 
 
+def with_managed_fields(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with the managed fields that a kube-apiserver adds to it; a Node without."""
+    if item["kind"] not in _MANAGED:
+        return item
+    manager, fields = _MANAGED[item["kind"]]
+    entry = {"apiVersion": item["apiVersion"], "fieldsType": "FieldsV1", "fieldsV1": fields, "manager": manager}
+    entry.update(operation="Update", time="2026-11-21T06:42:42Z")
+    return {**item, "metadata": {**item["metadata"], "managedFields": [entry]}}
+
+
 class OwnServer:
-    """The tests' own API server. ``restart`` keeps its history, as a kube-apiserver's database does."""
+    """The tests' own API server. ``restart`` keeps its history, as a kube-apiserver's database does.
+
+    ``omits``: whether it leaves managed fields out on request.
+    """
 
     name, token = "tests.apiserver", TOKEN
 
-    def __init__(self, directory: Path, services: int, endpoints: int) -> None:
+    def __init__(self, directory: Path, services: int, endpoints: int, omits: bool = False) -> None:
         self.certificates = make_certificates(directory / "tls")
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self._endpoints = endpoints
         sizes = (str(directory / "tls"), str(self.port), str(services), str(endpoints))
-        command = [sys.executable, "-m", "tests.benchmarks.measured_servers", *sizes]
+        command = [sys.executable, "-m", "tests.benchmarks.measured_servers", *sizes, *(["omit"] if omits else [])]
         self._process = Background(command, input_pipe=True, cwd=str(ROOT), timeout=300)
 
     @property
@@ -275,16 +309,18 @@ def main() -> int:
     certificates = Certificates(directory / "ca.crt", directory / "server.crt", directory / "server.key")
     store = Store()
     for item in cluster(services, endpoints):
-        store.put(item)
+        store.put(with_managed_fields(item))
     server = ApiServer(store, certificates, address=("127.0.0.1", port))
+    server.opts_out = "omit" in sys.argv
     print("ready", flush=True)
     for line in sys.stdin:
         word, *values = line.split()
         if word == "change":
-            store.put(changed_slice(int(values[0]), endpoints, int(values[1])))
+            store.put(with_managed_fields(changed_slice(int(values[0]), endpoints, int(values[1]))))
         else:
             server.close()
             server = ApiServer(store, certificates, address=("127.0.0.1", port))
+            server.opts_out = "omit" in sys.argv
         print("done", flush=True)
     return 0
 

@@ -12,6 +12,8 @@ from typing import Any, Dict, Iterator, Optional
 
 import pytest
 
+from tests.apiserver.accept import omits_managed_fields
+from tests.apiserver.failures import Failure
 from tests.apiserver.selectors import field_predicate, label_predicate
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
@@ -71,6 +73,30 @@ def test_a_label_with_an_empty_value_exists():
 )
 def test_field_selectors(selector, matches):
     assert field_predicate(selector)(service("a")) is matches
+
+
+@pytest.mark.parametrize(
+    ("header", "omits"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/json", False),
+        ("application/json;drop=metadata.managedFields", True),
+        ("application/json; q=0.9; drop=metadata.managedFields", True),
+        ("application/json;drop=metadata.managedFields, application/json", True),
+        ("application/json;drop=spec, application/json", False),
+        ("application/vnd.kubernetes.protobuf, application/json;drop=metadata.managedFields", True),
+    ],
+)
+def test_a_client_that_asks_for_it_gets_no_managed_fields(header, omits):
+    assert omits_managed_fields(header) is omits
+
+
+@pytest.mark.parametrize("header", ["application/json;drop=spec", "application/vnd.kubernetes.protobuf"])
+def test_a_client_that_accepts_nothing_that_is_served_gets_406(header):
+    with pytest.raises(Failure) as caught:
+        omits_managed_fields(header)
+    assert caught.value.code == 406
 
 
 def test_a_snapshot_becomes_the_events_that_lead_to_it():

@@ -146,6 +146,29 @@ def test_a_watch_delivers_changes_and_bookmarks(server, client):
     events.close()
 
 
+@pytest.mark.parametrize("opts_out", [True, False])
+def test_a_server_that_can_leaves_managed_fields_out_of_all_answers(server, client, opts_out):
+    """KEP-5958; a server without it, older than Kubernetes 1.38, answers as ever."""
+    server.opts_out = opts_out
+    bare = service("web")
+
+    def put(cluster_ip):
+        metadata = {**bare["metadata"], "uid": "1", "managedFields": [{"manager": "kubectl"}]}
+        return server.store.put({**bare, "metadata": metadata, "spec": {**bare["spec"], "clusterIP": cluster_ip}})
+
+    put("10.96.0.1")
+    listed = client.list(SERVICES)
+    events = client.watch(SERVICES, listed.resource_version, timeout_seconds=5)
+    stored = put("10.96.0.2")
+    modified = next(events).object
+    events.close()
+    answers = [listed.items[0], modified, client.get(SERVICES, "web", "shop")]
+    assert [("managedFields" in answer["metadata"]) for answer in answers] == [not opts_out] * 3
+    for answer in [modified, stored]:
+        answer["metadata"].pop("managedFields", None)
+    assert modified == stored
+
+
 def test_a_watch_that_the_server_ends_just_ends(server, client):
     start = client.list(SERVICES).resource_version
     threading.Timer(0.3, server.drop_watches).start()
