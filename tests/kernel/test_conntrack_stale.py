@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stale UDP conntrack entries: exactly those are deleted, verified with the conntrack tool."""
+"""Stale conntrack entries: exactly those are deleted, verified with the conntrack tool."""
 
 from __future__ import annotations
 
@@ -126,13 +126,14 @@ def begin_without_nat(address: str, client_port: int) -> None:
     subprocess.run(["nft", "delete", "table", "ip", "kube-proxy"], check=True)
 
 
-def test_all_udp_services_are_examined_after_endpoints_changed_or_tables_were_repaired(tmp_path):
+def test_all_udp_services_are_examined_after_one_lost_something_or_tables_were_repaired(tmp_path):
     """A client that sends to an address before it is a Service's has an entry that leads nowhere."""
     external = ADDRESSES["IPv4"]["external"]
     node = AgentNode(tmp_path, "nftables")
     try:
-        for number in (1, 2):
+        for number in (1, 2, 3):
             node.store.put(udp_service(number))
+        for number in (1, 2):
             node.store.put(endpoint_slice(number, ports=(53,), target=5353, protocol="UDP"))
         node.start()
         insert("IPv4", "udp", external, 53, external, 53, 40000)
@@ -141,6 +142,10 @@ def test_all_udp_services_are_examined_after_endpoints_changed_or_tables_were_re
         assert 40000 in client_ports("IPv4")
         node.store.put(endpoint_slice(2, count=1, ports=(53,), target=5353, protocol="UDP"))
         wait_for(lambda: 40000 not in client_ports("IPv4"), 20.0)
+        for number in (2, 3):
+            insert("IPv4", "udp", cluster_ip(number), 53, cluster_ip(number), 53, 40000 + number)
+        node.store.delete("Service", "default", "svc-3")
+        wait_for(lambda: not client_ports("IPv4") & {40002, 40003}, 20.0)
 
         # While a table is missing, flows begin without NAT; they must not keep their entries once it is repaired.
         begin_without_nat(cluster_ip(1), 40001)
@@ -153,19 +158,6 @@ def test_all_udp_services_are_examined_after_endpoints_changed_or_tables_were_re
         assert 40002 not in client_ports("IPv4")
     finally:
         node.close()
-
-
-def test_entries_of_tcp_and_of_services_without_serving_endpoints_are_kept():
-    names = ADDRESSES["IPv4"]
-    insert("IPv4", "udp", names["cluster"], 53, names["dead"], 5353, 40000)
-    routes = [
-        route_to("IPv4", ()),
-        route_to("IPv4", (Endpoint(names["live"], 5353, serving=False),)),
-        route_to("IPv4", (Endpoint(names["live"], 5353),), protocol="TCP"),
-    ]
-    with ConntrackSocket() as sock:
-        assert delete_stale(sock, "IPv4", routes) == 0
-    assert client_ports("IPv4") == {40000}
 
 
 @pytest.mark.parametrize("start", ["agent", "run"])
@@ -242,18 +234,28 @@ def test_of_a_large_table_only_stale_entries_are_parsed_completely(monkeypatch):
     assert len(parsed) == 10
 
 
-@pytest.mark.parametrize("protocol", ["udp", "sctp"])
-def test_corrected_behaviour_ends_flows_of_services_without_endpoints(protocol):
+@pytest.mark.parametrize("is_serving", [None, False])
+@pytest.mark.parametrize(
+    ("protocol", "behaviour", "kept"),
+    [
+        ("udp", KUBE_PROXY, set()),
+        ("udp", CORRECTED, set()),
+        ("tcp", KUBE_PROXY, {40000, 40001, 40002}),
+        ("sctp", KUBE_PROXY, {40000, 40001, 40002}),
+        # The node's port is also one of another host, to which an association was forwarded without being redirected.
+        ("sctp", CORRECTED, {40002}),
+    ],
+)
+def test_flows_of_services_without_serving_endpoints_are_deleted(protocol, behaviour, kept, is_serving):
+    """As by kube-proxy since 1.37 for UDP."""
     names = ADDRESSES["IPv4"]
     insert("IPv4", protocol, names["cluster"], 53, names["dead"], 5353, 40000)
     insert("IPv4", protocol, names["node"], 30053, names["dead"], 5353, 40001)
-    # Another host also uses this port: the packet was forwarded without being redirected.
     insert("IPv4", protocol, names["other"], 30053, names["other"], 30053, 40002)
-    routes = [route_to("IPv4", (), protocol=protocol.upper())]
+    endpoints = () if is_serving is None else (Endpoint(names["dead"], 5353, serving=is_serving),)
     with ConntrackSocket() as sock:
-        assert delete_stale(sock, "IPv4", routes) == 0
-        assert delete_stale(sock, "IPv4", routes, CORRECTED) == 2
-    assert client_ports("IPv4") == {40002}
+        assert delete_stale(sock, "IPv4", [route_to("IPv4", endpoints, protocol.upper())], behaviour) == 3 - len(kept)
+    assert client_ports("IPv4") == kept
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -262,10 +264,14 @@ def test_flows_to_released_addresses_are_deleted(family):
     for number, protocol in enumerate(("udp", "sctp", "tcp", "tcp"), 40000):
         insert(family, protocol, names["cluster"], 53 + (number == 40003), names["live"], 5353, number)
     insert(family, "udp", names["cluster"], 53, names["cluster"], 53, 40004)
+    insert(family, "udp", names["vip"], 53, names["live"], 5353, 40005)
     released = [Frontend(protocol, names["cluster"], 53) for protocol in ("UDP", "SCTP", "TCP")]
+    # Another Service, or another port of this one, has the address now.
+    taken = Frontend("UDP", names["vip"], 53)
     with ConntrackSocket() as sock:
-        assert delete_stale(sock, family, [], CORRECTED, released) == 3
-    assert client_ports(family) == {40003, 40004}
+        routes = [route_to(family, (Endpoint(names["live"], 5353),))._replace(cluster_ip=names["other"])]
+        assert delete_stale(sock, family, routes, CORRECTED, [*released, taken]) == 4
+    assert client_ports(family) == {40003, 40005}
 
 
 def test_tcp_connections_through_other_services_are_kept_when_one_is_released():

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The choice between kube-proxy's defects and corrected behaviour.
 
-kube-proxy 1.36 deviates from the API documentation and the KEPs in places, and its modes differ from each other. A node
-can be taken over only if nothing changes for clients that depend on this, so it is the default. Each deviation that can
-be corrected is one predicate of :class:`Behaviour`, true if it is corrected; code checks the predicate, never the name.
+kube-proxy deviates from the API documentation and the KEPs in places, and its modes differ from each other. A node can
+be taken over only if nothing changes for clients that depend on this, so it is the default. Each deviation that can be
+corrected is one predicate of :class:`Behaviour`, true if it is corrected; code checks the predicate, never the name.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Behaviour(NamedTuple):
     ranges_hold_for_families: bool = False
     #: iptables mode: a source that is not allowed is dropped, even without endpoints.
     ranges_before_endpoints: bool = False
-    #: Connection tracking entries of UDP and SCTP flows are deleted whenever they lead to anything but a serving
-    #: endpoint, including those of Services that were created later, deleted, or lost their last endpoint.
+    #: Connection tracking entries of SCTP flows are deleted like those of UDP flows, and those of both also when their
+    #: Service, or its address, was created later.
     stale_flows_end: bool = False
     #: ipvs mode: while the endpoint that the scheduler mh or sh selects for a client gets no new connections, because
     #: it drains or is in maintenance, the client gets another one.
@@ -46,6 +46,8 @@ class Behaviour(NamedTuple):
     masquerade_below_node_ports: bool = False
 
 
+#: The release of kube-proxy whose behaviour this is where nothing is corrected.
+KUBE_PROXY_RELEASE = "1.38"
 KUBE_PROXY = Behaviour("kube-proxy")
 CORRECTED = Behaviour("corrected", *(True for _hole in Behaviour._fields[1:]))
 

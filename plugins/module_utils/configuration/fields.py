@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from ..base.mode_names import IPTABLES, IPVS, NFTABLES, USERSPACE
-from .behaviour import BEHAVIOURS
+from .behaviour import BEHAVIOURS, KUBE_PROXY_RELEASE
 from .field import NO_MODE, PARTLY, Field, agent_only, honoured, unused
 from .model import DETECT_LOCAL_MODES
 from .node_proxy import ALLOW, AUTO, CUT, DENY, KEEP, MOST_CHECKS
@@ -203,7 +203,8 @@ NODE_FIELDS: Tuple[Field, ...] = (
     honoured(
         "behaviour",
         choice(*BEHAVIOURS),
-        "`kube-proxy`, or `corrected` to correct its known defects: see [conformance.md](conformance.md)",
+        f"`kube-proxy`, that of release {KUBE_PROXY_RELEASE}, or `corrected` to correct its known defects: see"
+        " [conformance.md](conformance.md)",
         attribute="behaviour.name",
     ),
     honoured(

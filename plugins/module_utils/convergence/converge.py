@@ -287,10 +287,10 @@ class _Convergence:
     def _delete_stale_conntrack(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyServices]
     ) -> None:
-        """Delete stale entries if the endpoints of a UDP Service changed since the last convergence.
+        """Delete stale entries if a UDP Service changed since the last convergence so that there can be any.
 
-        With corrected behaviour, also if addresses changed; then entries of addresses that no Service has any more,
-        too. And if something was missing: meanwhile a flow to a Service may have begun without NAT.
+        Entries of addresses that no Service has any more are deleted, too. So they are if something was missing:
+        meanwhile a flow to a Service may have begun without NAT.
 
         The Services work without it, so a failure, including one to write the ledger, only causes a warning. The next
         run tries again, because the ledger is updated only after success.
@@ -303,7 +303,9 @@ class _Convergence:
             item.resource in self.of_cluster and (item.change.added or item.change.replaced) for item in self.planned
         ):
             return
-        released = before.frontends - now.frontends if protocols else frozenset()
+        released = [item for item in before.frontends - now.frontends if item.protocol in protocols]
+        # A new Service without endpoints changes tables, too, but kube-proxy deletes no entry then.
+        every = settings.behaviour.stale_flows_end or released or now.serving != before.serving
         with self.watch.stage("conntrack"):
             try:
                 from ..kernel.conntrack.socket import ConntrackSocket
@@ -313,7 +315,8 @@ class _Convergence:
                     for context, ports in families:
                         family = context.family
                         own = [item for item in released if not item.address or family_of(item.address) == family]
-                        self.conntrack_deleted += delete_stale(sock, family, ports.values(), settings.behaviour, own)
+                        chosen = [info for info in ports.values() if every or any(e.serving for e in info.endpoints)]
+                        self.conntrack_deleted += delete_stale(sock, family, chosen, settings.behaviour, own)
                         self.conntrack_deleted += delete_half_open(sock, family, ports.values())
                 write_ledger(directory, now)
             except KernelError as error:

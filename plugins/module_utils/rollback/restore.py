@@ -414,6 +414,6 @@ def _apply(
 def _forget_flows(state_directory: str, warnings: List[str]) -> None:
     """Have the next convergence look for stale connection tracking entries of UDP Services."""
     try:
-        write_ledger(state_directory, Flows({}))
+        write_ledger(state_directory, Flows())
     except KernelError as error:
         warnings.append(str(error))

@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The addresses of ServicePorts whose connection tracking entries can become stale, and when to examine them.
 
-kube-proxy 1.36 examines UDP entries after the serving endpoints of a Service changed, if it has any. With corrected
-behaviour entries of UDP and SCTP are examined after every change of the addresses or the endpoints.
+kube-proxy 1.38 examines the entries of all UDP Services after the serving endpoints of one of them changed, or a port
+was removed (pkg/proxy/conntrack). With corrected behaviour those of UDP and SCTP are examined after every change of the
+addresses, too.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def frontends_of(info: ServicePortInfo) -> List[Frontend]:
 
 
 def serving_digest(service_ports: Iterable[ServicePortInfo]) -> str:
-    """Return a digest of the serving endpoints of ServicePorts."""
+    """Return a digest of the serving endpoints of ServicePorts, empty if there are none."""
     serving = sorted(
         (info.family, *info.key, endpoint.ip, endpoint.port)
         for info in service_ports
         for endpoint in info.endpoints
         if endpoint.serving
     )
-    return hashlib.sha256(repr(serving).encode()).hexdigest()
+    return hashlib.sha256(repr(serving).encode()).hexdigest() if serving else ""
 
 
 def examined_protocols(behaviour: Behaviour) -> Tuple[str, ...]:
@@ -50,62 +51,65 @@ def examined_protocols(behaviour: Behaviour) -> Tuple[str, ...]:
 
 def released_protocols(behaviour: Behaviour, end_deleted: bool) -> Tuple[str, ...]:
     """Return the protocols whose entries end with their Service; ``end_deleted``: TCP is one of them."""
-    if not behaviour.stale_flows_end:
-        return ()
-    return ("UDP", "SCTP", "TCP") if end_deleted else ("UDP", "SCTP")
+    examined = examined_protocols(behaviour)
+    return (*examined, "TCP") if end_deleted and behaviour.stale_flows_end else examined
 
 
 class _Known(NamedTuple):
     frontends: FrozenSet[Frontend]
-    serving: int
+    #: The hash of what makes entries stale when it changes.
+    examined: int
 
 
-_NOTHING = _Known(frozenset(), 0)
+_NOTHING = _Known(frozenset(), hash(frozenset()))
 
 
 class FlowChanges:
-    """Records Services that changed so that their entries can be stale, and addresses that no Service has any more.
+    """Records whether Services changed so that entries can be stale, and addresses that no Service has any more.
 
-    ``protocols``: those of :func:`released_protocols`; without any, nothing is recorded.
+    ``services``: those whose entries are examined then. ``end_deleted``: see :func:`released_protocols`.
     """
 
-    def __init__(self, protocols: Tuple[str, ...]) -> None:
-        self._protocols = protocols
+    def __init__(self, behaviour: Behaviour, end_deleted: bool) -> None:
+        self._examined = examined_protocols(behaviour)
+        self._released = released_protocols(behaviour, end_deleted)
+        self._addresses_matter = behaviour.stale_flows_end
         self._known: Dict[NamespacedName, _Known] = {}
-        self.changed: Set[NamespacedName] = set()
+        self.services: Set[NamespacedName] = set()
+        self.changed = False
         self.released: Set[Frontend] = set()
 
     def note(self, service: NamespacedName, service_ports: Iterable[ServicePortInfo]) -> None:
         """Record the ServicePorts that a Service has from now on, none if it was deleted."""
-        if not self._protocols:
-            return
-        chosen = [info for info in service_ports if info.key.protocol in self._protocols]
-        serving = frozenset(
-            (info.key, endpoint.ip, endpoint.port) for info in chosen for endpoint in info.endpoints if endpoint.serving
-        )
-        frontends = frozenset(frontend for info in chosen for frontend in frontends_of(info))
-        before, now = self._known.get(service, _NOTHING), _Known(frontends, hash(serving))
-        if before == now or not (before.frontends or frontends):
-            return
-        self.released |= before.frontends - frontends
-        self.released -= frontends
-        if frontends:
-            self._known[service] = now
-            self.changed.add(service)
-        else:
-            del self._known[service]
+        chosen = [info for info in service_ports if info.key.protocol in self._released]
+        before = self._known.pop(service, _NOTHING)
+        if chosen or before.frontends:
+            frontends = frozenset(frontend for info in chosen for frontend in frontends_of(info))
+            examined = [info for info in chosen if info.key.protocol in self._examined]
+            state: Set[Tuple[object, ...]] = {
+                (info.key, item.ip, item.port) for info in examined for item in info.endpoints if item.serving
+            }
+            if self._addresses_matter:
+                state.update(frontend for info in examined for frontend in frontends_of(info))
+            now = _Known(frontends, hash(frozenset(state)))
+            self.changed |= before.examined != now.examined
+            self.released |= before.frontends - frontends
+            self.released -= frontends
+            if frontends:
+                self._known[service] = now
+            (self.services.add if examined else self.services.discard)(service)
 
     def repeat(self, services: AbstractSet[NamespacedName]) -> None:
         """Record Services again that were recorded before all of their ports were programmed."""
-        self.changed |= self._known.keys() & services
+        self.changed |= not self.services.isdisjoint(services)
 
-    def pop(self) -> Tuple[Set[NamespacedName], Set[Frontend]]:
-        """Return the records since the last call."""
+    def pop(self) -> Tuple[bool, Set[Frontend]]:
+        """Return whether entries can be stale since the last call, and the addresses."""
         found = self.changed, self.released
-        self.changed, self.released = set(), set()
+        self.changed, self.released = False, set()
         return found
 
-    def put_back(self, changed: Set[NamespacedName], released: Set[Frontend]) -> None:
+    def put_back(self, changed: bool, released: Set[Frontend]) -> None:
         """Record again changes that could not be examined."""
         self.changed |= changed
         self.released |= released

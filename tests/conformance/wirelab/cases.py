@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from . import sentinel
 from .addressing import CLUSTER_CIDR, holder
-from .corrections import CORRECTED, KUBE_PROXY, corrected, read_corrections
+from .corrections import CORRECTED, EQUALS, KUBE_PROXY, corrected, read_corrections
 from .endpoints import Listener
 from .flows import TRANSPORTS, Flow, parse_flow
 from .objects import Object, flatten, load_yaml, merge
@@ -86,13 +86,15 @@ class Case:
     def expected(self, mode: str, behaviour: str = KUBE_PROXY, filter_backend: str = "") -> list[StepResult]:
         """Return the expected results of a mode: the recording, or else those written from the specification.
 
-        With corrected behaviour the corrections are applied, in ipvs mode also what differs with the filter backend.
+        What later releases of kube-proxy do differently is applied, with corrected behaviour the corrections, and in
+        ipvs mode what differs with the filter backend.
         Raises FileNotFoundError if there is neither recording nor specification.
         """
         recording = self.file(f"observed-{mode}.json")
         path = recording if os.path.exists(recording) else self.file(f"expected-{mode}.json")
         with open(path, encoding="utf-8") as file:
             steps: list[StepResult] = json.load(file)["steps"]
+        steps = corrected(steps, read_corrections(self.file(f"kube-proxy-{EQUALS}-{mode}.json")))
         if behaviour == CORRECTED:
             steps = corrected(steps, read_corrections(self.file(f"corrected-{mode}.json")))
         if mode == "ipvs" and filter_backend:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Expectations of corrected behaviour: where it differs from kube-proxy's, what is expected instead, and why."""
+"""Expectations that differ from the recordings, of later releases and corrected behaviour: what, and why."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 from .results import FlowResult, StepResult
 
 KUBE_PROXY, CORRECTED = "kube-proxy", "corrected"
+#: The release of kube-proxy that is expected; recordings are of an earlier one.
+EQUALS = "1.38"
 BEHAVIOURS = (KUBE_PROXY, CORRECTED)
 #: Chooses the behaviour of a run.
 VARIABLE = "LAB_BEHAVIOUR"
@@ -29,7 +31,7 @@ def chosen_behaviour(environment: Mapping[str, str] = os.environ) -> str:
 def read_corrections(path: str) -> list[dict[str, Any]]:
     """Return the corrections in a file, none if it does not exist.
 
-    Each names a ``step`` and a ``flow`` of the expectation for kube-proxy, has the ``outcomes`` (or ``http``, ``cmd``)
+    Each names a ``step`` and a ``flow`` of the expectation that it changes, has the ``outcomes`` (or ``http``, ``cmd``)
     that are expected instead, and a ``reason`` with its source.
     """
     if not os.path.exists(path):

@@ -63,7 +63,7 @@ def test_a_change_is_applied_without_observing_the_kernel(bench):
     assert bench.mode.resource.observed == observed
 
 
-def test_all_udp_services_are_examined_only_when_endpoints_of_one_changed(bench, monkeypatch):
+def test_all_udp_services_are_examined_only_when_one_lost_something(bench, monkeypatch):
     examined = []
 
     def record(_socket, _family, ports, *_rest):
@@ -88,13 +88,15 @@ def test_all_udp_services_are_examined_only_when_endpoints_of_one_changed(bench,
 
     assert sync(endpoints("a", "10.244.1.1"), endpoints("b", "10.244.1.2"), endpoints("none")) == []
     udp = [manifests.service(name, f"10.96.0.1{number}", [port], namespace="d") for number, name in enumerate("abc")]
-    assert sync(*udp) == [["a", "b"]]
+    assert sync(*udp) == [["a", "b", "c"]]
     assert sync({**udp[0], "spec": {**udp[0]["spec"], "externalIPs": ["192.0.2.9"]}}) == []
     half_open.clear()
     assert sync(service("web", 1), service("api", 2)) == []
     assert half_open == [bench.now], "connections to endpoints that are gone, when Services were added"
-    assert sync(endpoints("b", "10.244.1.3")) == [["a", "b"]]
-    assert sync(endpoints("b")) == [["a"]] and len(half_open) == 1
+    assert sync(endpoints("b", "10.244.1.3")) == [["a", "b", "c"]]
+    assert sync(endpoints("b")) == [["a", "b", "c"]]
+    assert sync({**udp[0], "spec": {**udp[0]["spec"], "ports": [manifests.port(80)]}}) == [["b", "c"]]
+    assert len(half_open) == 1
 
 
 def test_nothing_is_due_without_a_change(bench):

@@ -40,7 +40,7 @@ def test_statusz_as_text():
     assert re.fullmatch(r"Go version: none \(Python 3\.[\w.+]+\)", lines[6])
     assert lines[7:] == [
         "Binary version: 1.2.3+658f7d18e1be",
-        "Emulation version: 1.36",
+        "Emulation version: 1.38",
         "Paths: /configz /metrics /statusz",
         "",
     ]
@@ -65,7 +65,7 @@ def test_statusz_as_json(version):
         "startTime": "2024-10-16T21:03:43Z",
         "uptimeSeconds": 856,
         "binaryVersion": "1.2.3+658f7d18e1be",
-        "emulationVersion": "1.36",
+        "emulationVersion": "1.38",
         "paths": ["/configz", "/metrics", "/statusz"],
     }
 
@@ -83,7 +83,7 @@ def test_flagz_shows_the_command_line():
 def test_version():
     document = json.loads(version_response(IDENTITY).body)
     assert document["gitVersion"] == "v1.2.3+658f7d18e1be" and document["gitCommit"] == IDENTITY.engine
-    assert (document["major"], document["minor"], document["emulationMinor"]) == ("1", "2", "36")
+    assert (document["major"], document["minor"], document["emulationMinor"]) == ("1", "2", "38")
     assert document["platform"].startswith("linux/")
 
 

@@ -1,15 +1,18 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's corrected expectations: each differs from kube-proxy's and has a reason, and the modes agree."""
+"""The lab's expectations beside the recordings: each differs from these and has a reason, and the modes agree."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 
 from tests.conformance.wirelab.arguments import CASES, HOME
 from tests.conformance.wirelab.cases import MODES, find_cases
-from tests.conformance.wirelab.corrections import CORRECTED, chosen_behaviour, corrected, read_corrections
+from tests.conformance.wirelab.corrections import CORRECTED, EQUALS, chosen_behaviour, corrected, read_corrections
 from tests.conformance.wirelab.outcomes import meaning
 
 ALL = find_cases([str(HOME / name) for name in CASES], ["*"])
@@ -38,6 +41,23 @@ def test_every_correction_changes_an_expectation_and_has_a_reason(mode):
         assert changed == {(item["step"], item["flow"]) for item in corrections}, case.name
         assert all(item["reason"] for item in corrections), case.name
         found += len(corrections)
+    assert found
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+def test_what_a_later_release_does_differently_changes_a_recording_and_has_a_reason(mode):
+    found = 0
+    for case in ALL:
+        later = read_corrections(case.file(f"kube-proxy-{EQUALS}-{mode}.json"))
+        if not later:
+            continue
+        recorded = json.loads(Path(case.file(f"observed-{mode}.json")).read_text(encoding="utf-8"))["steps"]
+        before = {(step["step"], flow["flow"]): meaning(flow) for step in recorded for flow in step["flows"]}
+        after = expectations(case, mode, "kube-proxy")
+        changed = {place for place in before if before[place] != after[place]}
+        assert changed == {(item["step"], item["flow"]) for item in later}, case.name
+        assert all(item["reason"] for item in later), case.name
+        found += len(later)
     assert found
 
 

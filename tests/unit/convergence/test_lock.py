@@ -30,7 +30,7 @@ def test_nothing_is_left_after_removal(tmp_path):
     state = tmp_path / "state"
     with ConvergenceLock(str(state), 0.1, "rollback") as lock:
         assert held_by(state) == f"{os.getpid()} rollback"
-        write_ledger(str(state), Flows({"a/b": "c"}))
+        write_ledger(str(state), Flows(serving="c"))
         (state / "agent.sock").touch()
         (state / "agent").mkdir()
         (state / "agent" / "agent.sock").touch()

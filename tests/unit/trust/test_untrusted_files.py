@@ -72,7 +72,7 @@ def token_of_another_user(path: Path) -> object:
     return TokenFile(str(path)).headers()
 
 
-FLOWS = ledger.Flows({"a/b": "c"})
+FLOWS = ledger.Flows(serving="c")
 
 OPENED: Dict[str, Opened] = {
     "lock": Opened("run/lock", acquire_lock),
@@ -267,7 +267,7 @@ def test_the_directory_of_an_earlier_version_is_taken_over(tmp_path, monkeypatch
     os.chown(run, NOBODY, NOBODY)
     before = state_of(victim)
     with ConvergenceLock(str(run), 1.0, "root"):
-        assert ledger.read_ledger(str(run)) == ledger.Flows({})
+        assert ledger.read_ledger(str(run)) == ledger.Flows()
         ledger.write_ledger(str(run), FLOWS)
     assert state_of(victim) == before and not victim.with_name("made-by-root").exists()
     found = (run / "lock").lstat()

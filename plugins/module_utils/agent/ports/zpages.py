@@ -14,12 +14,11 @@ import platform
 import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
+from ...configuration.behaviour import KUBE_PROXY_RELEASE
 from ...packaging.identity import Identity
 from ..http.message import Response, text_response
 
 COMPONENT = "kube-proxy"
-#: The release whose behaviour this is.
-EMULATED = "1.36"
 STATUSZ, FLAGZ = "Statusz", "Flagz"
 
 _GROUP = "config.k8s.io"
@@ -49,7 +48,7 @@ def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str
             "uptimeSeconds": uptime,
             "goVersion": language,
             "binaryVersion": identity.text,
-            "emulationVersion": EMULATED,
+            "emulationVersion": KUBE_PROXY_RELEASE,
             "paths": listed,
         }
         return _structured(STATUSZ, version, document)
@@ -60,7 +59,7 @@ def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str
         f"Up: {uptime // 3600} hr {uptime // 60 % 60:02d} min {uptime % 60:02d} sec",
         f"Go version: {language}",
         f"Binary version: {identity.text}",
-        f"Emulation version: {EMULATED}",
+        f"Emulation version: {KUBE_PROXY_RELEASE}",
         f"Paths: {' '.join(listed)}",
     ]
     return _page("statusz", lines)
@@ -82,8 +81,8 @@ def version_response(identity: Identity) -> Response:
     document = {
         "major": major,
         "minor": rest.partition(".")[0],
-        "emulationMajor": EMULATED.partition(".")[0],
-        "emulationMinor": EMULATED.partition(".")[2],
+        "emulationMajor": KUBE_PROXY_RELEASE.partition(".")[0],
+        "emulationMinor": KUBE_PROXY_RELEASE.partition(".")[2],
         "gitVersion": f"v{identity.text}",
         "gitCommit": identity.engine,
         "gitTreeState": "",

@@ -41,7 +41,7 @@ from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...rendering.slot_limit import SlotLimit
 from ...resources import NO_CHANGE, Change, Kind, PlannedChange, Stage, plan
-from ...serviceports.flows import FlowChanges, released_protocols
+from ...serviceports.flows import FlowChanges
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
 from ..sync.tables import SyncedTables, SyncResult, applied
@@ -103,8 +103,7 @@ class Proxier(SyncedTables):
         self._adjustments = mode.adjustments(context, self.stages, handles)
         self._progress = handles.progress
         settings = configuration.node_proxy.behaviour
-        self._flows = FlowChanges(released_protocols(settings.behaviour, settings.end_deleted))
-        self._udp_changed: Set[NamespacedName] = set()
+        self._flows = FlowChanges(settings.behaviour, settings.end_deleted)
         self._appeared = False
         self._examined = Pace(monotonic, _EXAMINE_PAUSE_FACTOR)
         #: Services with ports that the mode cannot serve, and why.
@@ -239,8 +238,7 @@ class Proxier(SyncedTables):
                 self.ignored, service, ignored_annotations(self.mode.rendering, found, self.settings)
             )
             self._appeared |= service not in self.summaries
-            if self.summaries.put(service, found):
-                self._udp_changed.add(service)
+            self.summaries.put(service, found)
             self._flows.note(service, found)
 
     def request_slots(self, state: ClusterState, services: Iterable[NamespacedName]) -> Set[NamespacedName]:
@@ -390,26 +388,23 @@ class Proxier(SyncedTables):
 
         Meanwhile a flow may have begun without NAT, or to a former endpoint, and keeps it as long as packets come.
         """
-        self._udp_changed |= self.summaries.udp_services & services
         self._flows.repeat(services)
 
     def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
         """Delete stale entries, if Services or tables changed since the last call in a way that can make entries stale.
 
-        Like kube-proxy 1.36, examine the entries of all UDP Services after the endpoints of any of them changed: so
-        those of addresses that a Service has got since then are found, too. TCP connections to endpoints that are gone
-        are examined after Services were added, so when the agent starts. Return how many were deleted and the seconds
-        it took (0 if nothing changed, or :attr:`examines_later`). Raises KernelError.
+        Like kube-proxy, examine the entries of all UDP Services after any of them changed so: those of addresses that a
+        Service has got since then are found, too. TCP connections to endpoints that are gone are examined after
+        Services were added, so when the agent starts. Return how many were deleted and the seconds it took (0 if
+        nothing changed, or :attr:`examines_later`). Raises KernelError.
         """
         if self._examined.rest():
             return 0, 0.0
-        udp, self._udp_changed = self._udp_changed, set()
         changed, released = self._flows.pop()
         appeared, self._appeared = self._appeared, False
-        if not self.mode.tracks_connections or not (udp or changed or released or appeared):
+        if not self.mode.tracks_connections or not (changed or released or appeared):
             return 0, 0.0
         started = monotonic()
-        examined = self.summaries.udp_services | changed if udp else changed
 
         def ports(services: Iterable[NamespacedName]) -> Iterable[ServicePortInfo]:
             return (port for name in services for port in self.service_ports(state, name) or ())
@@ -417,12 +412,12 @@ class Proxier(SyncedTables):
         deleted = 0
         try:
             with ConntrackSocket(self._progress) as sock:
-                if udp or changed or released:
-                    deleted = delete_stale(sock, self.family, ports(examined), self.context.node.behaviour, released)
+                if changed or released:
+                    examined = ports(self._flows.services)
+                    deleted = delete_stale(sock, self.family, examined, self.context.node.behaviour, released)
                 if appeared:
                     deleted += delete_half_open(sock, self.family, ports(state.services))
         except BaseException:
-            self._udp_changed |= udp
             self._appeared |= appeared
             self._flows.put_back(changed, released)
             raise
@@ -434,5 +429,5 @@ class Proxier(SyncedTables):
     @property
     def examines_later(self) -> float:
         """The seconds until :meth:`clean_conntrack` will examine entries, because it has done so just now; else 0."""
-        waits = self._udp_changed or self._flows.changed or self._flows.released or self._appeared
+        waits = self._flows.changed or self._flows.released or self._appeared
         return self._examined.rest() if waits and self.mode.tracks_connections else 0.0

@@ -1,15 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Summaries of the Services, which gauges, health check node ports and conntrack clean-up need."""
+"""Summaries of the Services, which gauges and health check node ports need."""
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Sequence, Set
+from typing import Dict, NamedTuple, Sequence
 
 from ...cluster.model import NamespacedName
 from ...serviceports.info import ServicePortInfo
-from ...serviceports.udp import udp_digest
 
 
 class ServiceSummary(NamedTuple):
@@ -17,8 +16,7 @@ class ServiceSummary(NamedTuple):
 
     ``no_local_internal`` and ``no_local_external`` count its ports whose traffic policy is Local and that have
     endpoints, but none on this node; where Services are counted, the number is at most 1. ``local_ready``: distinct
-    addresses of ready endpoints on this node. ``udp``: the digest of its serving UDP endpoints. ``served``: its ports
-    that have an endpoint to choose.
+    addresses of ready endpoints on this node. ``served``: its ports that have an endpoint to choose.
     """
 
     ports: int
@@ -27,7 +25,6 @@ class ServiceSummary(NamedTuple):
     no_local_external: int
     health_check_node_port: int
     local_ready: int
-    udp: str
     served: int
 
 
@@ -67,7 +64,6 @@ def summarize(service_ports: Sequence[ServicePortInfo], counts_ports: bool = Tru
         no_local_external=no_local_external,
         health_check_node_port=health_check_node_port,
         local_ready=len(local),
-        udp=udp_digest(service_ports),
         served=served,
     )
 
@@ -85,8 +81,6 @@ class Summaries:
         #: Health check node ports by Service, and how many ready endpoints each of these Services has on this node.
         self.health_ports: Dict[NamespacedName, int] = {}
         self.health_counts: Dict[NamespacedName, int] = {}
-        #: Services with serving UDP endpoints.
-        self.udp_services: Set[NamespacedName] = set()
 
     def __len__(self) -> int:
         return len(self._services)
@@ -99,8 +93,8 @@ class Summaries:
         summary = self._services.get(service)
         return summary is not None and summary.served > 0
 
-    def put(self, service: NamespacedName, service_ports: Sequence[ServicePortInfo]) -> bool:
-        """Replace the ServicePorts of a Service; return whether its serving UDP endpoints changed."""
+    def put(self, service: NamespacedName, service_ports: Sequence[ServicePortInfo]) -> None:
+        """Replace the ServicePorts of a Service."""
         before = self._services.pop(service, None)
         now = summarize(service_ports, self._counts_ports) if service_ports else None
         if now is not None:
@@ -113,12 +107,6 @@ class Summaries:
             self.health_counts.pop(service, None)
         self._count(before, -1)
         self._count(now, 1)
-        udp = "" if now is None else now.udp
-        if udp:
-            self.udp_services.add(service)
-        else:
-            self.udp_services.discard(service)
-        return udp != ("" if before is None else before.udp)
 
     def _count(self, summary: ServiceSummary | None, sign: int) -> None:
         if summary is not None:

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Data that one convergence leaves for the next because the kernel does not have it: the endpoints of UDP Services.
+"""Data that one convergence leaves for the next because the kernel does not have it: what UDP Services had.
 
-Stale conntrack entries are deleted only if the UDP endpoints of a Service changed (see ``serviceports.udp``), so a
-one-shot convergence must save their digests from one run to the next.
+Stale conntrack entries are deleted only if the UDP endpoints of a Service changed or its addresses went (see
+``serviceports.flows``), so a one-shot convergence must save these from one run to the next.
 
 An unattended run also records that it refused a loss of Services, because the next run applies it (see ``loss``).
 
@@ -18,15 +18,13 @@ import contextlib
 import glob
 import json
 import os
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Sequence
 
 from ...base.addresses import canonical_address
 from ...base.errors import KernelError
 from ...base.regular_files import open_regular, parse_json, read_regular
 from ...kernel.files import remove_file
 from ...serviceports.flows import Frontend, frontends_of, serving_digest
-from ...serviceports.info import ServicePortInfo
-from ...serviceports.udp import udp_digest
 from ..family import FamilyServices
 from .state_directory import CONTROL_SOCKET, LEDGER, LEDGER_BYTES, control_socket
 
@@ -38,11 +36,9 @@ _TEMPORARY = ".ledger"
 class Flows(NamedTuple):
     """The data of one convergence that determine which connection tracking entries are stale.
 
-    ``digests``: of the serving endpoints of each Service with UDP ports. With corrected behaviour also ``frontends``,
-    the addresses whose entries end with their Service, and ``serving``, a digest of all their serving endpoints.
+    ``frontends``: the addresses whose entries end with their Service. ``serving``: a digest of all serving endpoints.
     """
 
-    digests: Dict[str, str]
     frontends: FrozenSet[Frontend] = frozenset()
     serving: str = ""
 
@@ -51,19 +47,7 @@ def flows_of(families: Sequence[FamilyServices], protocols: Sequence[str]) -> Fl
     """Return the data of a convergence; ``protocols``: those whose entries end with their Service."""
     chosen = [info for item in families for info in item.service_ports.values() if info.key.protocol in protocols]
     frontends = frozenset(frontend for info in chosen for frontend in frontends_of(info))
-    return Flows(udp_digests(families), frontends, serving_digest(chosen) if chosen else "")
-
-
-def udp_digests(families: Iterable[FamilyServices]) -> Dict[str, str]:
-    """Return the digest of each Service with serving UDP endpoints, by family and name (``IPv4 namespace/name``)."""
-    digests = {}
-    for context, service_ports in families:
-        udp: Dict[str, List[ServicePortInfo]] = {}
-        for key, info in service_ports.items():
-            if key.protocol == "UDP":
-                udp.setdefault(f"{context.family} {key.service}", []).append(info)
-        digests.update({name: udp_digest(ports) for name, ports in udp.items()})
-    return {name: digest for name, digest in digests.items() if digest}
+    return Flows(frontends, serving_digest(chosen))
 
 
 def _read(directory: str) -> Dict[str, Any]:
@@ -78,13 +62,11 @@ def _read(directory: str) -> Dict[str, Any]:
 def read_ledger(directory: str) -> Flows:
     """Return the endpoints and addresses of the last convergence; empty if there was none or it is not valid."""
     record = _read(directory)
-    known, frontends, serving = record.get("udp_endpoints"), record.get("frontends", []), record.get("serving", "")
-    if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
-        known = {}
+    frontends, serving = record.get("frontends", []), record.get("serving", "")
     if not isinstance(frontends, list):
         frontends = []
     read = frozenset(item for item in map(_frontend, frontends) if item is not None)
-    return Flows(known, read, serving if isinstance(serving, str) else "")
+    return Flows(read, serving if isinstance(serving, str) else "")
 
 
 def _frontend(raw: object) -> Optional[Frontend]:
@@ -102,7 +84,7 @@ def _frontend(raw: object) -> Optional[Frontend]:
 def write_ledger(directory: str, flows: Flows) -> None:
     """Record the endpoints and addresses that have been programmed; the caller holds the lock. Raises KernelError."""
     remark = "the next run checks connections of UDP Services again"
-    record = {**_read(directory), "udp_endpoints": flows.digests}
+    record = _read(directory)
     for name, value in (("frontends", sorted(flows.frontends)), ("serving", flows.serving)):
         if value:
             record[name] = value

@@ -5,7 +5,8 @@
 
 A UDP flow keeps the endpoint that received its first packet for as long as packets keep coming, even after that
 endpoint was removed. So after endpoints changed, entries of served addresses that lead to anything but a serving
-endpoint are deleted (kube-proxy 1.36, which does so for UDP alone; see ``serviceports.flows``).
+endpoint are deleted, and those of addresses that no Service has any more (kube-proxy 1.38, which does so for UDP alone;
+see ``serviceports.flows``).
 
 A TCP connection that was begun to an endpoint that is gone, for example after a rollback, is not answered for as long
 as its client repeats the request, whatever serves by then. So such entries are deleted as well.
@@ -26,10 +27,12 @@ from .socket import ConntrackSocket, collected
 class KnownFrontends(NamedTuple):
     """The frontends of one protocol and their serving endpoints; addresses and ports as bytes in network order.
 
-    ``addresses`` maps address and port to endpoints, ``node_ports`` a port on any address. If a
-    frontend has no endpoints, only its entries with a rewritten destination are stale.
+    ``addresses`` maps address and port to endpoints, ``node_ports`` a port on any address. ``every``: all entries of a
+    frontend without endpoints are stale, also those whose destination was never rewritten. That is harmless for UDP
+    only: another host may use the port of a node port, and a connection to it would not survive.
     """
 
+    every: bool
     addresses: Dict[bytes, Set[bytes]]
     node_ports: Dict[bytes, Set[bytes]]
 
@@ -40,35 +43,33 @@ class KnownFrontends(NamedTuple):
             endpoints = self.node_ports.get(destination[-2:])
         if endpoints is None or reply_source in endpoints:
             return False
-        return bool(endpoints) or reply_source != destination
+        return self.every or bool(endpoints) or reply_source != destination
+
+
+_NOTHING = KnownFrontends(False, {}, {})
 
 
 def frontends(
-    protocols: Iterable[str],
-    service_ports: Iterable[ServicePortInfo],
-    released: Iterable[Frontend] = (),
-    without_endpoints: bool = False,
+    protocols: Iterable[str], service_ports: Iterable[ServicePortInfo], released: Iterable[Frontend] = ()
 ) -> Dict[str, KnownFrontends]:
     """Return the frontends of the ServicePorts of these protocols, and those that were ``released``, by protocol.
 
-    All are of one family. ServicePorts without a serving endpoint are omitted, so their entries are kept, unless
-    ``without_endpoints``; readiness, policies, topology and termination do not matter.
+    All are of one family. Readiness, policies, topology and termination do not matter.
     """
-    known = {protocol: KnownFrontends({}, {}) for protocol in protocols}
+    known: Dict[str, KnownFrontends] = {}
     for info in service_ports:
-        found = known.get(info.key.protocol)
-        if found is None:
-            continue
-        serving = {place(endpoint.ip, endpoint.port) for endpoint in info.endpoints if endpoint.serving}
-        if serving or without_endpoints:
+        if info.key.protocol in protocols:
+            serving = {place(endpoint.ip, endpoint.port) for endpoint in info.endpoints if endpoint.serving}
             for frontend in frontends_of(info):
-                _add(found, frontend, serving)
+                _add(known, frontend, serving)
     for frontend in released:
-        _add(known.setdefault(frontend.protocol, KnownFrontends({}, {})), frontend, set())
+        _add(known, frontend, set())
     return known
 
 
-def _add(found: KnownFrontends, frontend: Frontend, serving: Set[bytes]) -> None:
+def _add(known: Dict[str, KnownFrontends], frontend: Frontend, serving: Set[bytes]) -> None:
+    protocol = frontend.protocol
+    found = known.setdefault(protocol, KnownFrontends(protocol == "UDP", {}, {}))
     if frontend.address:
         found.addresses.setdefault(place(frontend.address, frontend.port), set()).update(serving)
     else:
@@ -76,9 +77,7 @@ def _add(found: KnownFrontends, frontend: Frontend, serving: Set[bytes]) -> None
 
 
 def stale_identities(sock: ConntrackSocket, family: str, protocol: str, known: KnownFrontends) -> List[bytes]:
-    """Return the identities of the stale entries; nothing is read without frontends. Raises KernelError."""
-    if not known.addresses and not known.node_ports:
-        return []
+    """Return the identities of the stale entries. Raises KernelError."""
     return collected(
         lambda: (identity(entry) for entry in sock.entries(family, protocol) if known.is_stale(*entry[:2]))
     )
@@ -96,7 +95,7 @@ def delete_stale(
     Return their number. Raises KernelError.
     """
     # TCP connections through a Service that exists are kept: see ``endConnectionsOfDeletedServices``.
-    known = frontends(examined_protocols(behaviour), service_ports, released, behaviour.stale_flows_end)
+    known = frontends(examined_protocols(behaviour), service_ports, released)
     return sum(
         sock.delete(family, stale_identities(sock, family, protocol, found)) for protocol, found in known.items()
     )
@@ -111,7 +110,7 @@ def delete_half_open(sock: ConntrackSocket, family: str, service_ports: Iterable
     found = collected(lambda: _half_open(sock, family))
     if not found:
         return 0
-    known = frontends(("TCP",), service_ports)["TCP"]
+    known = frontends(("TCP",), service_ports).get("TCP", _NOTHING)
     return sock.delete(family, [item for ends, item in found if known.is_stale(*ends)])
 
 
