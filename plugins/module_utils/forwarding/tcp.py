@@ -20,20 +20,11 @@ from ..base.addresses import is_admitted
 from ..base.loop import Loop
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
+from . import sockets
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
 from .relay import Relay, RelayContext, RelaySocket
-from .sockets import (
-    EXHAUSTED,
-    bound_socket,
-    hops_of_connection,
-    ignore_new_connections,
-    keep_alive,
-    limit_hops,
-    open_socket,
-    reset,
-    save_hops,
-)
+from .sockets import open_socket
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _READABLE = _IN | _HUP | select.EPOLLHUP | select.EPOLLERR
@@ -140,8 +131,8 @@ class Connection:
     def _begin(self, endpoint: Endpoint) -> None:
         sock = open_socket(endpoint[0], socket.SOCK_STREAM)
         try:
-            keep_alive(sock)
-            limit_hops(sock, self._hops)
+            sockets.keep_alive(sock)
+            sockets.limit_hops(sock, self._hops)
             number = sock.connect_ex(endpoint)
             if number not in (0, errno.EINPROGRESS):
                 raise OSError(number, os.strerror(number))
@@ -197,7 +188,7 @@ class Connection:
 
     def _failed(self, endpoint: Endpoint, number: Optional[int]) -> None:
         self.server.shared.totals.connect_failures += 1
-        if number not in EXHAUSTED:
+        if number not in sockets.EXHAUSTED:
             self.server.shared.failed.add(endpoint)
 
     # ---- carrying
@@ -261,9 +252,9 @@ class Connection:
     def abort(self) -> None:
         """Reset both sides, as if the other side had failed."""
         self._forget()
-        reset(self.client_end.sock)
+        sockets.reset(self.client_end.sock)
         if self.endpoint_end is not None:
-            reset(self.endpoint_end.sock)
+            sockets.reset(self.endpoint_end.sock)
 
     def _forget(self) -> None:
         shared = self.server.shared
@@ -289,7 +280,7 @@ class TcpServer:
         self.shared = shared
         self.balancer = balancer
         self.connections: Set[Connection] = set()
-        self._socket = bound_socket(key.address, key.port, socket.SOCK_STREAM, self._prepare)
+        self._socket = sockets.bound_socket(key.address, key.port, socket.SOCK_STREAM, self._prepare)
         try:
             self._socket.listen(_BACKLOG)
         except OSError:
@@ -300,8 +291,8 @@ class TcpServer:
     def _prepare(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted sockets inherit these options.
-        keep_alive(sock)
-        save_hops(sock)
+        sockets.keep_alive(sock)
+        sockets.save_hops(sock)
 
     def fileno(self) -> int:
         """Return the descriptor of the listening socket."""
@@ -316,25 +307,25 @@ class TcpServer:
             except BlockingIOError:
                 return True
             except OSError as error:
-                if error.errno in EXHAUSTED:
+                if error.errno in sockets.EXHAUSTED:
                     return False
                 # The client has already disconnected, or the network reported an error of its connection (accept(2)).
                 continue
             client = address[0]
             if not is_admitted(client, self.listener.sources):
                 shared.totals.refused_sources += 1
-                reset(sock)
+                sockets.reset(sock)
                 continue
             sock.setblocking(False)
-            hops = hops_of_connection(sock) - 1
+            hops = sockets.hops_of_connection(sock) - 1
             if hops < 1:
                 # Nodes forward to each other in a loop.
                 shared.totals.unreachable += 1
-                reset(sock)
+                sockets.reset(sock)
                 continue
             if not shared.connections.make_room(client, shared.limits().connections):
                 shared.totals.refused_limit += 1
-                reset(sock)
+                sockets.reset(sock)
                 continue
             shared.totals.accepted += 1
             connection = Connection(self, sock, client, hops)
@@ -352,7 +343,7 @@ class TcpServer:
 
     def ignore_new_clients(self) -> None:
         """Stop accepting clients; a client that tries repeats its SYN after a second and is then refused."""
-        ignore_new_connections(self._socket)
+        sockets.ignore_new_connections(self._socket)
 
     def close_listener(self) -> None:
         """Accept the clients that are connected, and stop listening; open connections continue."""

@@ -16,15 +16,7 @@ from ..base.addresses import FAMILIES, Network, family_of_packed
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
 from ..cluster.parsing.policy_objects import PolicyChanges, PolicyObjects
-from ..cluster.policies.policy_model import (
-    ADMIN,
-    BASELINE,
-    DIRECTIONS,
-    ClusterNetworkPolicy,
-    ContainerPort,
-    NetworkPolicy,
-    Pod,
-)
+from ..cluster.policies import policy_model as model
 from .address_ranges import AddressRanges, PodRanges
 from .family_tables import FamilyTables
 from .judge import Judge
@@ -62,7 +54,7 @@ class _Work(NamedTuple):
 class LocalPod(NamedTuple):
     """A pod of this node: the subjects that each of its addresses is part of."""
 
-    pod: Pod
+    pod: model.Pod
     at: Mapping[Address, Tuple[Subject, ...]]
 
     @property
@@ -109,9 +101,9 @@ class PolicyState:
         self._node_name = node_name
         self._objects = objects
         self._cluster_policies = cluster_policies
-        self._pods: Dict[NamespacedName, Pod] = {}
+        self._pods: Dict[NamespacedName, model.Pod] = {}
         self._of_namespace: Dict[str, Set[NamespacedName]] = {}
-        self._policies: Dict[str, Dict[str, NetworkPolicy]] = {}
+        self._policies: Dict[str, Dict[str, model.NetworkPolicy]] = {}
         self._limited = most_rows is not None
         self._candidates = 0
         self._contents = PodContents(MOST_CANDIDATES_TOGETHER if self._limited else None)
@@ -318,7 +310,7 @@ class PolicyState:
         if not any(subject.addresses.values()):
             self.subjects.remove(subject)
 
-    def _subjects_of(self, pods: Sequence[Pod]) -> Iterable[Subject]:
+    def _subjects_of(self, pods: Sequence[model.Pod]) -> Iterable[Subject]:
         """Return the subjects of an address that all these pods claim: their policies add up."""
         self._progress()
         ports = frozenset(port for pod in pods for port in pod.ports)
@@ -328,7 +320,7 @@ class PolicyState:
             for _name, policy in sorted(self._policies.get(pod.namespace, {}).items())
             if policy.pods.matches(pod.labels)
         }
-        for direction in DIRECTIONS:
+        for direction in model.DIRECTIONS:
             chosen = [policy for policy in selecting.values() if direction in policy.directions]
             if chosen:
                 rules = [rule for policy in chosen for rule in self.compiler.rules(policy, direction)]
@@ -336,11 +328,11 @@ class PolicyState:
         if self._cluster_policies:
             yield from self._cluster_subjects(pods, ports)
 
-    def _cluster_subjects(self, pods: Sequence[Pod], ports: FrozenSet[ContainerPort]) -> Iterable[Subject]:
+    def _cluster_subjects(self, pods: Sequence[model.Pod], ports: FrozenSet[model.ContainerPort]) -> Iterable[Subject]:
         ordered = sorted(self._objects.cluster_policies.values(), key=lambda policy: (policy.priority, policy.name))
         selecting = [policy for policy in ordered if any(self._selects(policy, pod) for pod in pods)]
-        for tier in (ADMIN, BASELINE):
-            for direction in DIRECTIONS:
+        for tier in (model.ADMIN, model.BASELINE):
+            for direction in model.DIRECTIONS:
                 rules = [
                     rule
                     for policy in selecting
@@ -350,7 +342,7 @@ class PolicyState:
                 if rules:
                     yield self.subjects.of(tier, side(direction), rules, ports)
 
-    def _selects(self, policy: ClusterNetworkPolicy, pod: Pod) -> bool:
+    def _selects(self, policy: model.ClusterNetworkPolicy, pod: model.Pod) -> bool:
         namespace = self._objects.namespaces.get(pod.namespace)
         selector = policy.subject.namespaces
         if namespace is None or selector is None:

@@ -13,22 +13,7 @@ from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional,
 
 from ..base.addresses import unpacked
 from ..cluster.parsing.policy_objects import PolicyObjects
-from ..cluster.policies.policy_model import (
-    ACCEPT,
-    ADMIN,
-    BASELINE,
-    INGRESS,
-    PASS,
-    BlockPeer,
-    ClusterNetworkPolicy,
-    ContainerPort,
-    NetworkPolicy,
-    Peer,
-    Pod,
-    PodPeer,
-    PolicyPort,
-    PolicyRule,
-)
+from ..cluster.policies import policy_model as model
 from .limits import PolicySide
 from .matching.owners import Address, AddressOwners
 
@@ -88,17 +73,17 @@ class Verdicts:
     def side(self, direction: str, own: Address, flow: Flow) -> SideVerdict:
         """Return the decision for the side whose pods claim an address. ``direction``: Ingress or Egress."""
         pods = self._owners.judged(own)
-        decided = self._tier(ADMIN, direction, pods, flow)
+        decided = self._tier(model.ADMIN, direction, pods, flow)
         if decided is not None:
             return decided
         isolating = self._isolating(direction, pods)
         if isolating:
             return self._network_policies(isolating, direction, pods, itself=own == flow.peer, flow=flow)
-        return self._tier(BASELINE, direction, pods, flow) or SideVerdict(True, "not isolated")
+        return self._tier(model.BASELINE, direction, pods, flow) or SideVerdict(True, "not isolated")
 
     # ---- NetworkPolicy
 
-    def _isolating(self, direction: str, pods: Sequence[Pod]) -> List[NetworkPolicy]:
+    def _isolating(self, direction: str, pods: Sequence[model.Pod]) -> List[model.NetworkPolicy]:
         return [
             policy
             for key, policy in sorted(self._objects.policies.items())
@@ -107,7 +92,13 @@ class Verdicts:
         ]
 
     def _network_policies(
-        self, isolating: List[NetworkPolicy], direction: str, pods: Sequence[Pod], *, itself: bool, flow: Flow
+        self,
+        isolating: List[model.NetworkPolicy],
+        direction: str,
+        pods: Sequence[model.Pod],
+        *,
+        itself: bool,
+        flow: Flow,
     ) -> SideVerdict:
         names = tuple(str(policy.key) for policy in isolating)
         if itself:
@@ -132,21 +123,21 @@ class Verdicts:
 
     # ---- ClusterNetworkPolicy
 
-    def _tier(self, tier: str, direction: str, pods: Sequence[Pod], flow: Flow) -> Optional[SideVerdict]:
+    def _tier(self, tier: str, direction: str, pods: Sequence[model.Pod], flow: Flow) -> Optional[SideVerdict]:
         """Return a tier's decision, or None if no rule matches or a rule passes the packet to the next tier."""
         for policy in self._cluster_selecting(tier, pods):
             for number, rule in enumerate(policy.rules(direction)):
                 found = self._match(rule, direction, pods, flow)
                 if not found.matches:
                     continue
-                if rule.action == PASS:
+                if rule.action == model.PASS:
                     return None
                 name = f" ({rule.name})" if rule.name else ""
                 by = f"ClusterNetworkPolicy {policy.name} {direction.lower()}[{number}]{name}: {found.text}"
-                return SideVerdict(rule.action == ACCEPT, f"{rule.action} by the {tier} tier", by=by)
+                return SideVerdict(rule.action == model.ACCEPT, f"{rule.action} by the {tier} tier", by=by)
         return None
 
-    def _cluster_selecting(self, tier: str, pods: Sequence[Pod]) -> Iterator[ClusterNetworkPolicy]:
+    def _cluster_selecting(self, tier: str, pods: Sequence[model.Pod]) -> Iterator[model.ClusterNetworkPolicy]:
         policies = self._objects.cluster_policies.values() if self._cluster_policies else ()
         for policy in sorted(policies, key=lambda item: (item.priority, item.name)):
             if policy.tier == tier and any(self._is_pod(policy.subject, pod) for pod in pods):
@@ -154,21 +145,21 @@ class Verdicts:
 
     # ---- rules
 
-    def _is_pod(self, peer: PodPeer, pod: Pod) -> bool:
+    def _is_pod(self, peer: model.PodPeer, pod: model.Pod) -> bool:
         if peer.namespaces is None:
             return peer.namespace == pod.namespace and peer.pods.matches(pod.labels)
         namespace = self._objects.namespaces.get(pod.namespace)
         return namespace is not None and peer.namespaces.matches(namespace.labels) and peer.pods.matches(pod.labels)
 
-    def _match(self, rule: Optional[PolicyRule], direction: str, pods: Sequence[Pod], flow: Flow) -> _Match:
+    def _match(self, rule: Optional[model.PolicyRule], direction: str, pods: Sequence[model.Pod], flow: Flow) -> _Match:
         if rule is None:
             return _Match(False, "is not understood, and matches nothing")
-        peers, ports = (_FROM, _TO)[direction != INGRESS], "ports"
+        peers, ports = (_FROM, _TO)[direction != model.INGRESS], "ports"
         peer_owner = self._owners.owners.get(flow.peer)
-        targets = pods if direction == INGRESS else (peer_owner,)
+        targets = pods if direction == model.INGRESS else (peer_owner,)
         named = [port for pod in targets if pod is not None for port in pod.ports]
 
-        def is_peer(peer: Peer) -> bool:
+        def is_peer(peer: model.Peer) -> bool:
             return self._is_peer(peer, flow.peer, peer_owner)
 
         by_peer = self._first(rule.peers, peers, is_peer, "every peer")
@@ -192,14 +183,14 @@ class Verdicts:
                 return f"{field}[{number}] ({item})"
         return ""
 
-    def _is_peer(self, peer: Peer, address: Address, owner: Optional[Pod]) -> bool:
-        if isinstance(peer, BlockPeer):
+    def _is_peer(self, peer: model.Peer, address: Address, owner: Optional[model.Pod]) -> bool:
+        if isinstance(peer, model.BlockPeer):
             text = unpacked(address)
             return peer.network.contains(text) and not any(part.contains(text) for part in peer.excepted)
         return owner is not None and self._is_pod(peer, owner)
 
 
-def _is_port(port: PolicyPort, named: Sequence[ContainerPort], flow: Flow) -> bool:
+def _is_port(port: model.PolicyPort, named: Sequence[model.ContainerPort], flow: Flow) -> bool:
     if port.name:
         return any(
             item.name == port.name
@@ -211,9 +202,9 @@ def _is_port(port: PolicyPort, named: Sequence[ContainerPort], flow: Flow) -> bo
     return port.protocol.lower() == flow.protocol and port.first <= flow.port <= port.last
 
 
-def _hint(rule: PolicyRule, owner: Optional[Pod]) -> str:
+def _hint(rule: model.PolicyRule, owner: Optional[model.Pod]) -> str:
     """Return a hint about the most frequent mistakes with peers."""
-    selectors = [peer for peer in rule.peers if isinstance(peer, PodPeer)]
+    selectors = [peer for peer in rule.peers if isinstance(peer, model.PodPeer)]
     if owner is None:
         return ", which is not a pod" if selectors and len(selectors) == len(rule.peers) else ""
     near = [str(peer) for peer in selectors if peer.pods.matches(owner.labels) and peer.pods.requirements]

@@ -9,14 +9,8 @@ from typing import Iterable, Optional, Sequence, Tuple
 
 from ..base.addresses import IPV4, family_of
 from ..cluster.model import Node
+from ..configuration import model
 from ..configuration.feature_gates import ALLOW_SERVICE_EXTERNAL_IPS
-from ..configuration.model import (
-    BRIDGE_INTERFACE,
-    CLUSTER_CIDR,
-    INTERFACE_NAME_PREFIX,
-    NODE_CIDR,
-    KubeProxyConfiguration,
-)
 from ..serviceports.node import NodeAddresses
 from ..serviceports.node import node_addresses as addresses_of_node
 from ..serviceports.node_ports import node_port_addresses, resolve_primary
@@ -26,7 +20,7 @@ from .settings import DataplaneSettings, LocalTraffic
 
 
 def node_context(
-    configuration: KubeProxyConfiguration, family: str, node_name: str, node: Optional[Node]
+    configuration: model.KubeProxyConfiguration, family: str, node_name: str, node: Optional[Node]
 ) -> NodeContext:
     """Return the node's part in computing the ServicePorts of one family; ``node`` (None if unknown) gives the zone."""
     zone = node.zone if node is not None else ""
@@ -44,26 +38,26 @@ def node_context(
 
 
 def local_traffic(
-    configuration: KubeProxyConfiguration, family: str, pod_cidrs: Sequence[str]
+    configuration: model.KubeProxyConfiguration, family: str, pod_cidrs: Sequence[str]
 ) -> Optional[LocalTraffic]:
     """Return how traffic of this node's pods is recognised in one family; None if it cannot be.
 
     ``pod_cidrs``: spec.podCIDRs of the Node. The first CIDR of the family counts; interfaces serve both families.
     """
     mode = configuration.detect_local_mode
-    if mode == BRIDGE_INTERFACE:
+    if mode == model.BRIDGE_INTERFACE:
         return LocalTraffic("bridge", configuration.detect_local.bridge_interface)
-    if mode == INTERFACE_NAME_PREFIX:
+    if mode == model.INTERFACE_NAME_PREFIX:
         return LocalTraffic("prefix", configuration.detect_local.interface_name_prefix)
     cidrs: Sequence[str] = ()
-    if mode == CLUSTER_CIDR:
+    if mode == model.CLUSTER_CIDR:
         cidrs = configuration.cluster_cidrs
-    elif mode == NODE_CIDR:
+    elif mode == model.NODE_CIDR:
         cidrs = pod_cidrs
     return next((LocalTraffic("cidr", cidr) for cidr in cidrs if family_of(cidr) == family), None)
 
 
-def localhost_node_ports(configuration: KubeProxyConfiguration, own: NodeAddresses) -> bool:
+def localhost_node_ports(configuration: model.KubeProxyConfiguration, own: NodeAddresses) -> bool:
     """Return whether node ports answer on 127.0.0.1 of a node with these addresses.
 
     They do in iptables mode, unless nodePortAddresses exclude loopback: so they do not with ``primary`` and an IPv4
@@ -78,7 +72,7 @@ def localhost_node_ports(configuration: KubeProxyConfiguration, own: NodeAddress
 
 
 def dataplane_settings(
-    configuration: KubeProxyConfiguration,
+    configuration: model.KubeProxyConfiguration,
     family: str,
     *,
     node_name: str,

@@ -16,23 +16,7 @@ from ...base.addresses import IPV6
 from ...base.progress import Progress, unheeded
 from ..netlink.attributes import attribute, nested, parse_attributes
 from ..netlink.protocol import Slice
-from .messages import (
-    CTA_FILTER_ORIG_FLAGS,
-    CTA_FILTER_REPLY_FLAGS,
-    CTA_IP_V4_SRC,
-    CTA_IP_V6_SRC,
-    CTA_PROTO_NUM,
-    CTA_PROTO_SRC_PORT,
-    CTA_TUPLE_IP,
-    CTA_TUPLE_ORIG,
-    CTA_TUPLE_PROTO,
-    CTA_TUPLE_REPLY,
-    FILTER_IP_SRC,
-    NFGENMSG,
-    TYPE_MASK,
-    identity_of,
-    selection,
-)
+from . import messages as ct
 from .socket import ConntrackSocket, Steps, collecting
 
 #: Up to this many addresses, the kernel selects entries: it goes through the table twice for each of them.
@@ -59,35 +43,35 @@ class Connection(NamedTuple):
 def _source(view: memoryview) -> Tuple[bytes, int, int]:
     """Return source address, protocol and source port of a tuple."""
     parts = parse_attributes(view, 0, len(view))
-    addresses = parse_attributes(parts[CTA_TUPLE_IP], 0, len(parts[CTA_TUPLE_IP]))
-    transport = parse_attributes(parts[CTA_TUPLE_PROTO], 0, len(parts[CTA_TUPLE_PROTO]))
-    address = next(bytes(addresses[kind]) for kind in (CTA_IP_V4_SRC, CTA_IP_V6_SRC) if kind in addresses)
-    port = int.from_bytes(transport.get(CTA_PROTO_SRC_PORT, b""), "big")
-    return address, bytes(transport[CTA_PROTO_NUM])[0], port
+    addresses = parse_attributes(parts[ct.CTA_TUPLE_IP], 0, len(parts[ct.CTA_TUPLE_IP]))
+    transport = parse_attributes(parts[ct.CTA_TUPLE_PROTO], 0, len(parts[ct.CTA_TUPLE_PROTO]))
+    address = next(bytes(addresses[kind]) for kind in (ct.CTA_IP_V4_SRC, ct.CTA_IP_V6_SRC) if kind in addresses)
+    port = int.from_bytes(transport.get(ct.CTA_PROTO_SRC_PORT, b""), "big")
+    return address, bytes(transport[ct.CTA_PROTO_NUM])[0], port
 
 
 def _connection(entry: Slice) -> Optional[Connection]:
     view, _kind, start, end = entry
-    found = parse_attributes(view, start + NFGENMSG.size, end)
-    if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
+    found = parse_attributes(view, start + ct.NFGENMSG.size, end)
+    if ct.CTA_TUPLE_ORIG not in found or ct.CTA_TUPLE_REPLY not in found:
         return None
-    source, protocol, _port = _source(found[CTA_TUPLE_ORIG])
-    destination, _protocol, port = _source(found[CTA_TUPLE_REPLY])
-    return Connection(source, destination, protocol, port, identity_of(found))
+    source, protocol, _port = _source(found[ct.CTA_TUPLE_ORIG])
+    destination, _protocol, port = _source(found[ct.CTA_TUPLE_REPLY])
+    return Connection(source, destination, protocol, port, ct.identity_of(found))
 
 
 def _ends(entry: Slice, layout: struct.Struct, address: int) -> Optional[Tuple[bytes, bytes]]:
     """Return client and replying end of an entry; None if its attributes come in an unexpected order."""
     view, _kind, start, end = entry
-    offset = start + NFGENMSG.size
+    offset = start + ct.NFGENMSG.size
     if offset + layout.size > end:
         return None
     length, original, kind, client = layout.unpack_from(view, offset)
     offset += (length + 3) & ~3
-    if kind != address or original & TYPE_MASK != CTA_TUPLE_ORIG or offset + layout.size > end:
+    if kind != address or original & ct.TYPE_MASK != ct.CTA_TUPLE_ORIG or offset + layout.size > end:
         return None
     _length, reply, kind, replying = layout.unpack_from(view, offset)
-    return (client, replying) if kind == address and reply & TYPE_MASK == CTA_TUPLE_REPLY else None
+    return (client, replying) if kind == address and reply & ct.TYPE_MASK == ct.CTA_TUPLE_REPLY else None
 
 
 def _selections(family: str, addresses: AbstractSet[bytes]) -> Iterator[bytes]:
@@ -95,16 +79,16 @@ def _selections(family: str, addresses: AbstractSet[bytes]) -> Iterator[bytes]:
     if len(addresses) > _MOST_SELECTED:
         yield b""
         return
-    kind = CTA_IP_V6_SRC if family == IPV6 else CTA_IP_V4_SRC
+    kind = ct.CTA_IP_V6_SRC if family == IPV6 else ct.CTA_IP_V4_SRC
     for address in sorted(addresses):
-        source = nested(CTA_TUPLE_IP, attribute(kind, address))
-        yield selection(family, CTA_TUPLE_ORIG, source, CTA_FILTER_ORIG_FLAGS, FILTER_IP_SRC)
-        yield selection(family, CTA_TUPLE_REPLY, source, CTA_FILTER_REPLY_FLAGS, FILTER_IP_SRC)
+        source = nested(ct.CTA_TUPLE_IP, attribute(kind, address))
+        yield ct.selection(family, ct.CTA_TUPLE_ORIG, source, ct.CTA_FILTER_ORIG_FLAGS, ct.FILTER_IP_SRC)
+        yield ct.selection(family, ct.CTA_TUPLE_REPLY, source, ct.CTA_FILTER_REPLY_FLAGS, ct.FILTER_IP_SRC)
 
 
 def _connections(sock: ConntrackSocket, family: str, addresses: AbstractSet[bytes]) -> Iterator[Optional[Connection]]:
     """Yield the connections with one of these addresses at an end, and None after each portion of entries."""
-    layout, kind = (_SOURCE_V6, CTA_IP_V6_SRC) if family == IPV6 else (_SOURCE_V4, CTA_IP_V4_SRC)
+    layout, kind = (_SOURCE_V6, ct.CTA_IP_V6_SRC) if family == IPV6 else (_SOURCE_V4, ct.CTA_IP_V4_SRC)
     for only in _selections(family, addresses):
         is_everything = not only
         for number, entry in enumerate(sock.dump(family, only), 1):

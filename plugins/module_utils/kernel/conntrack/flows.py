@@ -9,26 +9,7 @@ from typing import Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...base.addresses import IPV6, unpacked
 from ..netlink.attributes import attribute, nested, parse_attributes
-from .messages import (
-    CTA_FILTER_ORIG_FLAGS,
-    CTA_IP_V4_SRC,
-    CTA_IP_V6_SRC,
-    CTA_PROTO_NUM,
-    CTA_PROTO_SRC_PORT,
-    CTA_TUPLE_IP,
-    CTA_TUPLE_ORIG,
-    CTA_TUPLE_PROTO,
-    FILTER_IP_DST,
-    FILTER_IP_SRC,
-    FILTER_PROTO_NUM,
-    FILTER_PROTO_SRC_PORT,
-    NFGENMSG,
-    PROTOCOLS,
-    parse_tuples,
-    place,
-    selection,
-    state_number,
-)
+from . import messages as ct
 from .socket import ConntrackSocket, collected
 
 Place = Tuple[str, int]
@@ -88,23 +69,25 @@ def _place(raw: bytes) -> Place:
 
 def _selection(family: str, protocol: str, source: Place, destination: Place) -> bytes:
     """Return the attributes that select the entries of a flow; kernels that do not know them return all entries."""
-    first, second = (CTA_IP_V6_SRC, _CTA_IP_V6_DST) if family == IPV6 else (CTA_IP_V4_SRC, _CTA_IP_V4_DST)
-    sender, receiver = place(*source), place(*destination)
+    first, second = (ct.CTA_IP_V6_SRC, _CTA_IP_V6_DST) if family == IPV6 else (ct.CTA_IP_V4_SRC, _CTA_IP_V4_DST)
+    sender, receiver = ct.place(*source), ct.place(*destination)
     addresses = attribute(first, sender[:-2]) + attribute(second, receiver[:-2])
-    transport = attribute(CTA_PROTO_NUM, bytes((PROTOCOLS[protocol],))) + attribute(_CTA_PROTO_DST_PORT, receiver[-2:])
-    fields = FILTER_IP_SRC | FILTER_IP_DST | FILTER_PROTO_NUM | _FILTER_PROTO_DST_PORT
+    transport = attribute(ct.CTA_PROTO_NUM, bytes((ct.PROTOCOLS[protocol],))) + attribute(
+        _CTA_PROTO_DST_PORT, receiver[-2:]
+    )
+    fields = ct.FILTER_IP_SRC | ct.FILTER_IP_DST | ct.FILTER_PROTO_NUM | _FILTER_PROTO_DST_PORT
     if source[1]:
-        transport += attribute(CTA_PROTO_SRC_PORT, sender[-2:])
-        fields |= FILTER_PROTO_SRC_PORT
-    parts = nested(CTA_TUPLE_IP, addresses) + nested(CTA_TUPLE_PROTO, transport)
-    return selection(family, CTA_TUPLE_ORIG, parts, CTA_FILTER_ORIG_FLAGS, fields)
+        transport += attribute(ct.CTA_PROTO_SRC_PORT, sender[-2:])
+        fields |= ct.FILTER_PROTO_SRC_PORT
+    parts = nested(ct.CTA_TUPLE_IP, addresses) + nested(ct.CTA_TUPLE_PROTO, transport)
+    return ct.selection(family, ct.CTA_TUPLE_ORIG, parts, ct.CTA_FILTER_ORIG_FLAGS, fields)
 
 
 def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optional[TrackedFlow]:
     """Parse a message of ctnetlink, from ``struct nfgenmsg`` on; None for an entry of another protocol."""
-    found = parse_attributes(view, start + NFGENMSG.size, end)
-    tuples = parse_tuples(found)
-    if tuples is None or tuples[0][0] != PROTOCOLS[protocol]:
+    found = parse_attributes(view, start + ct.NFGENMSG.size, end)
+    tuples = ct.parse_tuples(found)
+    if tuples is None or tuples[0][0] != ct.PROTOCOLS[protocol]:
         return None
     original, reply = tuples
     source, destination, replier, client = map(_place, (*original[1:], *reply[1:]))
@@ -122,7 +105,7 @@ def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optiona
 def _state(found: Mapping[int, memoryview], protocol: str) -> str:
     status = int.from_bytes(found.get(_CTA_STATUS, b""), "big")
     state = "replied" if status & _SEEN_REPLY else "unreplied"
-    number, names = state_number(found, protocol), _STATES.get(protocol, ())
+    number, names = ct.state_number(found, protocol), _STATES.get(protocol, ())
     if number is not None and number < len(names):
         state = names[number]
     return f"{state}, assured" if status & _ASSURED else state

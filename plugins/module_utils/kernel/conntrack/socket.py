@@ -15,20 +15,7 @@ from ..netlink.attributes import attribute, nested
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_interrupted, is_missing, is_not_understood
 from ..netlink.protocol import NETLINK_NETFILTER, Message, Slice
 from ..netlink.socket import DumpInterrupted, NetlinkSocket
-from .messages import (
-    CTA_FILTER_ORIG_FLAGS,
-    CTA_PROTO_NUM,
-    CTA_TUPLE_ORIG,
-    CTA_TUPLE_PROTO,
-    FILTER_PROTO_NUM,
-    IPCTNL_MSG_CT_DELETE,
-    IPCTNL_MSG_CT_GET,
-    PROTOCOLS,
-    RawEntry,
-    header,
-    read_entry,
-    selection,
-)
+from . import messages as ct
 
 _ATTEMPTS = 5
 
@@ -99,29 +86,29 @@ class ConntrackSocket(Closing):
         """
         for attributes in (only, b"") if only else (b"",):
             try:
-                yield from self._netlink.dump_stream(IPCTNL_MSG_CT_GET, header(family) + attributes)
+                yield from self._netlink.dump_stream(ct.IPCTNL_MSG_CT_GET, ct.header(family) + attributes)
                 return
             except NetlinkRefusal as refusal:
                 if not attributes or not is_not_understood(refusal.error):
                     raise KernelError(f"connection tracking table cannot be read: {refusal.error}") from refusal
 
-    def entries(self, family: str, protocol: str, only: bytes = b"") -> Iterator[RawEntry]:
+    def entries(self, family: str, protocol: str, only: bytes = b"") -> Iterator[ct.RawEntry]:
         """Yield the entries of a family and protocol (TCP, UDP, SCTP) as :meth:`dump` reads them.
 
         ``only``: attributes for a further selection, which old kernels do not know.
         """
         ipv6 = family == IPV6
-        number = nested(CTA_TUPLE_PROTO, attribute(CTA_PROTO_NUM, bytes((PROTOCOLS[protocol],))))
-        only += selection(family, CTA_TUPLE_ORIG, number, CTA_FILTER_ORIG_FLAGS, FILTER_PROTO_NUM)
+        number = nested(ct.CTA_TUPLE_PROTO, attribute(ct.CTA_PROTO_NUM, bytes((ct.PROTOCOLS[protocol],))))
+        only += ct.selection(family, ct.CTA_TUPLE_ORIG, number, ct.CTA_FILTER_ORIG_FLAGS, ct.FILTER_PROTO_NUM)
         for view, _kind, start, end in self.dump(family, only):
-            entry = read_entry(view, start, end, ipv6, protocol)
+            entry = ct.read_entry(view, start, end, ipv6, protocol)
             if entry is not None:
                 yield entry
 
     def delete(self, family: str, identities: Sequence[bytes]) -> int:
         """Delete entries in batches and return how many of them existed. Raises KernelError."""
-        head = header(family)
-        messages: List[Message] = [(IPCTNL_MSG_CT_DELETE, 0, head + wanted) for wanted in identities]
+        head = ct.header(family)
+        messages: List[Message] = [(ct.IPCTNL_MSG_CT_DELETE, 0, head + wanted) for wanted in identities]
         deleted = 0
         for attempt in range(_ATTEMPTS):
             errors = self._netlink.transact(messages).errors

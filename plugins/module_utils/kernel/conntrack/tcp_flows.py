@@ -20,24 +20,7 @@ from ..netlink.attributes import attribute, nested, parse_attributes
 from ..netlink.outcomes import is_missing
 from ..netlink.protocol import Message
 from ..netlink.socket import NetlinkSocket
-from .messages import (
-    CTA_FILTER_REPLY_FLAGS,
-    CTA_IP_V4_SRC,
-    CTA_IP_V6_SRC,
-    CTA_PROTO_NUM,
-    CTA_PROTO_SRC_PORT,
-    CTA_TUPLE_IP,
-    CTA_TUPLE_PROTO,
-    CTA_TUPLE_REPLY,
-    FILTER_IP_SRC,
-    FILTER_PROTO_NUM,
-    FILTER_PROTO_SRC_PORT,
-    NFGENMSG,
-    identity_of,
-    parse_tuples,
-    place,
-    selection,
-)
+from . import messages as ct
 from .socket import ConntrackSocket, collected
 
 _TCP = socket.IPPROTO_TCP
@@ -76,12 +59,12 @@ def end_connections(family: str, endpoint: Place, frontends: Collection[Place], 
 
     Raises KernelError if connection tracking cannot be read or changed.
     """
-    wanted = {place(*frontend) for frontend in frontends}
+    wanted = {ct.place(*frontend) for frontend in frontends}
     port = node_port.to_bytes(2, "big") if node_port else b"-"
     with ConntrackSocket() as sock:
         flows = [
             flow
-            for flow in collected(lambda: _flows(sock, family, place(*endpoint)))
+            for flow in collected(lambda: _flows(sock, family, ct.place(*endpoint)))
             if flow.destination in wanted or flow.destination[-2:] == port
         ]
         if not flows:
@@ -93,17 +76,17 @@ def end_connections(family: str, endpoint: Place, frontends: Collection[Place], 
 
 def _flows(sock: ConntrackSocket, family: str, endpoint: bytes) -> Iterator[_Flow]:
     """Yield the TCP entries of which an endpoint is the replying source."""
-    address = attribute(CTA_IP_V6_SRC if family == IPV6 else CTA_IP_V4_SRC, endpoint[:-2])
-    transport = attribute(CTA_PROTO_NUM, bytes((_TCP,))) + attribute(CTA_PROTO_SRC_PORT, endpoint[-2:])
-    reply = nested(CTA_TUPLE_IP, address) + nested(CTA_TUPLE_PROTO, transport)
-    fields = FILTER_IP_SRC | FILTER_PROTO_NUM | FILTER_PROTO_SRC_PORT
-    only = selection(family, CTA_TUPLE_REPLY, reply, CTA_FILTER_REPLY_FLAGS, fields)
+    address = attribute(ct.CTA_IP_V6_SRC if family == IPV6 else ct.CTA_IP_V4_SRC, endpoint[:-2])
+    transport = attribute(ct.CTA_PROTO_NUM, bytes((_TCP,))) + attribute(ct.CTA_PROTO_SRC_PORT, endpoint[-2:])
+    reply = nested(ct.CTA_TUPLE_IP, address) + nested(ct.CTA_TUPLE_PROTO, transport)
+    fields = ct.FILTER_IP_SRC | ct.FILTER_PROTO_NUM | ct.FILTER_PROTO_SRC_PORT
+    only = ct.selection(family, ct.CTA_TUPLE_REPLY, reply, ct.CTA_FILTER_REPLY_FLAGS, fields)
     for view, _kind, start, end in sock.dump(family, only):
-        parts = parse_attributes(view, start + NFGENMSG.size, end)
-        tuples = parse_tuples(parts)
+        parts = parse_attributes(view, start + ct.NFGENMSG.size, end)
+        tuples = ct.parse_tuples(parts)
         if tuples is not None and tuples[1][:2] == (_TCP, endpoint):
             _protocol, source, destination = tuples[0]
-            yield _Flow(source, destination, identity_of(parts))
+            yield _Flow(source, destination, ct.identity_of(parts))
 
 
 def _destroy(family: str, flows: List[_Flow]) -> Tuple[int, str]:

@@ -32,22 +32,9 @@ from typing import Iterable, Iterator, List, Sequence, Tuple, Union
 from ...base.closing import Closing
 from ...base.errors import KernelError
 from ...base.progress import Progress, unheeded
+from . import protocol as nl
 from .encoding import encode_ready, encode_sends
 from .outcomes import MessageError, NetlinkRefusal, Outcome, Reply, extended_text
-from .protocol import (
-    HEADER,
-    NETLINK_CAP_ACK,
-    NETLINK_EXT_ACK,
-    NETLINK_GET_STRICT_CHK,
-    NLM_F_DUMP,
-    NLM_F_DUMP_INTR,
-    NLM_F_REQUEST,
-    NLMSG_DONE,
-    NLMSG_ERROR,
-    SOL_NETLINK,
-    Message,
-    Slice,
-)
 
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
@@ -103,7 +90,7 @@ class NetlinkSocket(Closing):
             self._grow_send_buffer(send_bytes)
             received = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
             self._messages_per_send = max(32, received // _ERROR_TRUESIZE)
-            for option in (NETLINK_CAP_ACK, NETLINK_EXT_ACK):
+            for option in (nl.NETLINK_CAP_ACK, nl.NETLINK_EXT_ACK):
                 self._set_option(option)
         except OSError as error:
             self._socket.close()
@@ -117,11 +104,11 @@ class NetlinkSocket(Closing):
 
     def check_strictly(self) -> None:
         """Have the kernel refuse what it does not know in requests, and heed attributes of dumps (Linux 4.20)."""
-        self._set_option(NETLINK_GET_STRICT_CHK)
+        self._set_option(nl.NETLINK_GET_STRICT_CHK)
 
     def _set_option(self, option: int) -> None:
         try:
-            self._socket.setsockopt(SOL_NETLINK, option, 1)
+            self._socket.setsockopt(nl.SOL_NETLINK, option, 1)
         except OSError as error:
             # Kernels before 4.12 lack the options; answers are then only longer and have no texts.
             if error.errno != errno.ENOPROTOOPT:
@@ -155,7 +142,7 @@ class NetlinkSocket(Closing):
         return first
 
     def encode(
-        self, messages: Sequence[Message], first: int, acknowledge: bool = True, single_send: bool = False
+        self, messages: Sequence[nl.Message], first: int, acknowledge: bool = True, single_send: bool = False
     ) -> List[Tuple[bytes, int, int]]:
         """Encode messages as triples (bytes, first sequence number, last sequence number), one per send.
 
@@ -170,7 +157,7 @@ class NetlinkSocket(Closing):
             acknowledge=acknowledge,
         )
 
-    def transact(self, messages: Sequence[Message], single_send: bool = False, acknowledge: bool = True) -> Outcome:
+    def transact(self, messages: Sequence[nl.Message], single_send: bool = False, acknowledge: bool = True) -> Outcome:
         """Send messages in as few sends as the buffers allow and collect errors and answers.
 
         A refused message does not stop the others. With ``single_send`` all are sent at once. With
@@ -265,19 +252,19 @@ class NetlinkSocket(Closing):
         """Sort the messages of one datagram; return True once the last message sent has been answered."""
         view, offset, done = self._view, 0, False
         while offset + 16 <= size:
-            length, kind, flags, sequence, _port = HEADER.unpack_from(view, offset)
+            length, kind, flags, sequence, _port = nl.HEADER.unpack_from(view, offset)
             if length < 16 or offset + length > size:
                 raise KernelError("netlink: the kernel's answer is truncated")
             if first <= sequence <= last:
                 payload = bytes(view[offset + 16 : offset + length])
-                if kind == NLMSG_ERROR:
+                if kind == nl.NLMSG_ERROR:
                     number = -_ERRNO.unpack_from(payload)[0]
                     if number:
                         outcome.errors.append(
                             MessageError(sequence - first, number, extended_text(payload, flags), payload[4:])
                         )
                     done = done or sequence == last
-                elif kind > NLMSG_DONE:
+                elif kind > nl.NLMSG_DONE:
                     outcome.replies.append(Reply(sequence - first, kind, payload))
             offset += (length + 3) & ~3
         return done
@@ -289,7 +276,7 @@ class NetlinkSocket(Closing):
             raise NetlinkRefusal(outcome.errors[0])
         return outcome.replies
 
-    def dump_stream(self, kind: int, payload: bytes, flags: int = 0) -> Iterator[Slice]:
+    def dump_stream(self, kind: int, payload: bytes, flags: int = 0) -> Iterator[nl.Slice]:
         """Yield the messages of a dump as they arrive: (buffer, message type, start and end of the payload in it).
 
         The buffer is reused: copy what you need before the next iteration. A dump that is abandoned (``close``) is read
@@ -297,12 +284,14 @@ class NetlinkSocket(Closing):
         the kernel refuses, KernelError.
         """
         sequence = self._next_sequence(1)
-        message = HEADER.pack(len(payload) + 16, kind, flags | NLM_F_REQUEST | NLM_F_DUMP, sequence, 0) + payload
+        message = (
+            nl.HEADER.pack(len(payload) + 16, kind, flags | nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, 0) + payload
+        )
         try:
             self._socket.send(message)
         except OSError as error:
             raise KernelError(f"netlink: send: {error.strerror}") from error
-        view, unpack, interrupted = self._view, HEADER.unpack_from, 0
+        view, unpack, interrupted = self._view, nl.HEADER.unpack_from, 0
         while True:
             size = self._receive(True)
             offset = 0
@@ -312,14 +301,14 @@ class NetlinkSocket(Closing):
                 if length < 16 or end > size:
                     raise KernelError("netlink: the kernel's answer is truncated")
                 if number == sequence:
-                    interrupted |= answer_flags & NLM_F_DUMP_INTR
-                    if answer > NLMSG_DONE:
+                    interrupted |= answer_flags & nl.NLM_F_DUMP_INTR
+                    if answer > nl.NLMSG_DONE:
                         try:
                             yield view, answer, offset + 16, end
                         except GeneratorExit:
                             self._finish_dump(sequence)
                             raise
-                    elif answer in (NLMSG_ERROR, NLMSG_DONE):
+                    elif answer in (nl.NLMSG_ERROR, nl.NLMSG_DONE):
                         said = bytes(view[offset + 16 : end])
                         refused = -_ERRNO.unpack_from(said)[0] if len(said) >= 4 else 0
                         if refused:
@@ -334,18 +323,18 @@ class NetlinkSocket(Closing):
         while True:
             size, offset = self._receive(True), 0
             while offset + 16 <= size:
-                length, answer, _flags, number, _port = HEADER.unpack_from(self._view, offset)
-                if number == sequence and answer in (NLMSG_ERROR, NLMSG_DONE):
+                length, answer, _flags, number, _port = nl.HEADER.unpack_from(self._view, offset)
+                if number == sequence and answer in (nl.NLMSG_ERROR, nl.NLMSG_DONE):
                     return
                 offset += max(16, (length + 3) & ~3)
 
-    def dump(self, kind: int, payload: bytes, flags: int = 0) -> List[Slice]:
+    def dump(self, kind: int, payload: bytes, flags: int = 0) -> List[nl.Slice]:
         """Return a whole, consistent dump: like :meth:`dump_stream`, but each message can be kept.
 
         A dump that was interrupted by a change is repeated, several times. Raises NetlinkRefusal, KernelError.
         """
         for _attempt in range(_DUMP_ATTEMPTS):
-            found: List[Slice] = []
+            found: List[nl.Slice] = []
             try:
                 for view, answer, start, end in self.dump_stream(kind, payload, flags):
                     found.append((memoryview(bytes(view[start:end])), answer, 0, end - start))

@@ -9,47 +9,11 @@ import struct
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar, Union
 
+from ...rendering.nftables import objects as nft
 from ...rendering.nftables.expressions import Nat
-from ...rendering.nftables.objects import (
-    DATA_TYPE_NAMES,
-    DEFAULT_DYNAMIC_SIZE,
-    HOOKS,
-    SET_EVAL,
-    SET_MAP,
-    SET_TIMEOUT,
-    VERDICT,
-    BaseHook,
-    Expression,
-    SetValue,
-)
 from ..netlink.attributes import NLA_TYPE_MASK, attribute_text, each_attribute, parse_attributes
+from . import attributes as uapi
 from . import messages
-from .attributes import (
-    NFTA_CHAIN_HOOK,
-    NFTA_CHAIN_POLICY,
-    NFTA_CHAIN_TYPE,
-    NFTA_DATA_VALUE,
-    NFTA_DATA_VERDICT,
-    NFTA_EXPR_DATA,
-    NFTA_EXPR_NAME,
-    NFTA_HOOK_HOOKNUM,
-    NFTA_HOOK_PRIORITY,
-    NFTA_SET_DATA_TYPE,
-    NFTA_SET_DESC,
-    NFTA_SET_DESC_SIZE,
-    NFTA_SET_ELEM_DATA,
-    NFTA_SET_ELEM_EXPR,
-    NFTA_SET_ELEM_FLAGS,
-    NFTA_SET_ELEM_KEY,
-    NFTA_SET_ELEM_KEY_END,
-    NFTA_SET_EXPR,
-    NFTA_SET_EXPRESSIONS,
-    NFTA_SET_FLAGS,
-    NFTA_SET_KEY_TYPE,
-    NFTA_SET_TIMEOUT,
-    NFTA_VERDICT_CHAIN,
-    NFTA_VERDICT_CODE,
-)
 from .expression_schema import IGNORED, OPTIONAL, SCHEMA
 
 _U32 = struct.Struct(">I")
@@ -77,18 +41,18 @@ def u32(found: Dict[int, memoryview], kind: int, default: int = 0) -> int:
 
 def verdict_text(found: Dict[int, memoryview]) -> str:
     """Return ``drop``, ``goto CHAIN`` and so on, from the attributes of NFTA_DATA_VERDICT."""
-    code = struct.unpack(">i", found[NFTA_VERDICT_CODE])[0]
+    code = struct.unpack(">i", found[uapi.NFTA_VERDICT_CODE])[0]
     word = messages.VERDICT_NAMES.get(code, f"verdict {code}")
-    return f"{word} {attribute_text(found[NFTA_VERDICT_CHAIN])}" if NFTA_VERDICT_CHAIN in found else word
+    return f"{word} {attribute_text(found[uapi.NFTA_VERDICT_CHAIN])}" if uapi.NFTA_VERDICT_CHAIN in found else word
 
 
 def parse_data(raw: memoryview) -> Any:
     """Return bytes, or the text of a verdict, from NFTA_DATA attributes."""
     found = parse_attributes(raw, 0, len(raw))
-    verdict = found.get(NFTA_DATA_VERDICT)
+    verdict = found.get(uapi.NFTA_DATA_VERDICT)
     if verdict is not None:
         return verdict_text(parse_attributes(verdict, 0, len(verdict)))
-    return bytes(found.get(NFTA_DATA_VALUE, b""))
+    return bytes(found.get(uapi.NFTA_DATA_VALUE, b""))
 
 
 def _attribute_value(kind: str, raw: memoryview) -> Any:
@@ -99,11 +63,11 @@ def _attribute_value(kind: str, raw: memoryview) -> Any:
     return int.from_bytes(raw, "big")
 
 
-def parse_expression(raw: memoryview) -> Expression:
+def parse_expression(raw: memoryview) -> nft.Expression:
     """Parse one expression to the form in which this project writes it, without default and redundant values."""
     outer = parse_attributes(raw, 0, len(raw))
-    name = attribute_text(outer[NFTA_EXPR_NAME])
-    inner = outer.get(NFTA_EXPR_DATA, memoryview(b""))
+    name = attribute_text(outer[uapi.NFTA_EXPR_NAME])
+    inner = outer.get(uapi.NFTA_EXPR_DATA, memoryview(b""))
     schema = SCHEMA.get(name, {})
     values: Dict[int, Any] = {}
     for number, part in each_attribute(inner, 0, len(inner)):
@@ -116,7 +80,7 @@ def parse_expression(raw: memoryview) -> Expression:
         values[number] = value
     if name == "nat":
         _normalise_nat(values)
-    return Expression(name, tuple(sorted(values.items())))
+    return nft.Expression(name, tuple(sorted(values.items())))
 
 
 def _normalise_nat(values: Dict[int, Any]) -> None:
@@ -134,48 +98,48 @@ def type_names(number: int) -> Tuple[str, ...]:
     names: List[str] = []
     while number:
         part = number & 0x3F
-        names.append(DATA_TYPE_NAMES.get(part, f"type-{part}"))
+        names.append(nft.DATA_TYPE_NAMES.get(part, f"type-{part}"))
         number >>= 6
     return tuple(reversed(names))
 
 
-def parse_set(found: Dict[int, memoryview]) -> SetValue:
+def parse_set(found: Dict[int, memoryview]) -> nft.SetValue:
     """Parse the definition of a set."""
-    flags = u32(found, NFTA_SET_FLAGS)
+    flags = u32(found, uapi.NFTA_SET_FLAGS)
     data: Any = None
-    if flags & SET_MAP:
-        number = u32(found, NFTA_SET_DATA_TYPE)
-        data = (VERDICT,) if number == messages.DATA_TYPE_VERDICT else type_names(number)
-    dynamic = bool(flags & SET_EVAL)
-    description = found.get(NFTA_SET_DESC, memoryview(b""))
+    if flags & nft.SET_MAP:
+        number = u32(found, uapi.NFTA_SET_DATA_TYPE)
+        data = (nft.VERDICT,) if number == messages.DATA_TYPE_VERDICT else type_names(number)
+    dynamic = bool(flags & nft.SET_EVAL)
+    description = found.get(uapi.NFTA_SET_DESC, memoryview(b""))
     # A dynamic set has its default size only once a rule uses it.
-    size = u32(parse_attributes(description, 0, len(description)), NFTA_SET_DESC_SIZE) or DEFAULT_DYNAMIC_SIZE
-    timeout = int.from_bytes(found.get(NFTA_SET_TIMEOUT, b""), "big")
-    if flags & SET_TIMEOUT and timeout:
-        flags &= ~SET_TIMEOUT
-    key = type_names(u32(found, NFTA_SET_KEY_TYPE))
-    return SetValue(
+    size = u32(parse_attributes(description, 0, len(description)), uapi.NFTA_SET_DESC_SIZE) or nft.DEFAULT_DYNAMIC_SIZE
+    timeout = int.from_bytes(found.get(uapi.NFTA_SET_TIMEOUT, b""), "big")
+    if flags & nft.SET_TIMEOUT and timeout:
+        flags &= ~nft.SET_TIMEOUT
+    key = type_names(u32(found, uapi.NFTA_SET_KEY_TYPE))
+    return nft.SetValue(
         key=key,
         data=data,
         dynamic=dynamic,
         timeout=timeout,
         size=size if dynamic else 0,
-        flags=flags & ~(SET_MAP | SET_EVAL),
-        counted=NFTA_SET_EXPR in found or NFTA_SET_EXPRESSIONS in found,
+        flags=flags & ~(nft.SET_MAP | nft.SET_EVAL),
+        counted=uapi.NFTA_SET_EXPR in found or uapi.NFTA_SET_EXPRESSIONS in found,
     )
 
 
-def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
+def parse_hook(found: Dict[int, memoryview]) -> Optional[nft.BaseHook]:
     """Return the hook of a chain, or None."""
-    raw = found.get(NFTA_CHAIN_HOOK)
+    raw = found.get(uapi.NFTA_CHAIN_HOOK)
     if raw is None:
         return None
     hook = parse_attributes(raw, 0, len(raw))
-    number = u32(hook, NFTA_HOOK_HOOKNUM)
-    name = HOOKS[number] if number < len(HOOKS) else f"hook-{number}"
-    priority = struct.unpack(">i", hook[NFTA_HOOK_PRIORITY])[0]
-    policy = u32(found, NFTA_CHAIN_POLICY, 1)
-    return BaseHook(attribute_text(found[NFTA_CHAIN_TYPE]), name, priority, policy)
+    number = u32(hook, uapi.NFTA_HOOK_HOOKNUM)
+    name = nft.HOOKS[number] if number < len(nft.HOOKS) else f"hook-{number}"
+    priority = struct.unpack(">i", hook[uapi.NFTA_HOOK_PRIORITY])[0]
+    policy = u32(found, uapi.NFTA_CHAIN_POLICY, 1)
+    return nft.BaseHook(attribute_text(found[uapi.NFTA_CHAIN_TYPE]), name, priority, policy)
 
 
 def _element_layout(nest: Encoded) -> Optional[Tuple[str, bool]]:
@@ -186,15 +150,17 @@ def _element_layout(nest: Encoded) -> Optional[Tuple[str, bool]]:
     size, _kind, _size, key_kind, value_size, value_kind = _KEY_HEADERS.unpack_from(nest)
     key_size, heads = value_size - 4, _KEY_HEADERS.size
     rest = size - heads - key_size
-    if (key_kind & NLA_TYPE_MASK, value_kind & NLA_TYPE_MASK) != (NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE):
+    if (key_kind & NLA_TYPE_MASK, value_kind & NLA_TYPE_MASK) != (uapi.NFTA_SET_ELEM_KEY, uapi.NFTA_DATA_VALUE):
         return None
     layout = f"={heads}s{key_size}s"
-    with_data = rest >= _HEADER.size and _HEADER.unpack_from(nest, size - rest)[1] & NLA_TYPE_MASK == NFTA_SET_ELEM_DATA
+    with_data = (
+        rest >= _HEADER.size and _HEADER.unpack_from(nest, size - rest)[1] & NLA_TYPE_MASK == uapi.NFTA_SET_ELEM_DATA
+    )
     if with_data:
         if rest < _DATA_HEADERS.size:
             return None
         _size, _kind, data_size, value_kind = _DATA_HEADERS.unpack_from(nest, size - rest)
-        if value_kind & NLA_TYPE_MASK != NFTA_DATA_VALUE or data_size % 4:
+        if value_kind & NLA_TYPE_MASK != uapi.NFTA_DATA_VALUE or data_size % 4:
             return None
         layout += f"{_DATA_HEADERS.size}s{data_size - 4}s"
         rest -= _DATA_HEADERS.size + data_size - 4
@@ -203,7 +169,7 @@ def _element_layout(nest: Encoded) -> Optional[Tuple[str, bool]]:
         if rest < _HEADER.size:
             return None
         counter_size, counter_kind = _HEADER.unpack_from(nest, size - rest)
-        if (counter_size, counter_kind & NLA_TYPE_MASK) != (rest, NFTA_SET_ELEM_EXPR):
+        if (counter_size, counter_kind & NLA_TYPE_MASK) != (rest, uapi.NFTA_SET_ELEM_EXPR):
             return None
         layout += f"{_HEADER.size}s{rest - _HEADER.size}x"
     return None if size % 4 or key_size % 4 or len(nest) % size else (layout, with_data)
@@ -235,11 +201,11 @@ def parse_elements(nests: Iterable[Encoded]) -> Dict[bytes, Any]:
             continue
         for _number, raw in each_attribute(memoryview(nest), 0, len(nest)):
             parts = parse_attributes(raw, 0, len(raw))
-            key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL
+            key = parse_data(parts[uapi.NFTA_SET_ELEM_KEY]) if uapi.NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL
             data: Any = True
-            if NFTA_SET_ELEM_DATA in parts:
+            if uapi.NFTA_SET_ELEM_DATA in parts:
                 # Thousands of elements share a verdict.
-                encoded = bytes(parts[NFTA_SET_ELEM_DATA])
+                encoded = bytes(parts[uapi.NFTA_SET_ELEM_DATA])
                 data = parsed.get(encoded)
                 if data is None:
                     data = parsed[encoded] = parse_data(memoryview(encoded))
@@ -292,14 +258,14 @@ def ranges(elements: Iterable[memoryview], concatenated: bool) -> Dict[bytes, An
     bounds: List[Tuple[bytes, bool, Any]] = []
     for raw in elements:
         parts = parse_attributes(raw, 0, len(raw))
-        key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL
-        data = parse_data(parts[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in parts else True
+        key = parse_data(parts[uapi.NFTA_SET_ELEM_KEY]) if uapi.NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL
+        data = parse_data(parts[uapi.NFTA_SET_ELEM_DATA]) if uapi.NFTA_SET_ELEM_DATA in parts else True
         # The catch-all element has no key.
         if concatenated or not key:
-            last = parse_data(parts[NFTA_SET_ELEM_KEY_END]) if NFTA_SET_ELEM_KEY_END in parts else key
+            last = parse_data(parts[uapi.NFTA_SET_ELEM_KEY_END]) if uapi.NFTA_SET_ELEM_KEY_END in parts else key
             found[key + last] = data
         else:
-            flags = u32(parts, NFTA_SET_ELEM_FLAGS)
+            flags = u32(parts, uapi.NFTA_SET_ELEM_FLAGS)
             bounds.append((key, not flags & messages.ELEMENT_INTERVAL_END, data))
     found.update(_joined(bounds))
     return found

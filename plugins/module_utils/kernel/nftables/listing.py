@@ -12,18 +12,7 @@ from ...rendering.nftables.objects import TABLE_DORMANT
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.outcomes import NetlinkRefusal
 from ..netlink.socket import NetlinkSocket
-from .attributes import (
-    GENMSG_BYTES,
-    GET_TABLE,
-    NFTA_CHAIN_HOOK,
-    NFTA_CHAIN_NAME,
-    NFTA_CHAIN_POLICY,
-    NFTA_CHAIN_TABLE,
-    NFTA_TABLE_FLAGS,
-    NFTA_TABLE_NAME,
-    NFTA_TABLE_OWNER,
-    NFTA_TABLE_USE,
-)
+from . import attributes as uapi
 from .messages import GET_CHAIN, family_header
 
 ACCEPT = 1
@@ -60,7 +49,7 @@ def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Di
     except NetlinkRefusal as refusal:
         raise KernelError(f"{what} of nftables ({family}) cannot be listed: {refusal.error}") from refusal
     for view, _kind, start, end in dumped:
-        yield parse_attributes(view, start + GENMSG_BYTES, end)
+        yield parse_attributes(view, start + uapi.GENMSG_BYTES, end)
 
 
 def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
@@ -71,12 +60,12 @@ def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
 
     return [
         NftTable(
-            attribute_text(found[NFTA_TABLE_NAME]),
-            number(found, NFTA_TABLE_USE),
-            number(found, NFTA_TABLE_FLAGS),
-            number(found, NFTA_TABLE_OWNER),
+            attribute_text(found[uapi.NFTA_TABLE_NAME]),
+            number(found, uapi.NFTA_TABLE_USE),
+            number(found, uapi.NFTA_TABLE_FLAGS),
+            number(found, uapi.NFTA_TABLE_OWNER),
         )
-        for found in _dump(sock, GET_TABLE, family, "tables")
+        for found in _dump(sock, uapi.GET_TABLE, family, "tables")
     ]
 
 
@@ -96,6 +85,10 @@ def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:
     """Return all chains of a family, over a NETLINK_NETFILTER socket. Raises KernelError."""
     chains = []
     for found in _dump(sock, GET_CHAIN, family, "chains"):
-        policy = int.from_bytes(found.get(NFTA_CHAIN_POLICY, b""), "big") if NFTA_CHAIN_HOOK in found else None
-        chains.append(NftChain(attribute_text(found[NFTA_CHAIN_TABLE]), attribute_text(found[NFTA_CHAIN_NAME]), policy))
+        policy = (
+            int.from_bytes(found.get(uapi.NFTA_CHAIN_POLICY, b""), "big") if uapi.NFTA_CHAIN_HOOK in found else None
+        )
+        chains.append(
+            NftChain(attribute_text(found[uapi.NFTA_CHAIN_TABLE]), attribute_text(found[uapi.NFTA_CHAIN_NAME]), policy)
+        )
     return chains

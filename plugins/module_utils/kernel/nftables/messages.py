@@ -13,76 +13,19 @@ from functools import lru_cache
 from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ...base.addresses import IPV6
+from ...rendering.nftables import objects as nft
 from ...rendering.nftables.layout import SERVICES_TABLE
-from ...rendering.nftables.objects import (
-    CLASSID,
-    DATA_TYPES,
-    DEFAULT_DYNAMIC_SIZE,
-    HOOKS,
-    SET_CONCAT,
-    SET_EVAL,
-    SET_MAP,
-    SET_TIMEOUT,
-    VERDICT,
-    BaseHook,
-    Expression,
-    Rule,
-    SetValue,
-    TableIdentity,
-    key_length,
-)
 from ..netlink.attributes import NLA_F_NESTED, attribute, nested, text_attribute
 from ..netlink.protocol import NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message
-from .attributes import (
-    NFTA_CHAIN_HOOK,
-    NFTA_CHAIN_NAME,
-    NFTA_CHAIN_POLICY,
-    NFTA_CHAIN_TYPE,
-    NFTA_DATA_VALUE,
-    NFTA_DATA_VERDICT,
-    NFTA_EXPR_DATA,
-    NFTA_EXPR_NAME,
-    NFTA_HOOK_HOOKNUM,
-    NFTA_HOOK_PRIORITY,
-    NFTA_LIST_ELEM,
-    NFTA_RULE_CHAIN,
-    NFTA_RULE_EXPRESSIONS,
-    NFTA_RULE_USERDATA,
-    NFTA_SET_DATA_LEN,
-    NFTA_SET_DATA_TYPE,
-    NFTA_SET_DESC,
-    NFTA_SET_DESC_CONCAT,
-    NFTA_SET_DESC_SIZE,
-    NFTA_SET_ELEM_DATA,
-    NFTA_SET_ELEM_FLAGS,
-    NFTA_SET_ELEM_KEY,
-    NFTA_SET_ELEM_KEY_END,
-    NFTA_SET_ELEM_LIST_ELEMENTS,
-    NFTA_SET_ELEM_LIST_SET,
-    NFTA_SET_EXPR,
-    NFTA_SET_FIELD_LEN,
-    NFTA_SET_FLAGS,
-    NFTA_SET_ID,
-    NFTA_SET_KEY_LEN,
-    NFTA_SET_KEY_TYPE,
-    NFTA_SET_NAME,
-    NFTA_SET_TIMEOUT,
-    NFTA_SET_USERDATA,
-    NFTA_TABLE_FLAGS,
-    NFTA_TABLE_NAME,
-    NFTA_TABLE_USERDATA,
-    NFTA_VERDICT_CHAIN,
-    NFTA_VERDICT_CODE,
-    SUBSYSTEM,
-)
+from . import attributes as uapi
 from .expression_schema import SCHEMA
 from .user_data import comment_bytes, set_user_data
 
-NEW_TABLE, DELETE_TABLE = SUBSYSTEM | 0, SUBSYSTEM | 2
-NEW_CHAIN, GET_CHAIN, DELETE_CHAIN = SUBSYSTEM | 3, SUBSYSTEM | 4, SUBSYSTEM | 5
-NEW_RULE, GET_RULE, DELETE_RULE = SUBSYSTEM | 6, SUBSYSTEM | 7, SUBSYSTEM | 8
-NEW_SET, GET_SET, DELETE_SET = SUBSYSTEM | 9, SUBSYSTEM | 10, SUBSYSTEM | 11
-NEW_ELEMENT, GET_ELEMENT, DELETE_ELEMENT = SUBSYSTEM | 12, SUBSYSTEM | 13, SUBSYSTEM | 14
+NEW_TABLE, DELETE_TABLE = uapi.SUBSYSTEM | 0, uapi.SUBSYSTEM | 2
+NEW_CHAIN, GET_CHAIN, DELETE_CHAIN = uapi.SUBSYSTEM | 3, uapi.SUBSYSTEM | 4, uapi.SUBSYSTEM | 5
+NEW_RULE, GET_RULE, DELETE_RULE = uapi.SUBSYSTEM | 6, uapi.SUBSYSTEM | 7, uapi.SUBSYSTEM | 8
+NEW_SET, GET_SET, DELETE_SET = uapi.SUBSYSTEM | 9, uapi.SUBSYSTEM | 10, uapi.SUBSYSTEM | 11
+NEW_ELEMENT, GET_ELEMENT, DELETE_ELEMENT = uapi.SUBSYSTEM | 12, uapi.SUBSYSTEM | 13, uapi.SUBSYSTEM | 14
 
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _BATCH_HEADER = struct.pack(">BBH", 0, 0, 10)
@@ -105,7 +48,7 @@ ELEMENT_INTERVAL_END, ELEMENT_CATCH_ALL = 0x1, 0x2
 #: The key of the catch-all element `*`. Only other programs create it.
 CATCH_ALL = b""
 #: The bytes of a part of a concatenation that are compared, without those that pad it to a register.
-FIELD_BYTES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, CLASSID: 4}
+FIELD_BYTES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, nft.CLASSID: 4}
 
 #: Part of a list: key of the frontend, indices and data, each as one concatenated string.
 ListPart = Tuple[bytes, bytes, bytes]
@@ -123,13 +66,13 @@ def _u32(kind: int, value: int) -> bytes:
 def verdict_data(text: str) -> bytes:
     """Return the attribute NFTA_DATA_VERDICT for ``drop``, ``goto CHAIN`` and so on."""
     word, _space, chain = text.partition(" ")
-    target = text_attribute(NFTA_VERDICT_CHAIN, chain) if chain else b""
-    return nested(NFTA_DATA_VERDICT, _u32(NFTA_VERDICT_CODE, VERDICT_CODES[word]), target)
+    target = text_attribute(uapi.NFTA_VERDICT_CHAIN, chain) if chain else b""
+    return nested(uapi.NFTA_DATA_VERDICT, _u32(uapi.NFTA_VERDICT_CODE, VERDICT_CODES[word]), target)
 
 
 def _attribute_bytes(kind: str, number: int, value: object) -> bytes:
     if isinstance(value, bytes):
-        return nested(number, attribute(NFTA_DATA_VALUE, value)) if kind == "data" else attribute(number, value)
+        return nested(number, attribute(uapi.NFTA_DATA_VALUE, value)) if kind == "data" else attribute(number, value)
     if isinstance(value, str):
         return nested(number, verdict_data(value)) if kind == "data" else text_attribute(number, value)
     form = {"u8": ">B", "u16": ">H", "u64": ">Q"}.get(kind, ">I")
@@ -138,18 +81,20 @@ def _attribute_bytes(kind: str, number: int, value: object) -> bytes:
 
 # Most expressions of the rules of session affinity, of which there are two for each endpoint, are the same.
 @lru_cache(maxsize=1024)
-def expression_bytes(expression: Expression) -> bytes:
+def expression_bytes(expression: nft.Expression) -> bytes:
     """Encode one expression as an element of NFTA_RULE_EXPRESSIONS."""
     schema = SCHEMA[expression.name]
     parts = [_attribute_bytes(schema[number], number, value) for number, value in expression.attributes]
-    return nested(NFTA_LIST_ELEM, text_attribute(NFTA_EXPR_NAME, expression.name), nested(NFTA_EXPR_DATA, *parts))
+    return nested(
+        uapi.NFTA_LIST_ELEM, text_attribute(uapi.NFTA_EXPR_NAME, expression.name), nested(uapi.NFTA_EXPR_DATA, *parts)
+    )
 
 
 def type_number(parts: Tuple[str, ...]) -> int:
     """Return the number of a concatenated type: six bits for each part."""
     number = 0
     for part in parts:
-        number = number << 6 | DATA_TYPES[part][0]
+        number = number << 6 | nft.DATA_TYPES[part][0]
     return number
 
 
@@ -170,113 +115,115 @@ def columns(template: bytes, count: int, fields: Iterable[Tuple[int, int, bytes]
 
 def _element(key_length: int, data: bytes) -> bytes:
     """Return an element as part of NFTA_SET_ELEM_LIST_ELEMENTS, with a key of zeros."""
-    key = nested(NFTA_SET_ELEM_KEY, attribute(NFTA_DATA_VALUE, bytes(key_length)))
-    return nested(NFTA_LIST_ELEM, key, data)
+    key = nested(uapi.NFTA_SET_ELEM_KEY, attribute(uapi.NFTA_DATA_VALUE, bytes(key_length)))
+    return nested(uapi.NFTA_LIST_ELEM, key, data)
 
 
 def _element_data(value: object) -> bytes:
     """Return the data of an element: a verdict in text, bytes, or nothing in a set."""
     if isinstance(value, str):
-        return nested(NFTA_SET_ELEM_DATA, verdict_data(value))
-    return nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, value)) if isinstance(value, bytes) else b""
+        return nested(uapi.NFTA_SET_ELEM_DATA, verdict_data(value))
+    return nested(uapi.NFTA_SET_ELEM_DATA, attribute(uapi.NFTA_DATA_VALUE, value)) if isinstance(value, bytes) else b""
 
 
 class Encoder:
     """Encodes the messages for the table of one family."""
 
-    def __init__(self, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
+    def __init__(self, family: str, table: nft.TableIdentity = SERVICES_TABLE) -> None:
         self.family = family
         self.table_key = table.key
         self.identity = table
         self._header = family_header(family)
-        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
+        self._in_table = self._header + text_attribute(uapi.NFTA_TABLE_NAME, table.name)
 
     def table(self) -> Message:
         """Create the table unless it exists."""
-        user_data = attribute(NFTA_TABLE_USERDATA, comment_bytes(self.identity.comment))
-        return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(NFTA_TABLE_FLAGS, 0) + user_data)
+        user_data = attribute(uapi.NFTA_TABLE_USERDATA, comment_bytes(self.identity.comment))
+        return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(uapi.NFTA_TABLE_FLAGS, 0) + user_data)
 
     def table_flags(self, flags: int) -> Message:
         """Set the flags of the existing table; the kernel accepts a change of TABLE_DORMANT only."""
-        return (NEW_TABLE, 0, self._in_table + _u32(NFTA_TABLE_FLAGS, flags))
+        return (NEW_TABLE, 0, self._in_table + _u32(uapi.NFTA_TABLE_FLAGS, flags))
 
     def delete_table(self) -> Message:
         """Delete the table with its contents."""
         return (DELETE_TABLE, 0, self._in_table)
 
-    def set(self, name: str, value: SetValue, number: int) -> Message:
+    def set(self, name: str, value: nft.SetValue, number: int) -> Message:
         """Create a set or a map; ``number`` is unique in the transaction."""
         flags = value.flags
-        parts = [self._in_table, text_attribute(NFTA_SET_NAME, name)]
+        parts = [self._in_table, text_attribute(uapi.NFTA_SET_NAME, name)]
         if value.data is not None:
-            flags |= SET_MAP
+            flags |= nft.SET_MAP
         if value.dynamic:
-            flags |= SET_EVAL
+            flags |= nft.SET_EVAL
         if value.timeout:
-            flags |= SET_TIMEOUT
+            flags |= nft.SET_TIMEOUT
         parts += [
-            _u32(NFTA_SET_FLAGS, flags),
-            _u32(NFTA_SET_KEY_TYPE, type_number(value.key)),
-            _u32(NFTA_SET_KEY_LEN, key_length(value.key)),
+            _u32(uapi.NFTA_SET_FLAGS, flags),
+            _u32(uapi.NFTA_SET_KEY_TYPE, type_number(value.key)),
+            _u32(uapi.NFTA_SET_KEY_LEN, nft.key_length(value.key)),
         ]
-        if value.data == (VERDICT,):
-            parts += [_u32(NFTA_SET_DATA_TYPE, DATA_TYPE_VERDICT), _u32(NFTA_SET_DATA_LEN, 16)]
+        if value.data == (nft.VERDICT,):
+            parts += [_u32(uapi.NFTA_SET_DATA_TYPE, DATA_TYPE_VERDICT), _u32(uapi.NFTA_SET_DATA_LEN, 16)]
         elif value.data is not None:
             parts += [
-                _u32(NFTA_SET_DATA_TYPE, type_number(value.data)),
-                _u32(NFTA_SET_DATA_LEN, key_length(value.data)),
+                _u32(uapi.NFTA_SET_DATA_TYPE, type_number(value.data)),
+                _u32(uapi.NFTA_SET_DATA_LEN, nft.key_length(value.data)),
             ]
         # The kernel allocates the hash table of a set with a size at once, 2 MiB for this one, and lets others grow.
-        if value.size and value.size != DEFAULT_DYNAMIC_SIZE:
-            parts.append(nested(NFTA_SET_DESC, _u32(NFTA_SET_DESC_SIZE, value.size)))
-        if value.flags & SET_CONCAT:
-            fields = [nested(NFTA_LIST_ELEM, _u32(NFTA_SET_FIELD_LEN, FIELD_BYTES[part])) for part in value.key]
-            parts.append(nested(NFTA_SET_DESC, nested(NFTA_SET_DESC_CONCAT, *fields)))
+        if value.size and value.size != nft.DEFAULT_DYNAMIC_SIZE:
+            parts.append(nested(uapi.NFTA_SET_DESC, _u32(uapi.NFTA_SET_DESC_SIZE, value.size)))
+        if value.flags & nft.SET_CONCAT:
+            fields = [
+                nested(uapi.NFTA_LIST_ELEM, _u32(uapi.NFTA_SET_FIELD_LEN, FIELD_BYTES[part])) for part in value.key
+            ]
+            parts.append(nested(uapi.NFTA_SET_DESC, nested(uapi.NFTA_SET_DESC_CONCAT, *fields)))
         if value.counted:
-            parts.append(nested(NFTA_SET_EXPR, text_attribute(NFTA_EXPR_NAME, "counter")))
-        parts.append(_u32(NFTA_SET_ID, number))
+            parts.append(nested(uapi.NFTA_SET_EXPR, text_attribute(uapi.NFTA_EXPR_NAME, "counter")))
+        parts.append(_u32(uapi.NFTA_SET_ID, number))
         if value.timeout:
-            parts.append(attribute(NFTA_SET_TIMEOUT, struct.pack(">Q", value.timeout)))
-        parts.append(attribute(NFTA_SET_USERDATA, set_user_data(value)))
+            parts.append(attribute(uapi.NFTA_SET_TIMEOUT, struct.pack(">Q", value.timeout)))
+        parts.append(attribute(uapi.NFTA_SET_USERDATA, set_user_data(value)))
         return (NEW_SET, NLM_F_CREATE | NLM_F_EXCL, b"".join(parts))
 
     def delete_set(self, name: str) -> Message:
         """Delete a set with its elements."""
-        return (DELETE_SET, 0, self._in_table + text_attribute(NFTA_SET_NAME, name))
+        return (DELETE_SET, 0, self._in_table + text_attribute(uapi.NFTA_SET_NAME, name))
 
-    def chain(self, name: str, base: Optional[BaseHook]) -> Message:
+    def chain(self, name: str, base: Optional[nft.BaseHook]) -> Message:
         """Create an empty chain."""
-        parts = [self._in_table, text_attribute(NFTA_CHAIN_NAME, name)]
+        parts = [self._in_table, text_attribute(uapi.NFTA_CHAIN_NAME, name)]
         if base is not None:
-            number = _u32(NFTA_HOOK_HOOKNUM, HOOKS.index(base.hook))
-            priority = attribute(NFTA_HOOK_PRIORITY, struct.pack(">i", base.priority))
-            parts.append(nested(NFTA_CHAIN_HOOK, number, priority))
-            parts += [_u32(NFTA_CHAIN_POLICY, base.policy), text_attribute(NFTA_CHAIN_TYPE, base.type)]
+            number = _u32(uapi.NFTA_HOOK_HOOKNUM, nft.HOOKS.index(base.hook))
+            priority = attribute(uapi.NFTA_HOOK_PRIORITY, struct.pack(">i", base.priority))
+            parts.append(nested(uapi.NFTA_CHAIN_HOOK, number, priority))
+            parts += [_u32(uapi.NFTA_CHAIN_POLICY, base.policy), text_attribute(uapi.NFTA_CHAIN_TYPE, base.type)]
         return (NEW_CHAIN, NLM_F_CREATE | NLM_F_EXCL, b"".join(parts))
 
     def delete_chain(self, name: str) -> Message:
         """Delete a chain; no object may refer to it."""
-        return (DELETE_CHAIN, 0, self._in_table + text_attribute(NFTA_CHAIN_NAME, name))
+        return (DELETE_CHAIN, 0, self._in_table + text_attribute(uapi.NFTA_CHAIN_NAME, name))
 
-    def rule(self, chain: str, rule: Rule) -> Message:
+    def rule(self, chain: str, rule: nft.Rule) -> Message:
         """Append a rule."""
-        expressions = nested(NFTA_RULE_EXPRESSIONS, *map(expression_bytes, rule.expressions))
-        parts = [self._in_table, text_attribute(NFTA_RULE_CHAIN, chain), expressions]
+        expressions = nested(uapi.NFTA_RULE_EXPRESSIONS, *map(expression_bytes, rule.expressions))
+        parts = [self._in_table, text_attribute(uapi.NFTA_RULE_CHAIN, chain), expressions]
         if rule.comment:
-            parts.append(attribute(NFTA_RULE_USERDATA, comment_bytes(rule.comment)))
+            parts.append(attribute(uapi.NFTA_RULE_USERDATA, comment_bytes(rule.comment)))
         return (NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, b"".join(parts))
 
     def flush_chain(self, name: str) -> Message:
         """Delete all rules of a chain."""
-        return (DELETE_RULE, 0, self._in_table + text_attribute(NFTA_RULE_CHAIN, name))
+        return (DELETE_RULE, 0, self._in_table + text_attribute(uapi.NFTA_RULE_CHAIN, name))
 
     def _element_messages(self, kind: int, flags: int, name: str, elements: memoryview, size: int) -> Iterator[Message]:
         """Yield messages with encoded elements of equal size, as many in each as an attribute can hold."""
-        head = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
+        head = self._in_table + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
         step = _ELEMENT_BYTES // size * size
         for start in range(0, len(elements), step):
             body = elements[start : start + step]
-            nest = _LENGTH_AND_KIND.pack(len(body) + 4, NFTA_SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED)
+            nest = _LENGTH_AND_KIND.pack(len(body) + 4, uapi.NFTA_SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED)
             yield (kind, flags, b"".join((head, nest, body)))
 
     def add_elements(self, name: str, items: Iterable[Tuple[bytes, object]]) -> Iterator[Message]:
@@ -301,7 +248,7 @@ class Encoder:
     def _by_keys(self, kind: int, name: str, keys: List[bytes]) -> Iterator[Message]:
         with_key = [key for key in keys if key != CATCH_ALL]
         if len(with_key) < len(keys):
-            element = nested(NFTA_LIST_ELEM, _u32(NFTA_SET_ELEM_FLAGS, ELEMENT_CATCH_ALL))
+            element = nested(uapi.NFTA_LIST_ELEM, _u32(uapi.NFTA_SET_ELEM_FLAGS, ELEMENT_CATCH_ALL))
             yield from self._element_messages(kind, 0, name, memoryview(element), len(element))
         if with_key:
             yield from self._of_kind(kind, 0, name, with_key, True)
@@ -311,7 +258,7 @@ class Encoder:
         ranges = self.identity.intervals.get(name)
         if ranges is None:
             yield from self._elements(kind, flags, name, keys, value)
-        elif ranges.flags & SET_CONCAT:
+        elif ranges.flags & nft.SET_CONCAT:
             yield from self._concatenated_ranges(kind, flags, name, keys, value)
         else:
             yield from self._ranges(kind, flags, name, keys, value)
@@ -321,7 +268,7 @@ class Encoder:
     ) -> Iterator[Message]:
         """Yield messages for ranges in each field of a concatenation: an element with first and last key."""
         half = len(keys[0]) // 2
-        last = nested(NFTA_SET_ELEM_KEY_END, attribute(NFTA_DATA_VALUE, bytes(half)))
+        last = nested(uapi.NFTA_SET_ELEM_KEY_END, attribute(uapi.NFTA_DATA_VALUE, bytes(half)))
         template = _element(half, last + _element_data(value))
         fields = [
             (_KEY_WORD, half // 4, b"".join([key[:half] for key in keys])),
@@ -339,7 +286,7 @@ class Encoder:
         half = len(keys[0]) // 2
         highest = b"\xff" * half
         begin = _element(half, _element_data(value))
-        end = _element(half, _u32(NFTA_SET_ELEM_FLAGS, ELEMENT_INTERVAL_END))
+        end = _element(half, _u32(uapi.NFTA_SET_ELEM_FLAGS, ELEMENT_INTERVAL_END))
         # The word of the key is behind the headers of the element, its key and the key's value.
         end_word = len(begin) // 4 + _KEY_WORD
         bounded = [key for key in keys if key[half:] != highest]
@@ -367,7 +314,7 @@ class Encoder:
         """Add elements of lists: (key of a frontend, indices as in registers, data), all concatenated."""
         data_size = 20 if self.family == IPV6 else 8
         key_size = len(lists[0][0])
-        data = nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, bytes(data_size)))
+        data = nested(uapi.NFTA_SET_ELEM_DATA, attribute(uapi.NFTA_DATA_VALUE, bytes(data_size)))
         template = _element(key_size + 4, data)
         indices = b"".join([part[1] for part in lists])
         keys = b"".join([key * (len(positions) // 4) for key, positions, _data in lists])

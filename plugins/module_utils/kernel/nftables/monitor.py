@@ -14,16 +14,8 @@ from ...rendering.nftables.objects import TABLE_DORMANT, TABLE_NAME
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.listener import NetlinkListener, Notification
 from ..netlink.protocol import NETLINK_NETFILTER
+from . import attributes as uapi
 from . import messages
-from .attributes import (
-    GENMSG_BYTES,
-    NEW_GENERATION,
-    NFNLGRP_NFTABLES,
-    NFTA_GEN_PROC_NAME,
-    NFTA_GEN_PROC_PID,
-    NFTA_TABLE_FLAGS,
-    NFTA_TABLE_NAME,
-)
 
 _FAMILIES = {number: family for family, number in messages.FAMILY_NUMBERS.items()}
 #: The kernel sends no notifications of clients that the packet path adds to the sets of session affinity.
@@ -45,18 +37,18 @@ _CHANGES = frozenset(
 
 def author(generation: Mapping[int, memoryview]) -> str:
     """Return the author of a transaction, ``nft, process 123``, from the attributes of its final message."""
-    name = attribute_text(generation[NFTA_GEN_PROC_NAME]) if NFTA_GEN_PROC_NAME in generation else ""
+    name = attribute_text(generation[uapi.NFTA_GEN_PROC_NAME]) if uapi.NFTA_GEN_PROC_NAME in generation else ""
     number = _process(generation)
     return ", ".join(filter(None, (name, f"process {number}" if number else "")))
 
 
 def _process(generation: Mapping[int, memoryview]) -> int:
-    return int.from_bytes(generation.get(NFTA_GEN_PROC_PID, b""), "big")
+    return int.from_bytes(generation.get(uapi.NFTA_GEN_PROC_PID, b""), "big")
 
 
 def _attributes(notification: Notification) -> Dict[int, memoryview]:
     payload = notification.payload
-    return parse_attributes(payload, GENMSG_BYTES, len(payload))
+    return parse_attributes(payload, uapi.GENMSG_BYTES, len(payload))
 
 
 class NftMonitor(NetlinkListener):
@@ -68,7 +60,7 @@ class NftMonitor(NetlinkListener):
 
     def __init__(self, own_ports: Iterable[int] = ()) -> None:
         # All notifications of one datagram are about the same transaction.
-        super().__init__(NETLINK_NETFILTER, (NFNLGRP_NFTABLES,), "nf_tables", tuple(own_ports))
+        super().__init__(NETLINK_NETFILTER, (uapi.NFNLGRP_NFTABLES,), "nf_tables", tuple(own_ports))
         self.author = ""
         self._touched: Set[str] = set()
         self.lost = False
@@ -81,7 +73,7 @@ class NftMonitor(NetlinkListener):
         found: Set[str] = set()
         self.author = ""
         for notification in self.notifications():
-            if notification.kind == NEW_GENERATION:
+            if notification.kind == uapi.NEW_GENERATION:
                 # The final message of a transaction follows those about the changed objects.
                 generation = _attributes(notification)
                 if self._touched and not self._is_own(_process(generation)):
@@ -117,7 +109,7 @@ class TableMonitor(NftMonitor):
         self._table = table
 
     def _concerns_us(self, family: str, notification: Notification) -> bool:
-        table = _attributes(notification).get(NFTA_TABLE_NAME)
+        table = _attributes(notification).get(uapi.NFTA_TABLE_NAME)
         return table is not None and attribute_text(table) == self._table
 
 
@@ -145,9 +137,9 @@ class ChainMonitor(NftMonitor):
             return False
         if notification.kind in (messages.NEW_TABLE, messages.DELETE_TABLE):
             found = _attributes(notification)
-            if attribute_text(found[NFTA_TABLE_NAME]) not in self._tables:
+            if attribute_text(found[uapi.NFTA_TABLE_NAME]) not in self._tables:
                 return False
             # A table that another program creates is of no concern, but one that it makes dormant is.
-            flags = int.from_bytes(found.get(NFTA_TABLE_FLAGS, b""), "big")
+            flags = int.from_bytes(found.get(uapi.NFTA_TABLE_FLAGS, b""), "big")
             return notification.kind == messages.DELETE_TABLE or bool(flags & TABLE_DORMANT)
         return self._mark in bytes(notification.payload)

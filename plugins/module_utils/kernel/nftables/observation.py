@@ -8,53 +8,14 @@ from __future__ import annotations
 import struct
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
+from ...rendering.nftables import objects as nft
 from ...rendering.nftables.layout import SERVICES_TABLE
-from ...rendering.nftables.objects import (
-    SET_ANONYMOUS,
-    SET_CONCAT,
-    TABLE_PERSIST,
-    BaseHook,
-    ChainValue,
-    ElementKey,
-    Expression,
-    Key,
-    ObjectKey,
-    Rule,
-    SetValue,
-    TableIdentity,
-    TableValue,
-    Value,
-    list_value,
-)
 from ..netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
 from ..netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
 from ..netlink.protocol import Slice
 from ..netlink.socket import NetlinkSocket
-from . import messages
-from .attributes import (
-    GENMSG_BYTES,
-    GET_TABLE,
-    NFTA_CHAIN_NAME,
-    NFTA_RULE_CHAIN,
-    NFTA_RULE_EXPRESSIONS,
-    NFTA_RULE_USERDATA,
-    NFTA_SET_COUNT,
-    NFTA_SET_ELEM_LIST_ELEMENTS,
-    NFTA_SET_ELEM_LIST_SET,
-    NFTA_SET_FLAGS,
-    NFTA_SET_NAME,
-    NFTA_TABLE_FLAGS,
-    NFTA_TABLE_NAME,
-)
-from .decoding import (
-    added_up,
-    parse_elements,
-    parse_expression,
-    parse_hook,
-    parse_set,
-    ranges,
-    u32,
-)
+from . import attributes as uapi
+from . import decoding, messages
 from .user_data import rule_comment
 
 _INDEX = struct.Struct("=I")
@@ -69,83 +30,92 @@ def _dump(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
         raise
 
 
-class _Expressions(Dict[bytes, Expression]):
+class _Expressions(Dict[bytes, nft.Expression]):
     """Encoded expressions, parsed on first use: thousands of rules share most of them."""
 
-    def __missing__(self, encoded: bytes) -> Expression:
-        parsed = self[encoded] = parse_expression(memoryview(encoded))
+    def __missing__(self, encoded: bytes) -> nft.Expression:
+        parsed = self[encoded] = decoding.parse_expression(memoryview(encoded))
         return parsed
 
 
 class CountedSet(NamedTuple):
     """A set or map, and the number of its elements; None if the kernel does not report it (before 6.16)."""
 
-    value: SetValue
+    value: nft.SetValue
     elements: Optional[int]
 
 
 def _counted(found: Dict[int, memoryview]) -> CountedSet:
-    return CountedSet(parse_set(found), u32(found, NFTA_SET_COUNT) if NFTA_SET_COUNT in found else None)
+    return CountedSet(
+        decoding.parse_set(found), decoding.u32(found, uapi.NFTA_SET_COUNT) if uapi.NFTA_SET_COUNT in found else None
+    )
 
 
 class Reader:
     """Reads the table of one family over a socket. ``key``: that of the table itself."""
 
-    def __init__(self, sock: NetlinkSocket, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
+    def __init__(self, sock: NetlinkSocket, family: str, table: nft.TableIdentity = SERVICES_TABLE) -> None:
         self._sock = sock
         self._encoded_name = table.name.encode() + b"\x00"
         self.key = table.key
         self._expressions = _Expressions()
         self._header = messages.family_header(family)
-        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
+        self._in_table = self._header + text_attribute(uapi.NFTA_TABLE_NAME, table.name)
 
-    def table(self) -> Optional[TableValue]:
+    def table(self) -> Optional[nft.TableValue]:
         """Return the table itself, or None if there is none."""
-        for buffer, _kind, start, end in _dump(self._sock, GET_TABLE, self._header):
-            found = parse_attributes(buffer, start + GENMSG_BYTES, end)
-            if found[NFTA_TABLE_NAME] == self._encoded_name:
-                flags = u32(found, NFTA_TABLE_FLAGS)
-                return TableValue(flags if flags != TABLE_PERSIST else 0)
+        for buffer, _kind, start, end in _dump(self._sock, uapi.GET_TABLE, self._header):
+            found = parse_attributes(buffer, start + uapi.GENMSG_BYTES, end)
+            if found[uapi.NFTA_TABLE_NAME] == self._encoded_name:
+                flags = decoding.u32(found, uapi.NFTA_TABLE_FLAGS)
+                return nft.TableValue(flags if flags != nft.TABLE_PERSIST else 0)
         return None
 
     def _objects(self, kind: int, more: bytes = b"") -> Iterator[Dict[int, memoryview]]:
         for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table + more):
-            found = parse_attributes(buffer, start + GENMSG_BYTES, end)
+            found = parse_attributes(buffer, start + uapi.GENMSG_BYTES, end)
             # NFTA_CHAIN_TABLE, NFTA_RULE_TABLE and NFTA_SET_TABLE are the same number.
-            if found[NFTA_TABLE_NAME] == self._encoded_name:
+            if found[uapi.NFTA_TABLE_NAME] == self._encoded_name:
                 yield found
 
     def counted_sets(self) -> Dict[str, CountedSet]:
         """Return all named sets and maps."""
-        found = [each for each in self._objects(messages.GET_SET) if not u32(each, NFTA_SET_FLAGS) & SET_ANONYMOUS]
-        return {attribute_text(each[NFTA_SET_NAME]): _counted(each) for each in found}
+        found = [
+            each
+            for each in self._objects(messages.GET_SET)
+            if not decoding.u32(each, uapi.NFTA_SET_FLAGS) & nft.SET_ANONYMOUS
+        ]
+        return {attribute_text(each[uapi.NFTA_SET_NAME]): _counted(each) for each in found}
 
     def counted_set(self, name: str) -> Optional[CountedSet]:
         """Return a set or map as it is now; None if it is missing."""
         try:
-            replies = self._sock.request(messages.GET_SET, self._in_table + text_attribute(NFTA_SET_NAME, name))
+            replies = self._sock.request(messages.GET_SET, self._in_table + text_attribute(uapi.NFTA_SET_NAME, name))
         except NetlinkRefusal as refusal:
             if is_missing(refusal.error):
                 return None
             raise
         payload = memoryview(replies[0].payload)
-        return _counted(parse_attributes(payload, GENMSG_BYTES, len(payload)))
+        return _counted(parse_attributes(payload, uapi.GENMSG_BYTES, len(payload)))
 
-    def hooks(self) -> Dict[str, Optional[BaseHook]]:
+    def hooks(self) -> Dict[str, Optional[nft.BaseHook]]:
         """Return the names of all chains, each with its hook, None if it has none."""
         chains = self._objects(messages.GET_CHAIN)
-        return {attribute_text(each[NFTA_CHAIN_NAME]): parse_hook(each) for each in chains}
+        return {attribute_text(each[uapi.NFTA_CHAIN_NAME]): decoding.parse_hook(each) for each in chains}
 
-    def chains(self, wanted: Mapping[str, Optional[BaseHook]]) -> Dict[Key, Value]:
+    def chains(self, wanted: Mapping[str, Optional[nft.BaseHook]]) -> Dict[nft.Key, nft.Value]:
         """Return chains with their rules. ``wanted``: the hooks of these chains, by name."""
-        return {ObjectKey("chain", name): ChainValue(tuple(self._rules(name)), hook) for name, hook in wanted.items()}
+        return {
+            nft.ObjectKey("chain", name): nft.ChainValue(tuple(self._rules(name)), hook)
+            for name, hook in wanted.items()
+        }
 
-    def _rules(self, chain: str) -> Iterator[Rule]:
+    def _rules(self, chain: str) -> Iterator[nft.Rule]:
         """Yield the rules of one chain: a dump of all rules takes time with the square of their number."""
-        for found in self._objects(messages.GET_RULE, text_attribute(NFTA_RULE_CHAIN, chain)):
-            raw = found.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
+        for found in self._objects(messages.GET_RULE, text_attribute(uapi.NFTA_RULE_CHAIN, chain)):
+            raw = found.get(uapi.NFTA_RULE_EXPRESSIONS, memoryview(b""))
             parts = tuple([self._expressions[bytes(part)] for _kind, part in each_attribute(raw, 0, len(raw))])
-            yield Rule(parts, rule_comment(found, NFTA_RULE_USERDATA))
+            yield nft.Rule(parts, rule_comment(found, uapi.NFTA_RULE_USERDATA))
 
     def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
         """Return all elements of a set: key to True, verdict or data. ``count``: their number, if known."""
@@ -160,35 +130,37 @@ class Reader:
                 return {}
             # Each part is freed when it is decoded: a set may have a million elements.
             nests.reverse()
-            return parse_elements(nests.pop() for _number in range(len(nests)))
+            return decoding.parse_elements(nests.pop() for _number in range(len(nests)))
 
-        return added_up(dump, count, messages.CATCH_ALL)
+        return decoding.added_up(dump, count, messages.CATCH_ALL)
 
     def _dumped_elements(self, name: str) -> List[memoryview]:
         """Return the elements of a set as the kernel encodes them, many in each part."""
-        payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
+        payload = self._in_table + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
         return [
-            parse_attributes(buffer, start + GENMSG_BYTES, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+            parse_attributes(buffer, start + uapi.GENMSG_BYTES, end).get(
+                uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b"")
+            )
             for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload)
         ]
 
-    def _ranges(self, name: str, value: SetValue) -> Dict[bytes, Any]:
+    def _ranges(self, name: str, value: nft.SetValue) -> Dict[bytes, Any]:
         """Return all elements of a set of ranges: see :func:`ranges`."""
         elements = [raw for nest in self._dumped_elements(name) for _number, raw in each_attribute(nest, 0, len(nest))]
-        return ranges(elements, bool(value.flags & SET_CONCAT))
+        return decoding.ranges(elements, bool(value.flags & nft.SET_CONCAT))
 
-    def contents(self, name: str) -> Iterator[Tuple[Key, Value]]:
+    def contents(self, name: str) -> Iterator[Tuple[nft.Key, nft.Value]]:
         """Yield the elements of a set as entries of the resource table, one at a time: a set may have a million.
 
         There are none in a dynamic set, whose elements only the packet path adds, and in one that is missing.
         """
-        value, count = self.counted_set(name) or (SetValue((), dynamic=True), None)
+        value, count = self.counted_set(name) or (nft.SetValue((), dynamic=True), None)
         if value.dynamic:
             return
         elements = self._ranges(name, value) if value.is_interval else self.elements(name, count)
         if value.is_interval or not value.is_list:
             for key, data in elements.items():
-                yield ElementKey("element", name, key), data
+                yield nft.ElementKey("element", name, key), data
             return
         lists: Dict[bytes, Dict[int, bytes]] = {}
         catch_all = elements.pop(messages.CATCH_ALL, None)
@@ -201,6 +173,6 @@ class Reader:
                 items = lists[key[:-4]] = {}
             items[_INDEX.unpack(key[-4:])[0]] = shared.setdefault(data, data)
         for key, items in lists.items():
-            yield ElementKey("list", name, key), list_value(items)
+            yield nft.ElementKey("list", name, key), nft.list_value(items)
         if catch_all is not None:
-            yield ElementKey("element", name, messages.CATCH_ALL), catch_all
+            yield nft.ElementKey("element", name, messages.CATCH_ALL), catch_all

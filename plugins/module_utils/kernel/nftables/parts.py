@@ -18,18 +18,7 @@ from itertools import islice
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, cast
 
 from ...base.errors import KernelError
-from ...rendering.nftables.objects import (
-    BaseHook,
-    ElementKey,
-    Key,
-    ListValue,
-    ObjectKey,
-    TableValue,
-    Value,
-    index_bytes,
-    list_items,
-    list_value,
-)
+from ...rendering.nftables import objects as nft
 from ...resources import Change, Part
 from ..netlink.attributes import parse_attributes
 from ..netlink.outcomes import Outcome, is_missing
@@ -53,21 +42,21 @@ _ELEMENTS_OF_REQUEST = 2_000
 class TableParts:
     """Reads a table in parts. ``expected``: its entries as they should be, which may change between two parts."""
 
-    def __init__(self, sock: NetlinkSocket, encoder: Encoder, expected: Mapping[Key, Value]) -> None:
+    def __init__(self, sock: NetlinkSocket, encoder: Encoder, expected: Mapping[nft.Key, nft.Value]) -> None:
         self._reader = Reader(sock, encoder.family, encoder.identity)
         self._lookup = _Lookup(sock, encoder)
         self._expected = expected
         # The keys of the expected elements and lists, by set.
-        self._elements: Dict[str, List[ElementKey]] = {}
+        self._elements: Dict[str, List[nft.ElementKey]] = {}
 
-    def read(self, urgent: Change[Key, Value]) -> Iterator[Part[Key, Value]]:
+    def read(self, urgent: Change[nft.Key, nft.Value]) -> Iterator[Part[nft.Key, nft.Value]]:
         """Yield the parts, with the entries of an urgent change as early as possible. Raises KernelError."""
         table = self._reader.table()
         if table is None:
             yield Part({}, self._expected)
             return
         for key in self._expected:
-            if isinstance(key, ElementKey):
+            if isinstance(key, nft.ElementKey):
                 self._elements.setdefault(key.name, []).append(key)
         sets, hooks = self._reader.counted_sets(), self._reader.hooks()
         # Nothing refers to a chain with a hook, and one that is not expected may drop packets.
@@ -79,66 +68,68 @@ class TableParts:
         yield from self._rules([item for item in others.items() if self._chain(item[0])])
         yield from self._contents({name: each for name, each in sets.items() if self._set(name)})
         not_ours = {name: each.value for name, each in sets.items() if self._set(name) is None}
-        unexpected: Dict[Key, Value] = {ObjectKey("set", name): value for name, value in not_ours.items()}
+        unexpected: Dict[nft.Key, nft.Value] = {nft.ObjectKey("set", name): value for name, value in not_ours.items()}
         unexpected.update(self._reader.chains({name: hook for name, hook in others.items() if not self._chain(name)}))
         for name in not_ours:
             unexpected.update(self._reader.contents(name))
         yield Part(unexpected, ())
 
-    def touched(self, change: Change[Key, Value]) -> Part[Key, Value]:
+    def touched(self, change: Change[nft.Key, nft.Value]) -> Part[nft.Key, nft.Value]:
         """Return the entries that a change names, and the sets that they are in. Raises KernelError."""
         # A list may have as many elements as before or as wanted.
         longest = {key: max(pair, key=length_of) for key, pair in change.replaced.items()}
         entries = {**change.removed, **longest, **change.added}
-        elements: Dict[str, Dict[ElementKey, Value]] = {key.name: {} for key in entries if key.kind == "set"}
+        elements: Dict[str, Dict[nft.ElementKey, nft.Value]] = {key.name: {} for key in entries if key.kind == "set"}
         for key, value in entries.items():
-            if isinstance(key, ElementKey):
+            if isinstance(key, nft.ElementKey):
                 elements.setdefault(key.name, {})[key] = value
         hooks, table = self._reader.hooks(), self._reader.table()
-        found = self._reader.chains({name: hook for name, hook in hooks.items() if ObjectKey("chain", name) in entries})
+        found = self._reader.chains(
+            {name: hook for name, hook in hooks.items() if nft.ObjectKey("chain", name) in entries}
+        )
         if table is not None:
             found[self._reader.key] = table
         for name, wanted in elements.items():
             there = self._reader.counted_set(name)
             if there is not None:
-                found[ObjectKey("set", name)] = there.value
+                found[nft.ObjectKey("set", name)] = there.value
                 # Keys of sets of ours are whole words.
                 few = there.elements is None or there.elements < FEWEST_ELEMENTS
                 dump = few or there.value.is_interval or any(len(key.key) % 4 for key in wanted)
                 found.update(self._reader.contents(name) if dump else self._lookup.entries(name, wanted))
         return Part({key: value for key, value in found.items() if key in entries}, entries)
 
-    def _chain(self, name: str) -> Optional[Value]:
-        return self._expected.get(ObjectKey("chain", name))
+    def _chain(self, name: str) -> Optional[nft.Value]:
+        return self._expected.get(nft.ObjectKey("chain", name))
 
-    def _set(self, name: str) -> Optional[Value]:
-        return self._expected.get(ObjectKey("set", name))
+    def _set(self, name: str) -> Optional[nft.Value]:
+        return self._expected.get(nft.ObjectKey("set", name))
 
     def _definitions(
         self,
-        table: TableValue,
+        table: nft.TableValue,
         sets: Mapping[str, CountedSet],
-        hooks: Mapping[str, Optional[BaseHook]],
-        hooked: Mapping[str, Optional[BaseHook]],
-    ) -> Part[Key, Value]:
+        hooks: Mapping[str, Optional[nft.BaseHook]],
+        hooked: Mapping[str, Optional[nft.BaseHook]],
+    ) -> Part[nft.Key, nft.Value]:
         """Return the part of the table itself, the expected sets, and the chains and sets that are missing."""
-        observed: Dict[Key, Value] = {self._reader.key: table}
-        observed.update((ObjectKey("set", name), each.value) for name, each in sets.items() if self._set(name))
+        observed: Dict[nft.Key, nft.Value] = {self._reader.key: table}
+        observed.update((nft.ObjectKey("set", name), each.value) for name, each in sets.items() if self._set(name))
         observed.update(self._reader.chains(hooked))
-        there = {*observed, *(ObjectKey("chain", name) for name in hooks)}
-        keys = [key for key in self._expected if isinstance(key, ObjectKey) and key not in there]
+        there = {*observed, *(nft.ObjectKey("chain", name) for name in hooks)}
+        keys = [key for key in self._expected if isinstance(key, nft.ObjectKey) and key not in there]
         elements = [each for key in keys if key.kind == "set" for each in self._elements.get(key.name, ())]
         return Part(observed, [*keys, *elements])
 
-    def _rules(self, hooks: List[Tuple[str, Optional[BaseHook]]]) -> Iterator[Part[Key, Value]]:
+    def _rules(self, hooks: List[Tuple[str, Optional[nft.BaseHook]]]) -> Iterator[Part[nft.Key, nft.Value]]:
         for begin in range(0, len(hooks), CHAINS_OF_PART):
             some = dict(hooks[begin : begin + CHAINS_OF_PART])
             yield Part(self._reader.chains(some), ())
 
-    def _contents(self, sets: Mapping[str, CountedSet]) -> Iterator[Part[Key, Value]]:
+    def _contents(self, sets: Mapping[str, CountedSet]) -> Iterator[Part[nft.Key, nft.Value]]:
         """Yield the elements of the expected sets: several small sets together, large ones in several parts."""
-        observed: Dict[Key, Value] = {}
-        keys: List[ElementKey] = []
+        observed: Dict[nft.Key, nft.Value] = {}
+        keys: List[nft.ElementKey] = []
         for name, (value, count) in sets.items():
             if value.dynamic:
                 continue
@@ -153,11 +144,11 @@ class TableParts:
                 observed, keys = {}, []
         yield Part(observed, keys)
 
-    def _confirmed(self, name: str) -> Iterator[Part[Key, Value]]:
+    def _confirmed(self, name: str) -> Iterator[Part[nft.Key, nft.Value]]:
         """Yield the expected elements of a set that the kernel has."""
         keys = iter(self._elements.get(name, ()))
         while True:
-            wanted: Dict[ElementKey, Value] = {}
+            wanted: Dict[nft.ElementKey, nft.Value] = {}
             elements = 0
             for key in keys:
                 if key in self._expected:
@@ -172,7 +163,9 @@ class TableParts:
     def _is_complete(self, name: str) -> bool:
         """Return whether a set that has all expected elements has no others."""
         expected = sum(
-            _size(value) for key, value in self._expected.items() if isinstance(key, ElementKey) and key.name == name
+            _size(value)
+            for key, value in self._expected.items()
+            if isinstance(key, nft.ElementKey) and key.name == name
         )
         now = self._reader.counted_set(name)
         return now is not None and now.elements == expected and not self._lookup.has_catch_all(name)
@@ -185,7 +178,7 @@ class _Lookup:
         self._sock = sock
         self._encoder = encoder
 
-    def entries(self, name: str, wanted: Mapping[ElementKey, Value]) -> Dict[Key, Value]:
+    def entries(self, name: str, wanted: Mapping[nft.ElementKey, nft.Value]) -> Dict[nft.Key, nft.Value]:
         """Return those entries of a set that the kernel has; of a list, the elements at the wanted indices.
 
         Raises KernelError.
@@ -206,16 +199,18 @@ class _Lookup:
             found.update(there)
         if as_wanted:
             return dict(wanted.items())
-        entries: Dict[Key, Value] = {}
+        entries: Dict[nft.Key, nft.Value] = {}
         for key, value in wanted.items():
             if key.kind != "list":
                 if key.key in found:
                     entries[key] = found[key.key]
                 continue
-            indices = [index for index, _data in list_items(cast(ListValue, value))]
-            items = {index: found[raw] for index in indices for raw in [key.key + index_bytes(index)] if raw in found}
+            indices = [index for index, _data in nft.list_items(cast(nft.ListValue, value))]
+            items = {
+                index: found[raw] for index in indices for raw in [key.key + nft.index_bytes(index)] if raw in found
+            }
             if items:
-                entries[key] = list_value(items)
+                entries[key] = nft.list_value(items)
         return entries
 
     def has_catch_all(self, name: str) -> bool:
@@ -238,16 +233,16 @@ def _parsed(outcome: Outcome) -> Dict[bytes, Any]:
     return parse_elements([b"".join([reply.payload[begin:] for reply in outcome.replies])])
 
 
-def _size(value: Value) -> int:
+def _size(value: nft.Value) -> int:
     """Return the number of the kernel's elements in an entry of a set."""
-    return len(list_items(cast(ListValue, value))) if isinstance(value, tuple) else 1
+    return len(nft.list_items(cast(nft.ListValue, value))) if isinstance(value, tuple) else 1
 
 
-def _elements(entries: Mapping[ElementKey, Value]) -> Iterator[Tuple[bytes, Any]]:
+def _elements(entries: Mapping[nft.ElementKey, nft.Value]) -> Iterator[Tuple[bytes, Any]]:
     """Yield the elements of the entries of a set: those of a list one by one."""
     for key, value in entries.items():
         if key.kind == "list":
-            for index, data in list_items(cast(ListValue, value)):
-                yield key.key + index_bytes(index), data
+            for index, data in nft.list_items(cast(nft.ListValue, value)):
+                yield key.key + nft.index_bytes(index), data
         else:
             yield key.key, value

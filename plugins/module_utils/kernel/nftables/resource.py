@@ -10,14 +10,8 @@ from typing import Dict, Iterator, List, Mapping, Optional
 
 from ...base.closing import Closing
 from ...base.errors import KernelError
+from ...rendering.nftables import objects as nft
 from ...rendering.nftables.layout import SERVICES_TABLE
-from ...rendering.nftables.objects import (
-    ChainValue,
-    ElementKey,
-    Key,
-    TableIdentity,
-    Value,
-)
 from ...resources import NO_CHANGE, Change, Kind, Part, Resource
 from ..netlink.outcomes import MessageError, is_busy, is_forbidden, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
@@ -50,7 +44,7 @@ class TransactionRefused(KernelError):
         self.busy_chains = busy_chains
 
 
-class NftablesResource(Resource[Key, Value], Closing):
+class NftablesResource(Resource[nft.Key, nft.Value], Closing):
     """Table ``kube-proxy`` of one family (IPv4: ``ip``, IPv6: ``ip6``) in the network namespace of the calling thread.
 
     Close it with :meth:`close` or use it in a ``with`` statement. ``longest_call``: seconds that the longest single
@@ -62,7 +56,7 @@ class NftablesResource(Resource[Key, Value], Closing):
     atomic = True
 
     #: The table, and its family in nf_tables if that is not the family of the resource.
-    table: TableIdentity = SERVICES_TABLE
+    table: nft.TableIdentity = SERVICES_TABLE
     table_family: str = ""
 
     def __init__(self, family: str, most_elements: int = ELEMENTS_PER_TRANSACTION) -> None:
@@ -91,17 +85,17 @@ class NftablesResource(Resource[Key, Value], Closing):
     def _report_progress(self) -> None:
         self.progress()
 
-    def observe(self) -> Dict[Key, Value]:
+    def observe(self) -> Dict[nft.Key, nft.Value]:
         """Return the whole table, whichever programs created its objects. Raises KernelError."""
         return {key: value for part in self.parts({}) for key, value in part.observed.items()}
 
     def parts(
-        self, expected: Mapping[Key, Value], urgent: Change[Key, Value] = NO_CHANGE
-    ) -> Iterator[Part[Key, Value]]:
+        self, expected: Mapping[nft.Key, nft.Value], urgent: Change[nft.Key, nft.Value] = NO_CHANGE
+    ) -> Iterator[Part[nft.Key, nft.Value]]:
         """See the base class. Raises KernelError."""
         return self._parts(expected).read(urgent)
 
-    def _parts(self, expected: Mapping[Key, Value]) -> TableParts:
+    def _parts(self, expected: Mapping[nft.Key, nft.Value]) -> TableParts:
         return TableParts(self.socket, self._encoder, expected)
 
     def exists(self) -> bool:
@@ -120,7 +114,7 @@ class NftablesResource(Resource[Key, Value], Closing):
         """Return the netlink port from which this resource makes its changes."""
         return self.socket.port
 
-    def apply(self, change: Change[Key, Value]) -> None:
+    def apply(self, change: Change[nft.Key, nft.Value]) -> None:
         """Make the change: in one transaction, or in several without a wrong intermediate state if it is large.
 
         If another program changed the table meanwhile, it is read again and the remaining changes are made. Raises
@@ -136,7 +130,7 @@ class NftablesResource(Resource[Key, Value], Closing):
                 if not refused.transient or attempt == _ATTEMPTS - 1:
                     raise
             time.sleep(0.01 * attempt)
-            target: Dict[Key, Value] = {key: new for key, (_old, new) in asked.replaced.items()}
+            target: Dict[nft.Key, nft.Value] = {key: new for key, (_old, new) in asked.replaced.items()}
             target.update(asked.added)
             if not self.exists():
                 if self.table.key in asked.removed:
@@ -146,7 +140,7 @@ class NftablesResource(Resource[Key, Value], Closing):
                     raise KernelError(f"{where}: another program deleted it meanwhile")
             change = self._parts({}).touched(asked).difference(target)
 
-    def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:
+    def _with_elements_of_replaced_sets(self, change: Change[nft.Key, nft.Value]) -> Change[nft.Key, nft.Value]:
         """Extend a change that recreates a set: its elements and the rules that use it must be added again."""
         renewed = {key.name for key in change.replaced if key.kind == "set"}
         if not renewed:
@@ -155,16 +149,16 @@ class NftablesResource(Resource[Key, Value], Closing):
         observed = reader.chains(reader.hooks())
         for name in renewed:
             observed.update(reader.contents(name))
-        wider: Change[Key, Value] = Change(dict(change.added), dict(change.replaced), dict(change.removed))
+        wider: Change[nft.Key, nft.Value] = Change(dict(change.added), dict(change.replaced), dict(change.removed))
         for key, value in observed.items():
-            if isinstance(key, ElementKey) and key.name in renewed:
+            if isinstance(key, nft.ElementKey) and key.name in renewed:
                 if key in wider.replaced:
                     wider.added[key] = wider.replaced.pop(key)[1]
                 elif key in wider.removed:
                     del wider.removed[key]
                 elif key.key != messages.CATCH_ALL:
                     wider.added[key] = value
-            elif isinstance(value, ChainValue) and key not in wider.replaced and key not in wider.removed:
+            elif isinstance(value, nft.ChainValue) and key not in wider.replaced and key not in wider.removed:
                 parts = (part for rule in value.rules for part in rule.expressions)
                 if renewed & {part.get(SET_NAMES[part.name]) for part in parts if part.name in SET_NAMES}:
                     wider.replaced[key] = (value, value)
@@ -230,7 +224,7 @@ class NftablesResource(Resource[Key, Value], Closing):
             text += f"; {owned}" if owned else ""
         return TransactionRefused(text, any(map(is_transient, errors)), busy_chains)
 
-    def describe(self, key: Key, value: Value) -> List[str]:
+    def describe(self, key: nft.Key, value: nft.Value) -> List[str]:
         """Return one entry in the syntax of the nft program."""
         # Imported late: only changes are described.
         from ...rendering.nftables.text import describe

@@ -33,23 +33,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, cast
 
-from ...rendering.nftables.objects import (
-    TABLE_DORMANT,
-    BaseHook,
-    ChainValue,
-    ElementKey,
-    Key,
-    ListValue,
-    Part,
-    Rule,
-    SetRole,
-    SetValue,
-    SparseList,
-    TableValue,
-    Value,
-    index_bytes,
-    list_items,
-)
+from ...rendering.nftables import objects as nft
 from ...resources import Change
 from ..netlink.protocol import Message
 from .messages import Encoder, ListPart
@@ -66,9 +50,9 @@ _REMOVED_SET = 20
 class _Element(NamedTuple):
     """The key of an element or list with its old and new value, None if there is none."""
 
-    key: ElementKey
-    old: Optional[Value]
-    new: Optional[Value]
+    key: nft.ElementKey
+    old: Optional[nft.Value]
+    new: Optional[nft.Value]
 
 
 class Labelled(NamedTuple):
@@ -95,14 +79,14 @@ class _Batch:
         self.flushed: List[str] = []
         self.removed_sets: List[str] = []
         self.removed_chains: List[str] = []
-        self.sets: List[Tuple[str, SetValue]] = []
-        self.chains: List[Tuple[str, Optional[BaseHook]]] = []
-        self.rules: List[Tuple[str, Tuple[Rule, ...]]] = []
+        self.sets: List[Tuple[str, nft.SetValue]] = []
+        self.chains: List[Tuple[str, Optional[nft.BaseHook]]] = []
+        self.rules: List[Tuple[str, Tuple[nft.Rule, ...]]] = []
         self.removed_elements: Dict[str, List[bytes]] = {}
-        self.elements: Dict[str, List[Tuple[bytes, Value]]] = {}
+        self.elements: Dict[str, List[Tuple[bytes, nft.Value]]] = {}
         self.lists: Dict[str, List[ListPart]] = {}
 
-    def add_element(self, name: str, key: bytes, value: Value) -> None:
+    def add_element(self, name: str, key: bytes, value: nft.Value) -> None:
         self.elements.setdefault(name, []).append((key, value))
         self.weight += 1
 
@@ -110,19 +94,19 @@ class _Batch:
         self.removed_elements.setdefault(name, []).append(key)
         self.weight += 1
 
-    def change_list(self, name: str, key: bytes, old: ListValue, new: ListValue) -> None:
+    def change_list(self, name: str, key: bytes, old: nft.ListValue, new: nft.ListValue) -> None:
         """Turn one list into another; either may be empty."""
-        if not old and not isinstance(new, SparseList):
+        if not old and not isinstance(new, nft.SparseList):
             self.lists.setdefault(name, []).append((key, _indices(len(new)), b"".join(new)))
             self.weight += len(new)
             return
-        before, after = dict(list_items(old)), dict(list_items(new))
-        gone = [key + index_bytes(index) for index, data in before.items() if after.get(index) != data]
+        before, after = dict(nft.list_items(old)), dict(nft.list_items(new))
+        gone = [key + nft.index_bytes(index) for index, data in before.items() if after.get(index) != data]
         come = [(index, data) for index, data in after.items() if before.get(index) != data]
         if gone:
             self.removed_elements.setdefault(name, []).extend(gone)
         if come:
-            indices = b"".join([index_bytes(index) for index, _data in come])
+            indices = b"".join([nft.index_bytes(index) for index, _data in come])
             self.lists.setdefault(name, []).append((key, indices, b"".join([data for _index, data in come])))
         self.weight += len(gone) + len(come)
 
@@ -186,23 +170,23 @@ class _Portions:
             yield last
 
 
-def _elements_of(change: Change[Key, Value]) -> Iterator[_Element]:
+def _elements_of(change: Change[nft.Key, nft.Value]) -> Iterator[_Element]:
     """Yield the keys of elements and lists that change, with old and new values (None if there is none)."""
     for key, old in change.removed.items():
-        if isinstance(key, ElementKey):
+        if isinstance(key, nft.ElementKey):
             yield _Element(key, old, None)
     for key, (old, new) in change.replaced.items():
-        if isinstance(key, ElementKey):
+        if isinstance(key, nft.ElementKey):
             yield _Element(key, old, new)
     for key, new in change.added.items():
-        if isinstance(key, ElementKey):
+        if isinstance(key, nft.ElementKey):
             yield _Element(key, None, new)
 
 
 def _put(batch: _Batch, element: _Element) -> None:
     (kind, name, raw), old, new = element
     if kind == "list":
-        batch.change_list(name, raw, cast(ListValue, old or ()), cast(ListValue, new or ()))
+        batch.change_list(name, raw, cast(nft.ListValue, old or ()), cast(nft.ListValue, new or ()))
         return
     if old is not None:
         batch.remove_element(name, raw)
@@ -212,12 +196,12 @@ def _put(batch: _Batch, element: _Element) -> None:
 
 @lru_cache(maxsize=4096)
 def _indices(count: int) -> bytes:
-    return b"".join([index_bytes(index) for index in range(count)])
+    return b"".join([nft.index_bytes(index) for index in range(count)])
 
 
-def length_of(value: Optional[Value]) -> int:
+def length_of(value: Optional[nft.Value]) -> int:
     """Return the number of elements in a list; 0 if there is none."""
-    if isinstance(value, SparseList):
+    if isinstance(value, nft.SparseList):
         return len(value.items)
     return len(value) if isinstance(value, tuple) else 0
 
@@ -234,13 +218,13 @@ def _costs(new_sets: int) -> _Costs:
     return _Costs(1 + new_sets // _SETS_PER_ELEMENT, 1 + new_sets // _SETS_PER_ELEMENT_OF_RULES)
 
 
-def weight_of(change: Change[Key, Value]) -> int:
+def weight_of(change: Change[nft.Key, nft.Value]) -> int:
     """Return the number of elements that a change touches; sets, chains and rules are weighted in elements."""
     weight = 0
     for key, old, new in _elements_of(change):
         weight += length_of(old) + length_of(new) if key.kind == "list" else 1
-    sets = sum(isinstance(new, SetValue) for new in change.added.values())
-    rules = sum(1 + len(new.rules) for new in change.added.values() if isinstance(new, ChainValue))
+    sets = sum(isinstance(new, nft.SetValue) for new in change.added.values())
+    rules = sum(1 + len(new.rules) for new in change.added.values() if isinstance(new, nft.ChainValue))
     costs = _costs(sets)
     weight += sum({"set": _REMOVED_SET, "chain": 2}.get(gone.kind, 0) for gone in change.removed)
     return weight + sets * costs.set + rules * costs.rule
@@ -253,7 +237,7 @@ class Planner:
         self._encoder = encoder
         self._most_elements = most_elements
 
-    def transactions(self, change: Change[Key, Value]) -> Iterator[Transaction]:
+    def transactions(self, change: Change[nft.Key, nft.Value]) -> Iterator[Transaction]:
         """Yield the transactions that make the change, in order.
 
         Each is encoded when it is requested: the messages for a large cluster take more memory than its tables.
@@ -262,8 +246,10 @@ class Planner:
             yield Transaction([Labelled(self._encoder.delete_table(), "table to be removed")])
             return
         old, _new = change.replaced.get(self._encoder.table_key, (None, None))
-        if isinstance(old, TableValue):
-            yield Transaction([Labelled(self._encoder.table_flags(old.flags & ~TABLE_DORMANT), "flags of the table")])
+        if isinstance(old, nft.TableValue):
+            yield Transaction(
+                [Labelled(self._encoder.table_flags(old.flags & ~nft.TABLE_DORMANT), "flags of the table")]
+            )
         if weight_of(change) <= self._most_elements:
             batch = self._definitions(change)
             gone = _names(change.removed, "set")
@@ -276,7 +262,7 @@ class Planner:
         else:
             yield from self._phases(change)
 
-    def _definitions(self, change: Change[Key, Value]) -> _Batch:
+    def _definitions(self, change: Change[nft.Key, nft.Value]) -> _Batch:
         """Return a batch with the sets, chains and rules of a change."""
         batch = _Batch(self._encoder)
         batch.create_table = self._encoder.table_key in change.added
@@ -287,24 +273,24 @@ class Planner:
                 batch.flushed.append(key.name)
                 batch.removed_chains.append(key.name)
         for key, (old, new) in change.replaced.items():
-            if isinstance(new, SetValue):
+            if isinstance(new, nft.SetValue):
                 batch.removed_sets.append(key.name)
                 batch.sets.append((key.name, new))
-            elif isinstance(new, ChainValue):
+            elif isinstance(new, nft.ChainValue):
                 batch.flushed.append(key.name)
-                if not isinstance(old, ChainValue) or old.base != new.base:
+                if not isinstance(old, nft.ChainValue) or old.base != new.base:
                     batch.removed_chains.append(key.name)
                     batch.chains.append((key.name, new.base))
                 batch.rules.append((key.name, new.rules))
         for key, new in change.added.items():
-            if isinstance(new, SetValue):
+            if isinstance(new, nft.SetValue):
                 batch.sets.append((key.name, new))
-            elif isinstance(new, ChainValue):
+            elif isinstance(new, nft.ChainValue):
                 batch.chains.append((key.name, new.base))
                 batch.rules.append((key.name, new.rules))
         return batch
 
-    def _phases(self, change: Change[Key, Value]) -> Iterator[Transaction]:
+    def _phases(self, change: Change[nft.Key, nft.Value]) -> Iterator[Transaction]:
         new_sets = _names(change.added, "set")
         # Rules look a set up at any time, so one that is created again gets its elements in the same transaction.
         renewed = _names(change.replaced, "set")
@@ -315,7 +301,7 @@ class Planner:
             {
                 key: value
                 for key, value in change.added.items()
-                if key.kind in ("table", "set") or (isinstance(value, ChainValue) and value.base is None)
+                if key.kind in ("table", "set") or (isinstance(value, nft.ChainValue) and value.base is None)
             },
             unfilled,
         )
@@ -323,8 +309,8 @@ class Planner:
         elements = list(_elements_of(change))
         yield from self._chunks([each] for each in elements if each.key.name in new_sets)
         visible = [each for each in elements if each.key.name not in apart]
-        helping = [each for each in visible if self._role(each.key.name).part is Part.HELPS]
-        deciding = [each for each in visible if self._role(each.key.name).part is not Part.HELPS]
+        helping = [each for each in visible if self._role(each.key.name).part is nft.Part.HELPS]
+        deciding = [each for each in visible if self._role(each.key.name).part is not nft.Part.HELPS]
         yield from self._chunks([each] for each in helping if each.new is not None)
         hooks = {key: value for key, value in change.added.items() if key not in unreachable.added}
         rest = Change(hooks, {key: pair for key, pair in change.replaced.items() if key not in unfilled})
@@ -344,13 +330,13 @@ class Planner:
         yield from self._chunks([each] for each in helping if each.new is None)
         yield from self._removals(change)
 
-    def _role(self, name: str) -> SetRole:
+    def _role(self, name: str) -> nft.SetRole:
         return self._encoder.identity.role(self._encoder.family, name)
 
-    def _is_unfilled(self, key: Key, old: Value, new: Value) -> bool:
-        empty = isinstance(old, ChainValue) and not old.rules and old.base is None
+    def _is_unfilled(self, key: nft.Key, old: nft.Value, new: nft.Value) -> bool:
+        empty = isinstance(old, nft.ChainValue) and not old.rules and old.base is None
         common = key.name in self._encoder.identity.common_chains
-        return empty and not common and isinstance(new, ChainValue) and new.base is None
+        return empty and not common and isinstance(new, nft.ChainValue) and new.base is None
 
     def _frontends(self, elements: Iterable[_Element]) -> Dict[bytes, List[_Element]]:
         """Return the elements by what those that change together have in common."""
@@ -359,7 +345,7 @@ class Planner:
             found.setdefault(each.key.key[: self._role(each.key.name).common_bytes], []).append(each)
         return found
 
-    def _tied(self, frontends: Mapping[bytes, List[_Element]], rest: Change[Key, Value]) -> List[bytes]:
+    def _tied(self, frontends: Mapping[bytes, List[_Element]], rest: Change[nft.Key, nft.Value]) -> List[bytes]:
         """Return the frontends that must change in one transaction with the chains that are replaced."""
         replaced = _names(rest.replaced, "chain")
         if not replaced:
@@ -371,11 +357,11 @@ class Planner:
         def is_tied(element: _Element) -> bool:
             verdicts = (value for value in (element.old, element.new) if isinstance(value, str))
             leads = any(value.partition(" ")[2] in replaced for value in verdicts)
-            return leads or self._role(element.key.name).part is Part.REFUSES
+            return leads or self._role(element.key.name).part is nft.Part.REFUSES
 
         return [frontend for frontend, group in frontends.items() if any(map(is_tied, group))]
 
-    def _unreachable(self, added: Change[Key, Value]) -> Iterator[Transaction]:
+    def _unreachable(self, added: Change[nft.Key, nft.Value]) -> Iterator[Transaction]:
         """Yield transactions that create objects no packet reaches: sets, chains, and then the rules of the chains."""
         definitions = self._definitions(added)
         costs = _costs(len(definitions.sets))
@@ -405,13 +391,13 @@ class Planner:
                 yield portions.take()
         yield from portions.rest()
 
-    def _removals(self, change: Change[Key, Value]) -> Iterator[Transaction]:
+    def _removals(self, change: Change[nft.Key, nft.Value]) -> Iterator[Transaction]:
         """Yield the removal transactions: hooks, then what no packet can reach any more.
 
         Chains are flushed first, so that no rule refers to them or to the sets. Sets are removed in the order in which
         they were observed or rendered, which is that of their creation.
         """
-        chains = {key.name: value for key, value in change.removed.items() if isinstance(value, ChainValue)}
+        chains = {key.name: value for key, value in change.removed.items() if isinstance(value, nft.ChainValue)}
         hooks = [name for name, value in chains.items() if value.base is not None]
         others = [name for name, value in chains.items() if value.base is None]
         portions = _Portions(self._encoder, self._most_elements)
@@ -435,5 +421,5 @@ class Planner:
         yield from portions.rest()
 
 
-def _names(table: Iterable[Key], kind: str) -> FrozenSet[str]:
+def _names(table: Iterable[nft.Key], kind: str) -> FrozenSet[str]:
     return frozenset(key.name for key in table if key.kind == kind)

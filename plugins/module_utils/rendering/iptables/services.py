@@ -12,19 +12,8 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import shares
 from ..merged import Entry
 from ..settings import DataplaneSettings
-from .fixed import (
-    EXTERNAL_SERVICES,
-    FILTER_NODE_PORTS,
-    FILTER_SERVICES,
-    LOCALHOST_COUNTER,
-    NODE_PORTS,
-    PROXY_FIREWALL,
-    SERVICES,
-    comment,
-    host_bits,
-    local_match,
-    localhost_node_ports,
-)
+from . import fixed
+from .fixed import comment
 from .names import CLUSTER_PREFIX, ENDPOINT_PREFIX, EXTERNAL_PREFIX, FIREWALL_PREFIX, LOCAL_PREFIX, hash16
 from .tables import CHAINS, FRAGMENTS, NAT, ChainKey, Fragment
 
@@ -76,7 +65,7 @@ class _ServicePortRules:
         self.local_chain = LOCAL_PREFIX + digest
         self.external_chain = EXTERNAL_PREFIX + digest
         self.firewalls = self._firewalls(digest)
-        self.host = host_bits(info.family)
+        self.host = fixed.host_bits(info.family)
         local = bool(info.local)
         self.internal_chain = self.local_chain if info.internal_local else self.cluster_chain
         self.has_internal = info.has_any and (local or not info.internal_local)
@@ -118,9 +107,9 @@ class _ServicePortRules:
         """Add the rules in shared chains that lead to the ServicePort, or reject its traffic if it has no endpoints."""
         info = self.info
         if self.has_internal:
-            self.add(SERVICES, f"{self.to(info.cluster_ip, self.name + ' cluster IP')} -j {self.internal_chain}")
+            self.add(fixed.SERVICES, f"{self.to(info.cluster_ip, self.name + ' cluster IP')} -j {self.internal_chain}")
         else:
-            self.add(FILTER_SERVICES, f"{self.to(info.cluster_ip, self.refusal_comment)} {self.refusal_target}")
+            self.add(fixed.FILTER_SERVICES, f"{self.to(info.cluster_ip, self.refusal_comment)} {self.refusal_target}")
         for address in info.external_ips:
             self.external_address(address, EXTERNAL_IP)
             self.refuse_external(address)
@@ -132,14 +121,14 @@ class _ServicePortRules:
             self.node_port()
         if info.health_check_node_port:
             match = comment(f"{self.name} health check node port")
-            self.add(FILTER_NODE_PORTS, f"-p tcp {match} -m tcp --dport {info.health_check_node_port} -j ACCEPT")
+            self.add(fixed.FILTER_NODE_PORTS, f"-p tcp {match} -m tcp --dport {info.health_check_node_port} -j ACCEPT")
 
     def external_address(self, address: str, what: str) -> None:
         """Add the rules that lead from an external address to the ServicePort, and drop sources not allowed."""
         firewall = self.firewalls.get(what)
         if self.info.has_any:
             target = firewall.chain if firewall else self.external_chain
-            self.add(SERVICES, f"{self.to(address, f'{self.name} {what}')} -j {target}")
+            self.add(fixed.SERVICES, f"{self.to(address, f'{self.name} {what}')} -j {target}")
         if firewall:
             self.drop_others(firewall, lambda text: self.to(address, text))
 
@@ -150,12 +139,12 @@ class _ServicePortRules:
                 return
             for source in firewall.networks:
                 accepted = match(f"{self.name} {firewall.what}")
-                self.add(PROXY_FIREWALL, f"{_source_match(source)}{accepted} -j RETURN")
-        self.add(PROXY_FIREWALL, f"{match(f'{self.name} traffic not accepted by {firewall.chain}')} -j DROP")
+                self.add(fixed.PROXY_FIREWALL, f"{_source_match(source)}{accepted} -j RETURN")
+        self.add(fixed.PROXY_FIREWALL, f"{match(f'{self.name} traffic not accepted by {firewall.chain}')} -j DROP")
 
     def refuse_external(self, address: str) -> None:
         if not self.has_external:
-            self.add(EXTERNAL_SERVICES, f"{self.to(address, self.refusal_comment)} {self.refusal_target}")
+            self.add(fixed.EXTERNAL_SERVICES, f"{self.to(address, self.refusal_comment)} {self.refusal_target}")
 
     def node_port(self) -> None:
         port = self.info.node_port
@@ -165,13 +154,13 @@ class _ServicePortRules:
             self.drop_others(firewall, lambda text: self.port_match(port, text, "-m addrtype --dst-type LOCAL "))
         if self.info.has_any:
             match = self.port_match(port, self.name)
-            if localhost_node_ports(self.settings) and LOCALHOST_COUNTER in self.settings.nfacct_counters:
-                counter = f"-m nfacct --nfacct-name {LOCALHOST_COUNTER}"
-                self.add(NODE_PORTS, f"-d 127.0.0.0/8 {match} {counter} -j {target}")
-            self.add(NODE_PORTS, f"{match} -j {target}")
+            if fixed.localhost_node_ports(self.settings) and fixed.LOCALHOST_COUNTER in self.settings.nfacct_counters:
+                counter = f"-m nfacct --nfacct-name {fixed.LOCALHOST_COUNTER}"
+                self.add(fixed.NODE_PORTS, f"-d 127.0.0.0/8 {match} {counter} -j {target}")
+            self.add(fixed.NODE_PORTS, f"{match} -j {target}")
         if not self.has_external:
             match = self.port_match(port, self.refusal_comment, "-m addrtype --dst-type LOCAL ")
-            self.add(EXTERNAL_SERVICES, f"{match} {self.refusal_target}")
+            self.add(fixed.EXTERNAL_SERVICES, f"{match} {self.refusal_target}")
 
     def masquerade_rules(self) -> List[str]:
         """Return the rules that masquerade traffic to the cluster IP: all, or all except traffic from local pods."""
@@ -180,7 +169,7 @@ class _ServicePortRules:
         destination = f"-d {info.cluster_ip}{self.host} "
         if self.settings.masquerade_all:
             return [f"{destination}{match} -j KUBE-MARK-MASQ"]
-        other = local_match(self.settings, negated=True)
+        other = fixed.local_match(self.settings, negated=True)
         if other is None or other.never:
             return []
         return [f"{other.source}{destination}{other.interface}{match} -j KUBE-MARK-MASQ"]
@@ -191,7 +180,7 @@ class _ServicePortRules:
         if not self.info.external_local:
             rules.append(f"{comment(f'masquerade traffic for {self.name} external destinations')} -j KUBE-MARK-MASQ")
         else:
-            pods = local_match(self.settings)
+            pods = fixed.local_match(self.settings)
             if pods is not None:
                 text = comment(f"pod traffic for {self.name} external destinations")
                 rules.append(f"{pods.source}{pods.interface}{text} -j {self.cluster_chain}")
@@ -242,7 +231,7 @@ class _ServicePortRules:
     def own_sources(self, what: str) -> List[str]:
         """Return the sources that a connection of the node to one of its addresses of a kind may have instead."""
         if what == NODE_PORT:
-            return ["127.0.0.0/8"] if localhost_node_ports(self.settings) else []
+            return ["127.0.0.0/8"] if fixed.localhost_node_ports(self.settings) else []
         addresses = self.info.external_ips if what == EXTERNAL_IP else self.info.load_balancer_ips
         return [f"{address}{self.host}" for address in addresses]
 

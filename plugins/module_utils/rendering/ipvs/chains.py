@@ -14,43 +14,12 @@ from typing import AbstractSet, Dict, Iterable, List, Mapping, Tuple
 
 from ...base.addresses import IPV6
 from ...configuration.behaviour import KUBE_PROXY, Behaviour
-from ..iptables.fixed import (
-    FORWARD,
-    MARK_MASQ,
-    POSTROUTING,
-    PROXY_FIREWALL,
-    SERVICES,
-    comment,
-    forward_accept_rules,
-    host_bits,
-    jump,
-    local_match,
-    mark_masquerade_rules,
-    masquerade_rules,
-    nat_jumps,
-    postrouting_rules,
-)
+from ..iptables import fixed
+from ..iptables.fixed import comment, host_bits
 from ..iptables.tables import FILTER, MANGLE, NAT, ChainKey, ChainTable, JumpKey, Ownership, Rules
 from ..settings import DataplaneSettings
+from . import sets
 from .model import FirewalledPort, Redirect, VirtualServerKey
-from .sets import (
-    CLUSTER_IP,
-    EXTERNAL_DROPPED,
-    EXTERNAL_IP,
-    EXTERNAL_IP_LOCAL,
-    HEALTH_CHECK_NODE_PORT,
-    INTERNAL_DROPPED,
-    IPVS_IPS,
-    LOAD_BALANCER,
-    LOAD_BALANCER_FW,
-    LOAD_BALANCER_LOCAL,
-    LOAD_BALANCER_SOURCE_CIDR,
-    LOAD_BALANCER_SOURCE_IP,
-    LOOP_BACK,
-    NAMES,
-    NODE_PORT_SETS,
-    SETS,
-)
 
 NODE_PORT = ChainKey(NAT, "KUBE-NODE-PORT")
 LOAD_BALANCER_CHAIN = ChainKey(NAT, "KUBE-LOAD-BALANCER")
@@ -67,14 +36,14 @@ OUTSIDE_CHAIN = ChainKey(NAT, "KUBE-IPVS-OUTSIDE")
 OWN_CHAINS: Tuple[ChainKey, ...] = (EARLY_FIREWALL, EARLY_RANGES, EARLY_FILTER, INSIDE_CHAIN, OUTSIDE_CHAIN)
 
 ALL_CHAINS: Tuple[ChainKey, ...] = (
-    SERVICES,
-    POSTROUTING,
+    fixed.SERVICES,
+    fixed.POSTROUTING,
     NODE_PORT,
     LOAD_BALANCER_CHAIN,
-    MARK_MASQ,
-    FORWARD,
+    fixed.MARK_MASQ,
+    fixed.FORWARD,
     HEALTH_CHECK,
-    PROXY_FIREWALL,
+    fixed.PROXY_FIREWALL,
     SOURCE_RANGES_FIREWALL,
     IPVS_FILTER,
     IPVS_OUT_FILTER,
@@ -96,28 +65,28 @@ def jumps(behaviour: Behaviour = KUBE_PROXY) -> Tuple[JumpKey, ...]:
     """Return the jump rules of ipvs mode, in the order in which each is inserted at the head of its chain."""
     firewall = "kube-proxy firewall rules"
     found = [
-        *nat_jumps(),
-        jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
-        jump(FILTER, "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
+        *fixed.nat_jumps(),
+        fixed.jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
+        fixed.jump(FILTER, "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
     ]
     if behaviour.ranges_hold_for_node:
         hooks = ("PREROUTING", "OUTPUT")
-        found += [jump(MANGLE, hook, EARLY_FIREWALL.chain, firewall, new_only=True) for hook in hooks]
+        found += [fixed.jump(MANGLE, hook, EARLY_FIREWALL.chain, firewall, new_only=True) for hook in hooks]
     else:
-        found += [jump(FILTER, hook, PROXY_FIREWALL.chain, firewall) for hook in ("INPUT", "FORWARD")]
+        found += [fixed.jump(FILTER, hook, fixed.PROXY_FIREWALL.chain, firewall) for hook in ("INPUT", "FORWARD")]
     if behaviour.local_means_local:
-        found.append(jump(MANGLE, "OUTPUT", EARLY_FILTER.chain, "kubernetes ipvs access filter", new_only=True))
+        found.append(fixed.jump(MANGLE, "OUTPUT", EARLY_FILTER.chain, "kubernetes ipvs access filter", new_only=True))
     found += [
-        jump(FILTER, "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
-        jump(FILTER, "OUTPUT", "KUBE-IPVS-OUT-FILTER", "kubernetes ipvs access filter"),
+        fixed.jump(FILTER, "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
+        fixed.jump(FILTER, "OUTPUT", "KUBE-IPVS-OUT-FILTER", "kubernetes ipvs access filter"),
     ]
     return tuple(found)
 
 
 def _match(family: str, name: str, directions: str, commented: bool = True) -> str:
     # iptables-save escapes quotes within a comment; iptables-restore removes the backslash again.
-    text = comment(SETS[name].comment.replace("'", "\\'")) + " " if commented else ""
-    return f"{text}-m set --match-set {NAMES[family][name]} {directions}"
+    text = comment(sets.SETS[name].comment.replace("'", "\\'")) + " " if commented else ""
+    return f"{text}-m set --match-set {sets.NAMES[family][name]} {directions}"
 
 
 def _cluster_ip_rules(settings: DataplaneSettings) -> List[str]:
@@ -125,12 +94,12 @@ def _cluster_ip_rules(settings: DataplaneSettings) -> List[str]:
 
     Without a detector only connections of the host whose source became the cluster IP itself are masqueraded.
     """
-    match = _match(settings.family, CLUSTER_IP, "dst,dst")
+    match = _match(settings.family, sets.CLUSTER_IP, "dst,dst")
     if settings.masquerade_all:
         return [f"{match} -j KUBE-MARK-MASQ"]
-    others = local_match(settings, negated=True)
+    others = fixed.local_match(settings, negated=True)
     if others is None:
-        return [f"{_match(settings.family, CLUSTER_IP, 'src,dst')} -j KUBE-MARK-MASQ"]
+        return [f"{_match(settings.family, sets.CLUSTER_IP, 'src,dst')} -j KUBE-MARK-MASQ"]
     if others.never:
         return []
     return [f"{others.source}{others.interface}{match} -j KUBE-MARK-MASQ"]
@@ -151,22 +120,22 @@ def services_rules(
     family = settings.family
     rules = [f"-s {'::1/128' if family == IPV6 else '127.0.0.0/8'} -j RETURN"]
     if redirected:
-        pods = local_match(settings)
+        pods = fixed.local_match(settings)
         rules += [f"{pods.source}{pods.interface}-j {INSIDE_CHAIN.chain}"] if pods is not None else []
         rules += [f"-m addrtype --src-type LOCAL -j {INSIDE_CHAIN.chain}", f"-j {OUTSIDE_CHAIN.chain}"]
-    if LOAD_BALANCER in filled:
-        rules.append(f"{_match(family, LOAD_BALANCER, 'dst,dst')} -j KUBE-LOAD-BALANCER")
-    if CLUSTER_IP in filled:
+    if sets.LOAD_BALANCER in filled:
+        rules.append(f"{_match(family, sets.LOAD_BALANCER, 'dst,dst')} -j KUBE-LOAD-BALANCER")
+    if sets.CLUSTER_IP in filled:
         rules += _cluster_ip_rules(settings)
-    if EXTERNAL_IP in filled:
-        rules.append(f"{_match(family, EXTERNAL_IP, 'dst,dst')} -j KUBE-MARK-MASQ")
-        rules += _external_accept_rules(family, EXTERNAL_IP)
-    if EXTERNAL_IP_LOCAL in filled:
-        rules += _external_accept_rules(family, EXTERNAL_IP_LOCAL)
+    if sets.EXTERNAL_IP in filled:
+        rules.append(f"{_match(family, sets.EXTERNAL_IP, 'dst,dst')} -j KUBE-MARK-MASQ")
+        rules += _external_accept_rules(family, sets.EXTERNAL_IP)
+    if sets.EXTERNAL_IP_LOCAL in filled:
+        rules += _external_accept_rules(family, sets.EXTERNAL_IP_LOCAL)
     rules.append("-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT")
     rules += [
         f"{_match(family, name, 'dst,dst', commented=False)} -j ACCEPT"
-        for name in (CLUSTER_IP, LOAD_BALANCER)
+        for name in (sets.CLUSTER_IP, sets.LOAD_BALANCER)
         if name in filled
     ]
     return tuple(rules)
@@ -178,7 +147,7 @@ def node_port_rules(family: str, filled: AbstractSet[str]) -> Rules:
     Traffic to ports with externalTrafficPolicy Local keeps its source, other traffic is masqueraded.
     """
     rules = []
-    for protocol, (plain, local) in NODE_PORT_SETS.items():
+    for protocol, (plain, local) in sets.NODE_PORT_SETS.items():
         directions = "dst,dst" if protocol == "sctp" else "dst"
         for name, target in ((local, "RETURN"), (plain, "KUBE-MARK-MASQ")):
             if name in filled:
@@ -193,17 +162,17 @@ def ipvs_filter_rules(family: str, filled: AbstractSet[str], behaviour: Behaviou
     """
     rules = [
         f"-m conntrack --ctstate NEW {_match(family, name, 'dst,dst')} -j DROP"
-        for name in (INTERNAL_DROPPED, EXTERNAL_DROPPED)
+        for name in (sets.INTERNAL_DROPPED, sets.EXTERNAL_DROPPED)
         if name in filled
     ]
     rules += [
         f"{_match(family, name, 'dst,dst', commented=False)} -j RETURN"
-        for name in (LOAD_BALANCER, CLUSTER_IP, EXTERNAL_IP, EXTERNAL_IP_LOCAL)
+        for name in (sets.LOAD_BALANCER, sets.CLUSTER_IP, sets.EXTERNAL_IP, sets.EXTERNAL_IP_LOCAL)
     ]
     if not behaviour.virtual_addresses_are_closed:
-        rules.append(f"{_match(family, HEALTH_CHECK_NODE_PORT, 'dst', commented=False)} -j RETURN")
+        rules.append(f"{_match(family, sets.HEALTH_CHECK_NODE_PORT, 'dst', commented=False)} -j RETURN")
     answer = "icmp6-port-unreachable" if family == IPV6 else "icmp-port-unreachable"
-    addresses = _match(family, IPVS_IPS, "dst", commented=False)
+    addresses = _match(family, sets.IPVS_IPS, "dst", commented=False)
     rules.append(f"-m conntrack --ctstate NEW {addresses} -j REJECT --reject-with {answer}")
     return tuple(rules)
 
@@ -219,8 +188,8 @@ def policy_chains(
     family = settings.family
     found: Dict[ChainKey, Rules] = {}
     if settings.behaviour.local_means_local:
-        dropped = f"{_match(family, INTERNAL_DROPPED, 'dst,dst')} -j DROP"
-        found[EARLY_FILTER] = (dropped,) if INTERNAL_DROPPED in filled else ()
+        dropped = f"{_match(family, sets.INTERNAL_DROPPED, 'dst,dst')} -j DROP"
+        found[EARLY_FILTER] = (dropped,) if sets.INTERNAL_DROPPED in filled else ()
     if settings.behaviour.inside_reaches_all:
         inside: List[str] = []
         outside: List[str] = []
@@ -263,24 +232,24 @@ def chains(
     ConfigurationError for an invalid detector of local traffic.
     """
     family, behaviour = settings.family, settings.behaviour
-    hairpin = masquerade_rules(settings, f"{_match(family, LOOP_BACK, 'dst,dst,src')} ", "")
-    local = [f"{_match(family, LOAD_BALANCER_LOCAL, 'dst,dst')} -j RETURN"] if LOAD_BALANCER_LOCAL in filled else []
+    hairpin = fixed.masquerade_rules(settings, f"{_match(family, sets.LOOP_BACK, 'dst,dst,src')} ", "")
+    kept = [f"{_match(family, sets.LOAD_BALANCER_LOCAL, 'dst,dst')} -j RETURN"]
     ranges = [
         f"{_match(family, name, 'dst,dst,src')} -j RETURN"
-        for name in (LOAD_BALANCER_SOURCE_CIDR, LOAD_BALANCER_SOURCE_IP)
+        for name in (sets.LOAD_BALANCER_SOURCE_CIDR, sets.LOAD_BALANCER_SOURCE_IP)
         if name in filled
     ]
-    firewall = [f"{_match(family, LOAD_BALANCER_FW, 'dst,dst')} -j KUBE-SOURCE-RANGES-FIREWALL"]
+    firewall = [f"{_match(family, sets.LOAD_BALANCER_FW, 'dst,dst')} -j KUBE-SOURCE-RANGES-FIREWALL"]
     early = behaviour.ranges_hold_for_node
     return {
-        SERVICES: services_rules(settings, filled, redirected),
-        POSTROUTING: (*(hairpin if LOOP_BACK in filled else ()), *postrouting_rules(settings)),
+        fixed.SERVICES: services_rules(settings, filled, redirected),
+        fixed.POSTROUTING: (*(hairpin if sets.LOOP_BACK in filled else ()), *fixed.postrouting_rules(settings)),
         NODE_PORT: node_port_rules(family, filled),
-        LOAD_BALANCER_CHAIN: (*local, "-j KUBE-MARK-MASQ"),
-        MARK_MASQ: mark_masquerade_rules(settings),
-        FORWARD: forward_accept_rules(settings),
-        HEALTH_CHECK: (f"{_match(family, HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
-        (EARLY_FIREWALL if early else PROXY_FIREWALL): tuple(firewall) if LOAD_BALANCER_FW in filled else (),
+        LOAD_BALANCER_CHAIN: (*(kept if sets.LOAD_BALANCER_LOCAL in filled else ()), "-j KUBE-MARK-MASQ"),
+        fixed.MARK_MASQ: fixed.mark_masquerade_rules(settings),
+        fixed.FORWARD: fixed.forward_accept_rules(settings),
+        HEALTH_CHECK: (f"{_match(family, sets.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
+        (EARLY_FIREWALL if early else fixed.PROXY_FIREWALL): tuple(firewall) if sets.LOAD_BALANCER_FW in filled else (),
         (EARLY_RANGES if early else SOURCE_RANGES_FIREWALL): (*ranges, "-j DROP"),
         IPVS_FILTER: ipvs_filter_rules(family, filled, behaviour),
         IPVS_OUT_FILTER: out_filter_rules(family, firewalled),

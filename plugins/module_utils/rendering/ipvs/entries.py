@@ -19,18 +19,10 @@ from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.weights import risen, shares
 from ..merged import Entry
 from ..settings import DataplaneSettings
+from . import sets
 from .model import ADDRESSES, DEVICE, REAL_SERVERS, VIRTUAL_SERVERS, RealServer, RealServerKey, VirtualServerKey
 from .policies import endpoint_lists, keeps_flows
 from .scheduling import hashed_by, schedule
-from .sets import (
-    CLUSTER_IP,
-    EXTERNAL_DROPPED,
-    EXTERNAL_IP,
-    EXTERNAL_IP_LOCAL,
-    INTERNAL_DROPPED,
-    LOAD_BALANCER,
-    LOAD_BALANCER_LOCAL,
-)
 
 _WANTED = RealServer(1)
 #: Keeps its connections and gets no new ones.
@@ -116,20 +108,20 @@ class Contribution(ABC):
         for endpoint in info.endpoints:
             if endpoint.is_local:
                 self.add_hairpin(endpoint)
-        self.add_to_set(CLUSTER_IP, info.cluster_ip, info.port)
+        self.add_to_set(sets.CLUSTER_IP, info.cluster_ip, info.port)
         self.add(ADDRESSES, info.cluster_ip, True)
         self.add_own_address(info.cluster_ip)
         self._serve(info.cluster_ip, info.port, self.lists.internal)
         if self.lists.internal_dropped:
-            self.add_to_set(INTERNAL_DROPPED, info.cluster_ip, info.port)
+            self.add_to_set(sets.INTERNAL_DROPPED, info.cluster_ip, info.port)
         for address in info.external_ips:
-            self.add_to_set(EXTERNAL_IP_LOCAL if info.external_local else EXTERNAL_IP, address, info.port)
+            self.add_to_set(sets.EXTERNAL_IP_LOCAL if info.external_local else sets.EXTERNAL_IP, address, info.port)
             self._bind(address)
             self._serve_external(address, info.port, info.sources_at(address))
         for address in info.load_balancer_ips:
-            self.add_to_set(LOAD_BALANCER, address, info.port)
+            self.add_to_set(sets.LOAD_BALANCER, address, info.port)
             if info.external_local:
-                self.add_to_set(LOAD_BALANCER_LOCAL, address, info.port)
+                self.add_to_set(sets.LOAD_BALANCER_LOCAL, address, info.port)
             self._bind(address)
             self._serve_external(address, info.port, info.sources_at(address))
         if info.node_port and self.facts.node_ips:
@@ -206,7 +198,7 @@ class Contribution(ABC):
         """Add the virtual server of an external address or node port, and the entries for its policy and sources."""
         self._serve(address, number, self.lists.external)
         if self.lists.external_dropped:
-            self.add_to_set(EXTERNAL_DROPPED, address, number)
+            self.add_to_set(sets.EXTERNAL_DROPPED, address, number)
         if self.lists.redirected:
             self.redirect(address, number)
         if sources is not None:

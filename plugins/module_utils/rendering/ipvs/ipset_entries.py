@@ -10,19 +10,10 @@ from typing import List, Sequence
 from ...base.addresses import address_and_port
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
+from . import sets
 from .entries import Contribution, IpvsFacts
 from .model import FIREWALLED, REDIRECTED, SET_ELEMENTS, FirewalledPort, Redirect, SetElementKey, VirtualServerKey
 from .policies import INSIDE
-from .sets import (
-    HEALTH_CHECK_NODE_PORT,
-    IPVS_IPS,
-    LOAD_BALANCER_FW,
-    LOAD_BALANCER_SOURCE_CIDR,
-    LOAD_BALANCER_SOURCE_IP,
-    LOOP_BACK,
-    NAMES,
-    NODE_PORT_SETS,
-)
 
 
 def service_port_entries(info: ServicePortInfo, facts: IpvsFacts) -> List[Entry]:
@@ -35,14 +26,14 @@ class IpsetContribution(Contribution):
 
     def __init__(self, info: ServicePortInfo, facts: IpvsFacts) -> None:
         super().__init__(info, facts)
-        self._names = NAMES[info.family]
+        self._names = sets.NAMES[info.family]
 
     def _element(self, name: str, element: str) -> None:
         self.entries.append((SET_ELEMENTS, SetElementKey(self._names[name], element), True))
 
     def add_hairpin(self, endpoint: Endpoint) -> None:
         """See the base class."""
-        self._element(LOOP_BACK, f"{endpoint.ip},{self.info.protocol}:{endpoint.port},{endpoint.ip}")
+        self._element(sets.LOOP_BACK, f"{endpoint.ip},{self.info.protocol}:{endpoint.port},{endpoint.ip}")
 
     def add_to_set(self, name: str, address: str, number: int) -> None:
         """See the base class."""
@@ -50,12 +41,12 @@ class IpsetContribution(Contribution):
 
     def add_own_address(self, address: str) -> None:
         """See the base class."""
-        self._element(IPVS_IPS, address)
+        self._element(sets.IPVS_IPS, address)
 
     def add_node_port(self) -> None:
         """See the base class."""
         info = self.info
-        for name in NODE_PORT_SETS[info.protocol][: 2 if info.external_local else 1]:
+        for name in sets.NODE_PORT_SETS[info.protocol][: 2 if info.external_local else 1]:
             if info.protocol == "sctp":
                 for address in self.facts.node_ips:
                     self._element(name, f"{address},sctp:{info.node_port}")
@@ -64,7 +55,7 @@ class IpsetContribution(Contribution):
 
     def add_health_check(self, number: int) -> None:
         """See the base class."""
-        self._element(HEALTH_CHECK_NODE_PORT, str(number))
+        self._element(sets.HEALTH_CHECK_NODE_PORT, str(number))
 
     def redirect(self, address: str, number: int) -> None:
         """See the base class."""
@@ -75,11 +66,11 @@ class IpsetContribution(Contribution):
     def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
         """See the base class."""
         element = f"{address},{self.info.protocol}:{number}"
-        self._element(LOAD_BALANCER_FW, element)
+        self._element(sets.LOAD_BALANCER_FW, element)
         for text in sources:
-            self._element(LOAD_BALANCER_SOURCE_CIDR, f"{element},{_element_network(text)}")
+            self._element(sets.LOAD_BALANCER_SOURCE_CIDR, f"{element},{_element_network(text)}")
         if self.allows_node(sources):
-            self._element(LOAD_BALANCER_SOURCE_IP, f"{element},{address}")
+            self._element(sets.LOAD_BALANCER_SOURCE_IP, f"{element},{address}")
         elif not self.facts.behaviour.ranges_hold_for_node:
             self.add(FIREWALLED, FirewalledPort(address, self.info.protocol, number), True)
 

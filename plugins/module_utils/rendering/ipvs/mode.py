@@ -16,6 +16,7 @@ from ..iptables.tables import CHAINS
 from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering
 from ..settings import DataplaneSettings
+from . import text
 from .entries import IpvsFacts, ipvs_facts, is_node_address
 from .filter_backend import FilterBackend
 from .iptables_filter_backend import IPTABLES_FILTER_BACKEND
@@ -23,14 +24,6 @@ from .model import ADDRESSES, DEVICE, DEVICES, REAL_SERVERS, VIRTUAL_SERVERS, Re
 from .nftables_filter_backend import NFTABLES_FILTER_BACKEND
 from .policies import INSIDE, OUTSIDE, endpoint_lists
 from .scheduling import hashed_by, requested_schedulers, schedule
-from .text import (
-    address_line,
-    device_line,
-    ip_batch_text,
-    ipvsadm_text,
-    real_server_line,
-    virtual_server_line,
-)
 
 
 class IpvsContext(NamedTuple):
@@ -134,12 +127,12 @@ class IpvsRendering(Rendering[IpvsContext]):
         """See the base class."""
         server = VirtualServerKey(place.protocol, place.address, place.port)
         found = self.filter_backend.rows(family, tables, place)
-        found += [address_line(key) for key in tables.get(ADDRESSES, {}) if key == place.address]
+        found += [text.address_line(key) for key in tables.get(ADDRESSES, {}) if key == place.address]
         servers = tables.get(VIRTUAL_SERVERS, {})
-        found += [virtual_server_line(server, servers[server])] if server in servers else []
+        found += [text.virtual_server_line(server, servers[server])] if server in servers else []
         real_servers = tables.get(REAL_SERVERS, {})
         own = sorted(key for key in real_servers if key.server == server)
-        return found + [real_server_line(key, real_servers[key]) for key in own]
+        return found + [text.real_server_line(key, real_servers[key]) for key in own]
 
     def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
         """See the base class; chains are derived, and there are few."""
@@ -182,17 +175,17 @@ class IpvsRendering(Rendering[IpvsContext]):
         """See the base class."""
         addresses = [address for address in tables[ADDRESSES] if family_of(address) == family]
         return {
-            f"ip {family}": ip_batch_text(addresses),
+            f"ip {family}": text.ip_batch_text(addresses),
             **self.filter_backend.texts(family, tables),
-            f"ipvsadm {family}": ipvsadm_text(tables[VIRTUAL_SERVERS], tables[REAL_SERVERS]),
+            f"ipvsadm {family}": text.ipvsadm_text(tables[VIRTUAL_SERVERS], tables[REAL_SERVERS]),
         }
 
 
 _LINES: Mapping[str, Callable[[str, Any, Any], List[str]]] = {
-    DEVICES: lambda _family, key, _value: [device_line(key)],
-    ADDRESSES: lambda _family, key, _value: [address_line(key)],
-    VIRTUAL_SERVERS: lambda _family, key, value: [virtual_server_line(key, value)],
-    REAL_SERVERS: lambda _family, key, value: [real_server_line(key, value)],
+    DEVICES: lambda _family, key, _value: [text.device_line(key)],
+    ADDRESSES: lambda _family, key, _value: [text.address_line(key)],
+    VIRTUAL_SERVERS: lambda _family, key, value: [text.virtual_server_line(key, value)],
+    REAL_SERVERS: lambda _family, key, value: [text.real_server_line(key, value)],
 }
 
 RENDERING = IpvsRendering(IPTABLES_FILTER_BACKEND)

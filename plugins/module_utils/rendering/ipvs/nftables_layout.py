@@ -17,23 +17,8 @@ from ...base.addresses import IPV6, Network
 from ...resources import Kind
 from ..merged import Entry
 from ..nftables import expressions as x
+from ..nftables import objects as nft
 from ..nftables.layout import FIREWALLED, HAIRPIN, from_local, masquerade_rules, set_role
-from ..nftables.objects import (
-    ADDRESS_TYPES,
-    PORT,
-    PROTOCOL,
-    VERDICT,
-    BaseHook,
-    ChainValue,
-    ObjectKey,
-    Part,
-    Rule,
-    SetRole,
-    SetValue,
-    TableIdentity,
-    TableValue,
-    key_length,
-)
 from ..settings import DataplaneSettings
 from . import sets
 
@@ -82,14 +67,14 @@ _COMMON_CHAINS = (
 )
 
 
-def ipvs_set_role(family: str, name: str) -> SetRole:
+def ipvs_set_role(family: str, name: str) -> nft.SetRole:
     """Return the role of a set: its elements change with all others of their address, or of their node port."""
     if name in (NODE_PORTS, LOCAL_NODE_PORTS, HEALTH_CHECKS):
-        return SetRole(Part.SELECTS, key_length((PROTOCOL, PORT)))
+        return nft.SetRole(nft.Part.SELECTS, nft.key_length((nft.PROTOCOL, nft.PORT)))
     return set_role(family, name)
 
 
-IPVS_TABLE = TableIdentity(
+IPVS_TABLE = nft.TableIdentity(
     TABLE_NAME,
     "packet filter of ipvs mode, by kubenode-proxy",
     role=ipvs_set_role,
@@ -99,28 +84,30 @@ IPVS_TABLE = TableIdentity(
 #: Destination NAT of other programs comes later, since it must not redirect connections to service addresses.
 _BEFORE_NAT = -101
 #: The chain that prevents this if they are addresses of the node.
-SETTLING = ObjectKey("chain", "nat-prerouting")
+SETTLING = nft.ObjectKey("chain", "nat-prerouting")
 _SOURCE_NAT = 100
 _MANGLE = -150
 _FILTER = 0
 
 
-def fixed_sets(settings: DataplaneSettings) -> Dict[str, SetValue]:
+def fixed_sets(settings: DataplaneSettings) -> Dict[str, nft.SetValue]:
     """Return the sets and maps that always exist."""
     behaviour = settings.behaviour
-    address = ADDRESS_TYPES[settings.family]
-    frontend, port = (address, PROTOCOL, PORT), (PROTOCOL, PORT)
+    address = nft.ADDRESS_TYPES[settings.family]
+    frontend, port = (address, nft.PROTOCOL, nft.PORT), (nft.PROTOCOL, nft.PORT)
     names = {name: made for name, made in FRONTENDS.items() if name not in sets.OWN_SETS or behaviour.local_means_local}
-    found = {made: SetValue(frontend) for made in names.values()}
-    found[ADDRESSES] = SetValue((address,))
-    found[HAIRPIN] = SetValue((address, address, PROTOCOL, PORT))
-    found.update({name: SetValue(port) for name in (NODE_PORTS, LOCAL_NODE_PORTS, HEALTH_CHECKS)})
-    found[FIREWALLED] = SetValue(frontend, (VERDICT,))
+    found = {made: nft.SetValue(frontend) for made in names.values()}
+    found[ADDRESSES] = nft.SetValue((address,))
+    found[HAIRPIN] = nft.SetValue((address, address, nft.PROTOCOL, nft.PORT))
+    found.update({name: nft.SetValue(port) for name in (NODE_PORTS, LOCAL_NODE_PORTS, HEALTH_CHECKS)})
+    found[FIREWALLED] = nft.SetValue(frontend, (nft.VERDICT,))
     if not behaviour.ranges_hold_for_node:
-        found[FIREWALLED_FOR_NODE] = SetValue((address, address, PROTOCOL, PORT))
+        found[FIREWALLED_FOR_NODE] = nft.SetValue((address, address, nft.PROTOCOL, nft.PORT))
     if behaviour.inside_reaches_all:
-        found[REDIRECTED] = SetValue(frontend)
-        found.update({name: SetValue(frontend, (address, PORT)) for name in (REDIRECTED_INSIDE, REDIRECTED_OUTSIDE)})
+        found[REDIRECTED] = nft.SetValue(frontend)
+        found.update(
+            {name: nft.SetValue(frontend, (address, nft.PORT)) for name in (REDIRECTED_INSIDE, REDIRECTED_OUTSIDE)}
+        )
     return found
 
 
@@ -135,7 +122,7 @@ def _from_loopback(family: str) -> x.Expressions:
     return x.in_network(Network(127 << 24, 8, family), load_source=True)
 
 
-def _cluster_ip_rules(settings: DataplaneSettings) -> List[Rule]:
+def _cluster_ip_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     """Return the rule that masquerades connections to cluster IPs.
 
     Without a detector these are connections of the node whose source became the cluster IP itself.
@@ -151,7 +138,7 @@ def _cluster_ip_rules(settings: DataplaneSettings) -> List[Rule]:
     return [x.rule(key, x.lookup(FRONTENDS[sets.CLUSTER_IP]), mark)]
 
 
-def _services_rules(settings: DataplaneSettings) -> List[Rule]:
+def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     """Return the rules that mark new connections for masquerading."""
     family = settings.family
     mark = x.set_mark_bits(settings.masquerade_mark)
@@ -166,7 +153,7 @@ def _services_rules(settings: DataplaneSettings) -> List[Rule]:
     return rules
 
 
-def _redirect_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
+def _redirect_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
     """Return the chains that send connections to the virtual server of the cluster IP: see ``policies``."""
     family = settings.family
     target = x.destination_nat(family, 0, x.address_words(family))
@@ -185,7 +172,7 @@ def _redirect_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
     }
 
 
-def _address_filter_rules(settings: DataplaneSettings) -> List[Rule]:
+def _address_filter_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     """Return the rules that keep new connections to service addresses from reaching daemons of the host.
 
     For kube-proxy health check node ports are an exception.
@@ -208,7 +195,7 @@ def _between(family: str, name: str) -> x.Expressions:
     return [*addresses, *x.protocol_and_port(2 * words), x.lookup(name)]
 
 
-def _masquerading_rules(settings: DataplaneSettings) -> List[Rule]:
+def _masquerading_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     family, mark = settings.family, settings.masquerade_mark
     # The bit is cleared so that a packet that traverses this chain again is not masqueraded twice.
     marked = [*x.has_bits(x.meta(x.META_MARK), mark), *x.flip_mark_bits(mark)]
@@ -218,7 +205,7 @@ def _masquerading_rules(settings: DataplaneSettings) -> List[Rule]:
     ]
 
 
-def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
+def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
     """Return the chains without a hook, each after those that it refers to."""
     mark = x.set_mark_bits(settings.masquerade_mark)
     at_port = x.protocol_and_port()
@@ -238,15 +225,15 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
     return found
 
 
-def _jump(target: str, new_only: bool = False) -> Rule:
+def _jump(target: str, new_only: bool = False) -> nft.Rule:
     return x.rule(x.new_connection() if new_only else [], x.verdict(f"jump {target}"))
 
 
-def _base_chains(settings: DataplaneSettings) -> Dict[str, ChainValue]:
+def _base_chains(settings: DataplaneSettings) -> Dict[str, nft.ChainValue]:
     behaviour, family = settings.behaviour, settings.family
     own_address = [x.destination_address(family), x.lookup(ADDRESSES)]
     settled = x.rule(x.is_local(x.FIB_DADDR), own_address, x.same_destination(family))
-    hooks: Dict[Tuple[str, str, int], List[Rule]] = {}
+    hooks: Dict[Tuple[str, str, int], List[nft.Rule]] = {}
     if behaviour.ranges_hold_for_node:
         for hook in ("prerouting", "output"):
             hooks["filter", hook, _MANGLE] = [_jump(FIREWALL_CHECK, new_only=True)]
@@ -264,16 +251,18 @@ def _base_chains(settings: DataplaneSettings) -> Dict[str, ChainValue]:
         hooks["filter", "forward", _FILTER] = [_jump(FIREWALL_CHECK)]
     hooks["nat", "postrouting", _SOURCE_NAT] = [_jump(MASQUERADING)]
     return {
-        f"{'early' if priority == _MANGLE else kind}-{hook}": ChainValue(tuple(rules), BaseHook(kind, hook, priority))
+        f"{'early' if priority == _MANGLE else kind}-{hook}": nft.ChainValue(
+            tuple(rules), nft.BaseHook(kind, hook, priority)
+        )
         for (kind, hook, priority), rules in hooks.items()
     }
 
 
 def static_entries(settings: DataplaneSettings) -> List[Entry]:
     """Return the entries that exist without any Service, in an order in which they can be created."""
-    entries: List[Entry] = [(RESOURCE, IPVS_TABLE.key, TableValue())]
-    entries += [(RESOURCE, ObjectKey("set", name), value) for name, value in fixed_sets(settings).items()]
+    entries: List[Entry] = [(RESOURCE, IPVS_TABLE.key, nft.TableValue())]
+    entries += [(RESOURCE, nft.ObjectKey("set", name), value) for name, value in fixed_sets(settings).items()]
     for name, rules in _regular_chains(settings).items():
-        entries.append((RESOURCE, ObjectKey("chain", name), ChainValue(tuple(rules))))
-    entries += [(RESOURCE, ObjectKey("chain", name), value) for name, value in _base_chains(settings).items()]
+        entries.append((RESOURCE, nft.ObjectKey("chain", name), nft.ChainValue(tuple(rules))))
+    entries += [(RESOURCE, nft.ObjectKey("chain", name), value) for name, value in _base_chains(settings).items()]
     return entries

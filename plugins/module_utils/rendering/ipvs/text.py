@@ -9,40 +9,28 @@ from typing import Dict, Iterable, List, Mapping
 
 from ...base.addresses import IPV6, address_and_port, address_bits, family_of
 from ...base.ipvs_schedulers import flag_names
-from .model import (
-    DEVICE,
-    FIREWALL_MARK,
-    ONE_PACKET,
-    PERSISTENT,
-    RealServer,
-    RealServerKey,
-    SetDefinition,
-    SetElementKey,
-    VirtualServer,
-    VirtualServerKey,
-    host_prefix,
-)
+from . import model
 from .sets import BITMAP_PORT
 
 _PROTOCOL_OPTIONS = {"tcp": "-t", "udp": "-u", "sctp": "--sctp-service"}
 _FORWARDING_OPTIONS = {"masquerade": "-m", "route": "-g", "tunnel": "-i"}
 
 
-def _service(key: VirtualServerKey) -> str:
-    if key.protocol == FIREWALL_MARK:
+def _service(key: model.VirtualServerKey) -> str:
+    if key.protocol == model.FIREWALL_MARK:
         return f"-f {key.port} -6" if family_of(key.address) == IPV6 else f"-f {key.port}"
     return f"{_PROTOCOL_OPTIONS[key.protocol]} {address_and_port(key.address, key.port)}"
 
 
-def virtual_server_line(key: VirtualServerKey, value: VirtualServer) -> str:
+def virtual_server_line(key: model.VirtualServerKey, value: model.VirtualServer) -> str:
     """Return a virtual server as ``ipvsadm -Sn`` prints it."""
     words = ["-A", _service(key), "-s", value.scheduler]
-    if value.flags & PERSISTENT:
+    if value.flags & model.PERSISTENT:
         words += ["-p", str(value.timeout)]
         family = family_of(key.address)
-        if value.netmask != host_prefix(family):
+        if value.netmask != model.host_prefix(family):
             words += ["-M", str(value.netmask) if family == IPV6 else _dotted(value.netmask)]
-    if value.flags & ONE_PACKET:
+    if value.flags & model.ONE_PACKET:
         words.append("-o")
     flags = [name for bit, name in flag_names(value.scheduler).items() if value.flags & bit]
     if flags:
@@ -55,17 +43,18 @@ def _dotted(length: int) -> str:
     return ".".join(str(mask >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-def real_server_line(key: RealServerKey, value: RealServer) -> str:
+def real_server_line(key: model.RealServerKey, value: model.RealServer) -> str:
     """Return a real server as ``ipvsadm -Sn`` prints it."""
     forwarding = _FORWARDING_OPTIONS.get(value.forwarding, "-m")
     return f"-a {_service(key.server)} -r {address_and_port(key.ip, key.port)} {forwarding} -w {value.weight}"
 
 
 def ipvsadm_text(
-    servers: Mapping[VirtualServerKey, VirtualServer], real_servers: Mapping[RealServerKey, RealServer]
+    servers: Mapping[model.VirtualServerKey, model.VirtualServer],
+    real_servers: Mapping[model.RealServerKey, model.RealServer],
 ) -> str:
     """Return both tables as input of ``ipvsadm -R``: sorted, each virtual server followed by its real servers."""
-    by_server: Dict[VirtualServerKey, List[str]] = {}
+    by_server: Dict[model.VirtualServerKey, List[str]] = {}
     for real_key, real_value in sorted(real_servers.items()):
         by_server.setdefault(real_key.server, []).append(real_server_line(real_key, real_value))
     lines: List[str] = []
@@ -75,7 +64,7 @@ def ipvsadm_text(
     return "".join(f"{line}\n" for line in lines)
 
 
-def set_line(name: str, definition: SetDefinition) -> str:
+def set_line(name: str, definition: model.SetDefinition) -> str:
     """Return a set as ``ipset save`` prints it, without the options that newer kernels add."""
     if definition.type == BITMAP_PORT:
         return f"create {name} {definition.type} range 0-65535"
@@ -83,12 +72,12 @@ def set_line(name: str, definition: SetDefinition) -> str:
     return f"create {name} {definition.type} family {family} hashsize 1024 maxelem {definition.limit}"
 
 
-def element_line(key: SetElementKey) -> str:
+def element_line(key: model.SetElementKey) -> str:
     """Return an element of a set as ``ipset save`` prints it."""
     return f"add {key.set} {key.element}"
 
 
-def ipset_text(sets: Mapping[str, SetDefinition], elements: Iterable[SetElementKey]) -> str:
+def ipset_text(sets: Mapping[str, model.SetDefinition], elements: Iterable[model.SetElementKey]) -> str:
     """Return sets and elements as input of ``ipset restore``: sorted, each set followed by its elements."""
     by_set: Dict[str, List[str]] = {}
     for key in sorted(elements):
@@ -105,12 +94,12 @@ def device_line(device: str) -> str:
     return f"link add {device} type dummy"
 
 
-def address_line(address: str, device: str = DEVICE) -> str:
+def address_line(address: str, device: str = model.DEVICE) -> str:
     """Return an address on the dummy device as an argument list of ``ip``."""
     return f"address add {address}/{address_bits(family_of(address))} dev {device}"
 
 
-def ip_batch_text(addresses: Iterable[str], device: str = DEVICE) -> str:
+def ip_batch_text(addresses: Iterable[str], device: str = model.DEVICE) -> str:
     """Return the dummy device and its addresses as input of ``ip -batch``."""
     lines = [device_line(device), *(address_line(address, device) for address in sorted(addresses))]
     return "".join(f"{line}\n" for line in lines)

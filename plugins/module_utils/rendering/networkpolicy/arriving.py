@@ -15,22 +15,7 @@ from ...base.addresses import FAMILIES, IPV4, IPV6, Network
 from ..nftables import expressions as x
 from ..nftables.expressions import INTERFACE_NAME_BYTES, Expressions
 from ..nftables.objects import BaseHook, ChainValue, Rule
-from .sets import (
-    BOUND,
-    EGRESS_EXEMPT,
-    EXEMPT,
-    EXEMPT_LINKS,
-    FORGED,
-    HERE,
-    ISOLATED,
-    POD_LINKS,
-    POLICED,
-    SIDES,
-    Options,
-    drop_name,
-    links,
-    name,
-)
+from . import sets
 
 #: After the destination was rewritten, because routes may depend on it: policy routing looks at both ends.
 SOURCES_PRIORITY = -95
@@ -73,7 +58,7 @@ def interface_in(held: str) -> Expressions:
     return [x.meta(x.META_IIFNAME), x.lookup(held)]
 
 
-def _from_pods(options: Options) -> ChainValue:
+def _from_pods(options: sets.Options) -> ChainValue:
     """Return the chain for packets from interfaces of pods, which accepts what their pods may send from.
 
     A pod that is not known yet is recognised by the route to it. Link-local addresses are not routed, and have rules of
@@ -85,7 +70,7 @@ def _from_pods(options: Options) -> ChainValue:
             x.of_family(family),
             interface,
             x.source_address(family, address),
-            x.lookup(name(BOUND, family)),
+            x.lookup(sets.name(sets.BOUND, family)),
             x.verdict("accept"),
         )
         for family in FAMILIES
@@ -99,18 +84,18 @@ def _from_pods(options: Options) -> ChainValue:
         *(_accepted_icmpv6(types, unspecified) for types in _LISTENER_DISCOVERY),
     ]
     if options.exempt:
-        exempt = interface_in(EXEMPT_LINKS)
+        exempt = interface_in(sets.EXEMPT_LINKS)
         rules += [
             x.rule(
                 x.of_family(family),
                 x.source_address(family),
-                x.lookup(name(EXEMPT, family)),
+                x.lookup(sets.name(sets.EXEMPT, family)),
                 exempt,
                 x.verdict("return"),
             )
             for family in FAMILIES
         ]
-    return ChainValue((*rules, x.rule(x.not_routed_back(), x.verdict(f"goto {FORGED}"))))
+    return ChainValue((*rules, x.rule(x.not_routed_back(), x.verdict(f"goto {sets.FORGED}"))))
 
 
 def _sources() -> List[Rule]:
@@ -119,14 +104,14 @@ def _sources() -> List[Rule]:
     That is judged of what comes from an interface of pods, and of what claims to come from a pod of this node. What the
     node sends to itself or to a multicast group returns to it, and counts as routed back.
     """
-    rules = [x.rule(interface_in(POD_LINKS), x.verdict(f"jump {_FROM_PODS}"))]
+    rules = [x.rule(interface_in(sets.POD_LINKS), x.verdict(f"jump {_FROM_PODS}"))]
     rules += [
         x.rule(
             x.of_family(family),
             x.source_address(family),
-            x.lookup(name(HERE, family)),
+            x.lookup(sets.name(sets.HERE, family)),
             x.not_routed_back(),
-            x.verdict(f"goto {FORGED}"),
+            x.verdict(f"goto {sets.FORGED}"),
         )
         for family in FAMILIES
     ]
@@ -145,7 +130,7 @@ def _link_chain(side: str) -> ChainValue:
             *map(_accepted_icmpv6, _LISTENER_DISCOVERY),
             x.rule(x.of_family(IPV4), x.is_protocol(_IGMP), x.verdict("accept")),
             x.rule(looped, x.verdict("accept")),
-            *(x.rule(x.of_family(family), x.verdict(f"goto {drop_name(family, side)}")) for family in FAMILIES),
+            *(x.rule(x.of_family(family), x.verdict(f"goto {sets.drop_name(family, side)}")) for family in FAMILIES),
         )
     )
 
@@ -155,7 +140,7 @@ def _to_group(family: str) -> Expressions:
     return [*x.of_family(family), *x.in_network(groups, load_source=False)]
 
 
-def _leaving_pods(options: Options) -> List[Rule]:
+def _leaving_pods(options: sets.Options) -> List[Rule]:
     """Return the rules that find what pods send from an address that no object names.
 
     Nobody but the pod knows a link-local address, and anybody may send to broadcast addresses from 0.0.0.0.
@@ -163,10 +148,10 @@ def _leaving_pods(options: Options) -> List[Rule]:
     rules = []
     for network in (_UNSPECIFIED, _LINK_LOCAL):
         family = network.family
-        found = [*x.of_family(family), *x.in_network(network, load_source=True), *interface_in(links("out"))]
+        found = [*x.of_family(family), *x.in_network(network, load_source=True), *interface_in(sets.links("out"))]
         if options.egress_exempt:
-            found += [x.destination_address(family), x.lookup(name(EGRESS_EXEMPT, family), inverted=True)]
-        rules.append(x.rule(found, x.verdict(f"goto {links('out')}")))
+            found += [x.destination_address(family), x.lookup(sets.name(sets.EGRESS_EXEMPT, family), inverted=True)]
+        rules.append(x.rule(found, x.verdict(f"goto {sets.links('out')}")))
     return rules
 
 
@@ -176,24 +161,24 @@ def _between_pods() -> List[Rule]:
     Every pod listens at link-local and broadcast addresses, and at those of multicast groups. What the node sends
     itself is not forwarded.
     """
-    to_bridge = [x.meta(x.META_OIFNAME), x.lookup(links("in"))]
+    to_bridge = [x.meta(x.META_OIFNAME), x.lookup(sets.links("in"))]
     nameless = (
         [*x.of_family(IPV6), *x.in_network(_LINK_LOCAL, load_source=False)],
         *map(_to_group, FAMILIES),
         [*x.of_family(IPV4), *x.is_to_broadcast()],
     )
-    return [x.rule(to_bridge, found, x.verdict(f"goto {links('in')}")) for found in nameless]
+    return [x.rule(to_bridge, found, x.verdict(f"goto {sets.links('in')}")) for found in nameless]
 
 
-def _node_addresses(options: Options, others: Sequence[Expressions]) -> List[Rule]:
+def _node_addresses(options: sets.Options, others: Sequence[Expressions]) -> List[Rule]:
     """Return the rules that drop a source address of this node that did not come from it, where that matters.
 
     It does for destinations that are judged, and for those of the node itself, which may be virtual addresses: IPVS
     rewrites them later. ``others``: further destinations.
     """
-    which = POLICED if options.tiers else ISOLATED
+    which = sets.POLICED if options.tiers else sets.ISOLATED
     judged = [
-        [*x.of_family(family), x.destination_address(family), x.lookup(name(which, family, "in"))]
+        [*x.of_family(family), x.destination_address(family), x.lookup(sets.name(which, family, "in"))]
         for family in FAMILIES
     ]
     return [
@@ -209,11 +194,11 @@ def _node_addresses(options: Options, others: Sequence[Expressions]) -> List[Rul
     ]
 
 
-def chains(options: Options, guarded: Sequence[Expressions]) -> Dict[str, ChainValue]:
+def chains(options: sets.Options, guarded: Sequence[Expressions]) -> Dict[str, ChainValue]:
     """Return the chains by name. ``guarded``: further destinations that no forged address of this node may reach."""
     arriving = [*_node_addresses(options, guarded), *_leaving_pods(options)]
     return {
-        **{links(side): _link_chain(side) for side in SIDES},
+        **{sets.links(side): _link_chain(side) for side in sets.SIDES},
         _FROM_PODS: _from_pods(options),
         "sources": ChainValue(tuple(_sources()), BaseHook("filter", "prerouting", SOURCES_PRIORITY)),
         "arriving": ChainValue(tuple(arriving), BaseHook("filter", "prerouting", ARRIVING_PRIORITY)),

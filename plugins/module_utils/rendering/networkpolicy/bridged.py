@@ -13,21 +13,8 @@ from typing import Callable, Dict, List
 
 from ...base.addresses import FAMILIES, IPV4, IPV6, Network
 from ..nftables import expressions as x
+from ..nftables import objects as nft
 from ..nftables.expressions import INTERFACE_NAME_BYTES, Expressions
-from ..nftables.objects import (
-    ADDRESS_TYPES,
-    INTERFACE,
-    BaseHook,
-    ChainValue,
-    ElementKey,
-    Expression,
-    Key,
-    ObjectKey,
-    Rule,
-    SetValue,
-    TableValue,
-    Value,
-)
 from .arriving import interface_in
 from .bridge_keys import TABLE, prefixed
 from .layout import drop_chain, log_prefix
@@ -57,8 +44,8 @@ def _not_judged() -> Expressions:
 
 
 def _claim(
-    found: Expressions, load: Callable[[int], Expression], family: str, harmless: List[Expressions]
-) -> List[Rule]:
+    found: Expressions, load: Callable[[int], nft.Expression], family: str, harmless: List[Expressions]
+) -> List[nft.Rule]:
     """Return the rules for frames that claim an address. ``found``: matches them; ``load``: loads it at a word.
 
     ``harmless``: match addresses that are accepted from every port.
@@ -81,7 +68,7 @@ def _icmpv6(kind: int) -> Expressions:
     ]
 
 
-def _neighbours() -> List[Rule]:
+def _neighbours() -> List[nft.Rule]:
     """Return the rules about addresses in messages of neighbour discovery, all of which may have a link-local source.
 
     A known pod is no router, and advertises only what it may send from.
@@ -105,7 +92,7 @@ def _neighbours() -> List[Rule]:
     ]
 
 
-def _rules() -> List[Rule]:
+def _rules() -> List[nft.Rule]:
     arp = x.payload(x.NETWORK_HEADER, 14, 4)
     rules = [x.rule(_not_judged(), interface_in(POD_LINKS), _DROP)]
     rules += _neighbours()
@@ -127,26 +114,28 @@ def _rules() -> List[Rule]:
     return rules
 
 
-def definitions() -> Dict[str, SetValue]:
+def definitions() -> Dict[str, nft.SetValue]:
     """Return the sets by name."""
-    found = {POD_LINKS: SetValue((INTERFACE,)), FORGED: SetValue((INTERFACE,), counted=True)}
+    found = {POD_LINKS: nft.SetValue((nft.INTERFACE,)), FORGED: nft.SetValue((nft.INTERFACE,), counted=True)}
     for family in FAMILIES:
-        address = ADDRESS_TYPES[family]
-        found[name(BOUND, family)] = SetValue((INTERFACE, address))
-        found[name(HERE, family)] = SetValue((address,))
-        found[name(CLOSED, family)] = SetValue((INTERFACE,))
+        address = nft.ADDRESS_TYPES[family]
+        found[name(BOUND, family)] = nft.SetValue((nft.INTERFACE, address))
+        found[name(HERE, family)] = nft.SetValue((address,))
+        found[name(CLOSED, family)] = nft.SetValue((nft.INTERFACE,))
     return found
 
 
-def entries(options: Options) -> Dict[Key, Value]:
+def entries(options: Options) -> Dict[nft.Key, nft.Value]:
     """Return the table without elements."""
-    found: Dict[Key, Value] = {TABLE.key: TableValue()}
-    found.update({ObjectKey("set", set_name): value for set_name, value in definitions().items()})
-    found[ObjectKey("chain", FORGED)] = drop_chain(interface_in(FORGED), log_prefix(FORGED), options)
-    found[ObjectKey("chain", "frames")] = ChainValue(tuple(_rules()), BaseHook("filter", "prerouting", _PRIORITY))
+    found: Dict[nft.Key, nft.Value] = {TABLE.key: nft.TableValue()}
+    found.update({nft.ObjectKey("set", set_name): value for set_name, value in definitions().items()})
+    found[nft.ObjectKey("chain", FORGED)] = drop_chain(interface_in(FORGED), log_prefix(FORGED), options)
+    found[nft.ObjectKey("chain", "frames")] = nft.ChainValue(
+        tuple(_rules()), nft.BaseHook("filter", "prerouting", _PRIORITY)
+    )
     return {prefixed(key): value for key, value in found.items()}
 
 
-def element(set_name: str, key: bytes) -> ElementKey:
+def element(set_name: str, key: bytes) -> nft.ElementKey:
     """Return the key of an element of the table of ports."""
-    return prefixed(ElementKey("element", set_name, key))
+    return prefixed(nft.ElementKey("element", set_name, key))

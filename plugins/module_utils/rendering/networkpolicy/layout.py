@@ -17,33 +17,7 @@ from ...base.addresses import FAMILIES
 from ..nftables import expressions as x
 from ..nftables.expressions import Expressions
 from ..nftables.objects import BaseHook, ChainValue, Expression, Rule
-from . import arriving
-from .sets import (
-    ANY,
-    BLOCKS,
-    DENIED,
-    EGRESS_EXEMPT,
-    FORGED,
-    GRANTS,
-    ISOLATED,
-    KNOWN,
-    NO_LOG,
-    OUTCOMES,
-    POD_RANGES,
-    PODS,
-    POLICED,
-    PORT_RANGES,
-    PORTS,
-    SELF,
-    SIDES,
-    TIER_OTHERS,
-    TIER_PORTS,
-    TIERS,
-    Options,
-    drop_name,
-    name,
-    tier_grants,
-)
+from . import arriving, sets
 
 POSTROUTING_PRIORITY = 95
 INPUT_PRIORITY = 101
@@ -83,8 +57,8 @@ def _granted(everything: int) -> List[Rule]:
     whole = [x.meta(x.META_PRIORITY), x.compare(class_bytes(everything))]
     return [
         x.rule(whole, _RETURN),
-        x.rule(_ports_key(), x.lookup(PORTS), _RETURN),
-        x.rule(_ranges_key(), x.lookup(PORT_RANGES), _RETURN),
+        x.rule(_ports_key(), x.lookup(sets.PORTS), _RETURN),
+        x.rule(_ranges_key(), x.lookup(sets.PORT_RANGES), _RETURN),
     ]
 
 
@@ -97,8 +71,8 @@ def _classify(family: str, side: str) -> List[Rule]:
     """Return the rules that look up the class of the peer; a pod's own class replaces that of its range."""
     own = x.of_family(family)
     return [
-        x.rule(own, _peer(family, side), x.map_lookup(name(BLOCKS, family)), _SET_PRIORITY),
-        x.rule(own, _peer(family, side), x.map_lookup(name(PODS, family)), _SET_PRIORITY),
+        x.rule(own, _peer(family, side), x.map_lookup(sets.name(sets.BLOCKS, family)), _SET_PRIORITY),
+        x.rule(own, _peer(family, side), x.map_lookup(sets.name(sets.PODS, family)), _SET_PRIORITY),
     ]
 
 
@@ -108,20 +82,20 @@ def _by_class(family: str, side: str, grants: str) -> Rule:
     return x.rule(key, x.map_lookup(grants), _SET_PRIORITY)
 
 
-def _policy_chain(family: str, side: str, options: Options, everything: int) -> ChainValue:
+def _policy_chain(family: str, side: str, options: sets.Options, everything: int) -> ChainValue:
     """Return the chain that evaluates NetworkPolicies for isolated pods; it returns if the packet is allowed."""
     own = [*x.of_family(family), _own(family, side)]
-    drop = x.verdict(f"goto {drop_name(family, side)}")
+    drop = x.verdict(f"goto {sets.drop_name(family, side)}")
     rules: List[Rule] = []
     if options.tiers:
         rules.append(x.rule(*_to_itself(family), _RETURN))
     elif options.cut:
         rules.append(_half_open(drop))
     rules.append(x.rule(_RESET))
-    rules.append(x.rule(own, x.map_lookup(name(ANY, family, side)), _SET_PRIORITY))
+    rules.append(x.rule(own, x.map_lookup(sets.name(sets.ANY, family, side)), _SET_PRIORITY))
     rules += _granted(everything)
     rules += _classify(family, side)
-    rules.append(_by_class(family, side, name(GRANTS, family, side)))
+    rules.append(_by_class(family, side, sets.name(sets.GRANTS, family, side)))
     rules += _granted(everything)
     rules.append(x.rule(drop))
     return ChainValue(tuple(rules))
@@ -130,7 +104,7 @@ def _policy_chain(family: str, side: str, options: Options, everything: int) -> 
 def _to_itself(family: str) -> Tuple[Expressions, Expression]:
     width = x.address_words(family)
     addresses = [x.source_address(family), x.destination_address(family, width)]
-    return [*x.of_family(family), *addresses], x.lookup(name(SELF, family))
+    return [*x.of_family(family), *addresses], x.lookup(sets.name(sets.SELF, family))
 
 
 def _half_open(drop: Expression) -> Rule:
@@ -141,12 +115,12 @@ def _half_open(drop: Expression) -> Rule:
     return x.rule(x.new_connection(), tcp, flags, masked, x.compare(bytes((_SYN,)), equal=False), drop)
 
 
-def _tiers_chain(family: str, side: str, options: Options) -> ChainValue:
+def _tiers_chain(family: str, side: str, options: sets.Options) -> ChainValue:
     """Return the chain that evaluates policies of any API for selected pods; it returns if the packet is allowed."""
-    drop = x.verdict(f"goto {drop_name(family, side)}")
-    admin, baseline = TIERS
-    judge = x.verdict(f"goto {name('policy', family, side)}")
-    isolated = [*x.of_family(family), _own(family, side), x.lookup(name(ISOLATED, family, side)), judge]
+    drop = x.verdict(f"goto {sets.drop_name(family, side)}")
+    admin, baseline = sets.TIERS
+    judge = x.verdict(f"goto {sets.name('policy', family, side)}")
+    isolated = [*x.of_family(family), _own(family, side), x.lookup(sets.name(sets.ISOLATED, family, side)), judge]
     rules = [_half_open(drop)] if options.cut else []
     rules += _tier(family, side, admin, drop)
     rules.append(x.rule(isolated))
@@ -164,16 +138,16 @@ def _without_ports() -> Expressions:
 
 
 def _tier(family: str, side: str, tier: str, drop: Expression) -> List[Rule]:
-    accept, deny = OUTCOMES
+    accept, deny = sets.OUTCOMES
     other = [*_without_ports(), x.meta(x.META_PRIORITY)]
     return [
         x.rule(_RESET),
         *_classify(family, side),
-        _by_class(family, side, tier_grants(tier, side, family)),
-        x.rule(_ranges_key(), x.lookup(f"{TIER_PORTS}-{deny}"), drop),
-        x.rule(_ranges_key(), x.lookup(f"{TIER_PORTS}-{accept}"), _RETURN),
-        x.rule(other, x.lookup(f"{TIER_OTHERS}-{deny}"), drop),
-        x.rule(other, x.lookup(f"{TIER_OTHERS}-{accept}"), _RETURN),
+        _by_class(family, side, sets.tier_grants(tier, side, family)),
+        x.rule(_ranges_key(), x.lookup(f"{sets.TIER_PORTS}-{deny}"), drop),
+        x.rule(_ranges_key(), x.lookup(f"{sets.TIER_PORTS}-{accept}"), _RETURN),
+        x.rule(other, x.lookup(f"{sets.TIER_OTHERS}-{deny}"), drop),
+        x.rule(other, x.lookup(f"{sets.TIER_OTHERS}-{accept}"), _RETURN),
     ]
 
 
@@ -182,38 +156,38 @@ def log_prefix(side: str) -> str:
     return f"denied {side} "
 
 
-def drop_chain(counted: Expressions, prefix: str, options: Options) -> ChainValue:
+def drop_chain(counted: Expressions, prefix: str, options: sets.Options) -> ChainValue:
     """Return the chain that counts, logs and drops packets. ``counted``: what looks up the element that counts."""
     rules = [x.rule(counted, x.verdict("drop")), x.rule(x.verdict("drop"))]
-    if options.log_group != NO_LOG:
+    if options.log_group != sets.NO_LOG:
         logged = x.log(options.log_group, prefix, _LOGGED_BYTES)
         rules.insert(0, x.rule(x.limit(_LOGS_PER_SECOND, _LOG_BURST), logged))
     return ChainValue(tuple(rules))
 
 
-def _judged(family: str, side: str, options: Options) -> Rule:
+def _judged(family: str, side: str, options: sets.Options) -> Rule:
     """Return the rule that sends packets of selected pods to the policy chains."""
-    which, chain = (POLICED, "tiers") if options.tiers else (ISOLATED, "policy")
-    listed = [*x.of_family(family), _own(family, side), x.lookup(name(which, family, side))]
+    which, chain = (sets.POLICED, "tiers") if options.tiers else (sets.ISOLATED, "policy")
+    listed = [*x.of_family(family), _own(family, side), x.lookup(sets.name(which, family, side))]
     if options.egress_exempt and side == "out":
-        listed += [_peer(family, side), x.lookup(name(EGRESS_EXEMPT, family), inverted=True)]
-    return x.rule(listed, x.verdict(f"jump {name(chain, family, side)}"))
+        listed += [_peer(family, side), x.lookup(sets.name(sets.EGRESS_EXEMPT, family), inverted=True)]
+    return x.rule(listed, x.verdict(f"jump {sets.name(chain, family, side)}"))
 
 
 def _unknown(family: str, side: str) -> List[Expression]:
     """Return what matches an address in the node's pod ranges that belongs to no known pod."""
     own = _own(family, side)
-    ranges, known = name(POD_RANGES, family), name(KNOWN, family)
+    ranges, known = sets.name(sets.POD_RANGES, family), sets.name(sets.KNOWN, family)
     return [*x.of_family(family), own, x.lookup(ranges), own, x.lookup(known, inverted=True)]
 
 
-def _hooks(options: Options) -> Dict[str, ChainValue]:
+def _hooks(options: sets.Options) -> Dict[str, ChainValue]:
     no_interface = [x.meta(x.META_IIF), x.compare(x.host_word(0))]
     from_node = [*no_interface, *x.is_local(x.FIB_SADDR), x.verdict("accept")]
     leaving = [*arriving.always_accepted(), x.rule(from_node)]
     if options.unknown:
         leaving += [
-            x.rule(_unknown(family, side), x.verdict(f"goto {drop_name(family, side)}"))
+            x.rule(_unknown(family, side), x.verdict(f"goto {sets.drop_name(family, side)}"))
             for side in ("out", "in")
             for family in FAMILIES
         ]
@@ -229,17 +203,17 @@ def _hooks(options: Options) -> Dict[str, ChainValue]:
     }
 
 
-def chains(options: Options, everything: int) -> Dict[str, ChainValue]:
+def chains(options: sets.Options, everything: int) -> Dict[str, ChainValue]:
     """Return all chains by name, each after those that it refers to. ``everything``: the port set of all packets."""
     found: Dict[str, ChainValue] = {}
     for family in FAMILIES:
-        for side in SIDES:
-            denied = [*x.of_family(family), _own(family, side), x.lookup(name(DENIED, family, side))]
-            found[drop_name(family, side)] = drop_chain(denied, log_prefix(side), options)
-            found[name("policy", family, side)] = _policy_chain(family, side, options, everything)
+        for side in sets.SIDES:
+            denied = [*x.of_family(family), _own(family, side), x.lookup(sets.name(sets.DENIED, family, side))]
+            found[sets.drop_name(family, side)] = drop_chain(denied, log_prefix(side), options)
+            found[sets.name("policy", family, side)] = _policy_chain(family, side, options, everything)
             if options.tiers:
-                found[name("tiers", family, side)] = _tiers_chain(family, side, options)
-    found[FORGED] = drop_chain(arriving.interface_in(FORGED), log_prefix(FORGED), options)
+                found[sets.name("tiers", family, side)] = _tiers_chain(family, side, options)
+    found[sets.FORGED] = drop_chain(arriving.interface_in(sets.FORGED), log_prefix(sets.FORGED), options)
     found.update(arriving.chains(options, [_unknown(family, "in") for family in FAMILIES] if options.unknown else []))
     found.update(_hooks(options))
     return found

@@ -8,17 +8,7 @@ from __future__ import annotations
 from typing import Dict, NamedTuple
 
 from ...base.addresses import FAMILIES, IPV6
-from ..nftables.objects import (
-    ADDRESS_TYPES,
-    CLASSID,
-    INTERFACE,
-    PORT,
-    PROTOCOL,
-    SET_CONCAT,
-    SET_INTERVAL,
-    SetValue,
-    TableIdentity,
-)
+from ..nftables import objects as nft
 
 TABLE_NAME = "kubenode-network-policy"
 TABLE_COMMENT = "network policies, by kubenode-proxy"
@@ -87,47 +77,47 @@ def tier_grants(tier: str, side: str, family: str) -> str:
     return name(f"{tier}-grants", family, side)
 
 
-def definitions(options: Options) -> Dict[str, SetValue]:
+def definitions(options: Options) -> Dict[str, nft.SetValue]:
     """Return all sets and maps by name."""
-    port_key = (CLASSID, PROTOCOL, PORT)
-    ranges = SET_INTERVAL | SET_CONCAT
-    found = {PORTS: SetValue(port_key), PORT_RANGES: SetValue(port_key, flags=ranges)}
+    port_key = (nft.CLASSID, nft.PROTOCOL, nft.PORT)
+    ranges = nft.SET_INTERVAL | nft.SET_CONCAT
+    found = {PORTS: nft.SetValue(port_key), PORT_RANGES: nft.SetValue(port_key, flags=ranges)}
     for family in FAMILIES:
-        address = ADDRESS_TYPES[family]
-        grants = SetValue((CLASSID, address), (CLASSID,))
-        found[name(SELF, family)] = SetValue((address, address))
-        found[name(PODS, family)] = SetValue((address,), (CLASSID,))
-        found[name(BLOCKS, family)] = SetValue((address,), (CLASSID,), flags=SET_INTERVAL)
+        address = nft.ADDRESS_TYPES[family]
+        grants = nft.SetValue((nft.CLASSID, address), (nft.CLASSID,))
+        found[name(SELF, family)] = nft.SetValue((address, address))
+        found[name(PODS, family)] = nft.SetValue((address,), (nft.CLASSID,))
+        found[name(BLOCKS, family)] = nft.SetValue((address,), (nft.CLASSID,), flags=nft.SET_INTERVAL)
         if options.unknown:
-            found[name(POD_RANGES, family)] = SetValue((address,), flags=SET_INTERVAL)
-            found[name(KNOWN, family)] = SetValue((address,))
-        found[name(BOUND, family)] = SetValue((INTERFACE, address))
-        found[name(HERE, family)] = SetValue((address,))
+            found[name(POD_RANGES, family)] = nft.SetValue((address,), flags=nft.SET_INTERVAL)
+            found[name(KNOWN, family)] = nft.SetValue((address,))
+        found[name(BOUND, family)] = nft.SetValue((nft.INTERFACE, address))
+        found[name(HERE, family)] = nft.SetValue((address,))
         if options.exempt:
-            found[name(EXEMPT, family)] = SetValue((address,), flags=SET_INTERVAL)
+            found[name(EXEMPT, family)] = nft.SetValue((address,), flags=nft.SET_INTERVAL)
         if options.egress_exempt:
-            found[name(EGRESS_EXEMPT, family)] = SetValue((address,), flags=SET_INTERVAL)
+            found[name(EGRESS_EXEMPT, family)] = nft.SetValue((address,), flags=nft.SET_INTERVAL)
         for side in SIDES:
-            found[name(ISOLATED, family, side)] = SetValue((address,))
-            found[name(DENIED, family, side)] = SetValue((address,), counted=True)
-            found[name(ANY, family, side)] = SetValue((address,), (CLASSID,))
+            found[name(ISOLATED, family, side)] = nft.SetValue((address,))
+            found[name(DENIED, family, side)] = nft.SetValue((address,), counted=True)
+            found[name(ANY, family, side)] = nft.SetValue((address,), (nft.CLASSID,))
             found[name(GRANTS, family, side)] = grants
             if options.tiers:
-                found[name(POLICED, family, side)] = SetValue((address,))
+                found[name(POLICED, family, side)] = nft.SetValue((address,))
                 found.update({tier_grants(tier, side, family): grants for tier in TIERS})
-    found.update({links(side): SetValue((INTERFACE,)) for side in SIDES})
-    found[POD_LINKS] = SetValue((INTERFACE,))
-    found[FORGED] = SetValue((INTERFACE,), counted=True)
+    found.update({links(side): nft.SetValue((nft.INTERFACE,)) for side in SIDES})
+    found[POD_LINKS] = nft.SetValue((nft.INTERFACE,))
+    found[FORGED] = nft.SetValue((nft.INTERFACE,), counted=True)
     if options.exempt:
-        found[EXEMPT_LINKS] = SetValue((INTERFACE,))
+        found[EXEMPT_LINKS] = nft.SetValue((nft.INTERFACE,))
     if options.tiers:
         for outcome in OUTCOMES:
-            found[f"{TIER_PORTS}-{outcome}"] = SetValue(port_key, flags=ranges)
-            found[f"{TIER_OTHERS}-{outcome}"] = SetValue((CLASSID,))
+            found[f"{TIER_PORTS}-{outcome}"] = nft.SetValue(port_key, flags=ranges)
+            found[f"{TIER_OTHERS}-{outcome}"] = nft.SetValue((nft.CLASSID,))
     return found
 
 
-TABLE = TableIdentity(
+TABLE = nft.TableIdentity(
     TABLE_NAME,
     TABLE_COMMENT,
     {key: value for key, value in definitions(ALL_SETS).items() if value.is_interval},

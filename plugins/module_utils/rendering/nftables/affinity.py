@@ -23,17 +23,7 @@ from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing
 from . import expressions as x
-from .objects import (
-    ADDRESS_TYPES,
-    DEFAULT_DYNAMIC_SIZE,
-    PROTOCOL_NUMBERS,
-    RESOURCE,
-    ChainValue,
-    Expression,
-    ObjectKey,
-    Rule,
-    SetValue,
-)
+from . import objects as nft
 
 _LONGEST_NAME = 240
 
@@ -68,7 +58,7 @@ class _Names(NamedTuple):
 
     clients: str
     chain: str
-    target: Expression
+    target: nft.Expression
 
 
 def _names(info: ServicePortInfo, endpoint: Endpoint) -> _Names:
@@ -99,18 +89,18 @@ class AffinityChains:
         if info.has_any and info.externally_accessible:
             self._add_chain(self.external, self._external_rules(info, settings, cluster, local))
 
-    def _add_chain(self, name: str, rules: List[Rule]) -> None:
-        self.entries.append((RESOURCE, ObjectKey("chain", name), ChainValue(tuple(rules))))
+    def _add_chain(self, name: str, rules: List[nft.Rule]) -> None:
+        self.entries.append((nft.RESOURCE, nft.ObjectKey("chain", name), nft.ChainValue(tuple(rules))))
 
     def _add_endpoints(self, info: ServicePortInfo) -> None:
         family, words = self._family, x.address_words(self._family)
-        clients = SetValue(
-            (ADDRESS_TYPES[family],),
+        clients = nft.SetValue(
+            (nft.ADDRESS_TYPES[family],),
             dynamic=True,
             timeout=info.affinity_seconds * 1000,
-            size=DEFAULT_DYNAMIC_SIZE,
+            size=nft.DEFAULT_DYNAMIC_SIZE,
         )
-        protocol = bytes([PROTOCOL_NUMBERS[info.protocol]])
+        protocol = bytes([nft.PROTOCOL_NUMBERS[info.protocol]])
         source, port_word = x.source_address(family), words if words > 1 else 4
         rewrite = x.destination_nat(family, 0, port_word)
         for endpoint, names in self._names.items():
@@ -122,10 +112,10 @@ class AffinityChains:
                 x.value(endpoint.port.to_bytes(2, "big"), port_word),
                 rewrite,
             ]
-            self.entries.append((RESOURCE, ObjectKey("set", names.clients), clients))
+            self.entries.append((nft.RESOURCE, nft.ObjectKey("set", names.clients), clients))
             self._add_chain(names.chain, [x.rule(source, x.remember(names.clients)), x.rule(redirect)])
 
-    def _choose(self, info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> List[Rule]:
+    def _choose(self, info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> List[nft.Rule]:
         found = [self._names[endpoint] for endpoint in endpoints]
         source = x.source_address(self._family)
         rules = [x.rule(source, x.lookup(names.clients), names.target) for names in found]
@@ -137,7 +127,7 @@ class AffinityChains:
         return rules
 
     @staticmethod
-    def _external_rules(info: ServicePortInfo, settings: DataplaneSettings, cluster: str, local: str) -> List[Rule]:
+    def _external_rules(info: ServicePortInfo, settings: DataplaneSettings, cluster: str, local: str) -> List[nft.Rule]:
         mark = settings.masquerade_mark
         if not info.external_local:
             rules = [x.rule(x.set_mark_bits(mark), comment="masquerade")]

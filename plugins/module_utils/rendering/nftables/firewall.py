@@ -18,21 +18,9 @@ from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import expressions as x
 from . import layout
+from . import objects as nft
 from .keys import address_key
 from .layout import NODE_PORT_CHECK, NODE_PORT_FIREWALLED, NODE_PORT_KEY, SERVICE_KEY
-from .objects import (
-    ADDRESS_TYPES,
-    PORT,
-    PROTOCOL,
-    RESOURCE,
-    VERDICT,
-    BaseHook,
-    ChainValue,
-    ElementKey,
-    ObjectKey,
-    Rule,
-    SetValue,
-)
 
 _MAPS = {SERVICE_KEY: layout.FIREWALLED, NODE_PORT_KEY: NODE_PORT_FIREWALLED}
 
@@ -42,13 +30,15 @@ def source_ranges_name(kind: str, length: int) -> str:
     return f"{kind}{layout.SOURCE_RANGES}{length}"
 
 
-def source_ranges_set(family: str, kind: str) -> SetValue:
+def source_ranges_set(family: str, kind: str) -> nft.SetValue:
     """Return a set of (frontend, start of a source range).
 
     It is hashed, so that neither overlapping ranges nor their number matter.
     """
-    address = ADDRESS_TYPES[family]
-    return SetValue((PROTOCOL, PORT, address) if kind == NODE_PORT_KEY else (address, PROTOCOL, PORT, address))
+    address = nft.ADDRESS_TYPES[family]
+    return nft.SetValue(
+        (nft.PROTOCOL, nft.PORT, address) if kind == NODE_PORT_KEY else (address, nft.PROTOCOL, nft.PORT, address)
+    )
 
 
 def firewall_name(kind: str, lengths: Tuple[int, ...]) -> str:
@@ -57,19 +47,19 @@ def firewall_name(kind: str, lengths: Tuple[int, ...]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def firewall(family: str, kind: str, lengths: Tuple[int, ...]) -> ChainValue:
+def firewall(family: str, kind: str, lengths: Tuple[int, ...]) -> nft.ChainValue:
     """Return the chain that drops packets from outside a frontend's source ranges; ``lengths``: longest first."""
     size = 16 if family == IPV6 else 4
     frontend = x.protocol_and_port() if kind == NODE_PORT_KEY else x.destination(family)
     word = 2 if kind == NODE_PORT_KEY else x.address_words(family) + 2
-    rules: List[Rule] = []
+    rules: List[nft.Rule] = []
     for length in lengths:
         key = [*frontend, x.source_address(family, word)]
         if length < size * 8:
             key.append(x.bitwise(x.prefix_mask(length, size), bytes(size), word))
         rules.append(x.rule(key, x.lookup(source_ranges_name(kind, length)), x.verdict("return")))
     rules.append(x.rule(x.verdict("drop")))
-    return ChainValue(tuple(rules))
+    return nft.ChainValue(tuple(rules))
 
 
 def _node_port_check(settings: DataplaneSettings) -> List[Entry]:
@@ -78,10 +68,18 @@ def _node_port_check(settings: DataplaneSettings) -> List[Entry]:
     check = x.rule(at_node_port, x.verdict_lookup(NODE_PORT_FIREWALLED))
     jump = (x.rule(x.new_connection(), x.verdict(f"jump {NODE_PORT_CHECK}")),)
     return [
-        (RESOURCE, ObjectKey("set", NODE_PORT_FIREWALLED), SetValue((PROTOCOL, PORT), (VERDICT,))),
-        (RESOURCE, ObjectKey("chain", NODE_PORT_CHECK), ChainValue((check,))),
+        (
+            nft.RESOURCE,
+            nft.ObjectKey("set", NODE_PORT_FIREWALLED),
+            nft.SetValue((nft.PROTOCOL, nft.PORT), (nft.VERDICT,)),
+        ),
+        (nft.RESOURCE, nft.ObjectKey("chain", NODE_PORT_CHECK), nft.ChainValue((check,))),
         *(
-            (RESOURCE, ObjectKey("chain", f"filter-{hook}-nodeports"), ChainValue(jump, BaseHook("filter", hook, -110)))
+            (
+                nft.RESOURCE,
+                nft.ObjectKey("chain", f"filter-{hook}-nodeports"),
+                nft.ChainValue(jump, nft.BaseHook("filter", hook, -110)),
+            )
             for hook in ("prerouting", "output")
         ),
     ]
@@ -144,14 +142,14 @@ def restrict(
     if allowed:
         lengths = tuple(sorted({length for length, _first in allowed}, reverse=True))
         for length in lengths:
-            name = ObjectKey("set", source_ranges_name(kind, length))
-            entries.append((RESOURCE, name, source_ranges_set(family, kind)))
+            name = nft.ObjectKey("set", source_ranges_name(kind, length))
+            entries.append((nft.RESOURCE, name, source_ranges_set(family, kind)))
         chain = firewall_name(kind, lengths)
-        entries.append((RESOURCE, ObjectKey("chain", chain), firewall(family, kind, lengths)))
+        entries.append((nft.RESOURCE, nft.ObjectKey("chain", chain), firewall(family, kind, lengths)))
         verdict = f"goto {chain}"
     for key in keys:
         for length, first in sorted(allowed):
-            element = ElementKey("element", source_ranges_name(kind, length), key + first.to_bytes(size, "big"))
-            entries.append((RESOURCE, element, True))
-        entries.append((RESOURCE, ElementKey("element", _MAPS[kind], key), verdict))
+            element = nft.ElementKey("element", source_ranges_name(kind, length), key + first.to_bytes(size, "big"))
+            entries.append((nft.RESOURCE, element, True))
+        entries.append((nft.RESOURCE, nft.ElementKey("element", _MAPS[kind], key), verdict))
     return entries

@@ -16,29 +16,8 @@ from ...base.addresses import IPV6, Network, packed, parse_network
 from ..merged import Entry
 from ..settings import DataplaneSettings, LocalTraffic
 from . import expressions as x
+from . import objects as nft
 from . import traffic
-from .objects import (
-    ADDRESS_TYPES,
-    INDEX,
-    PORT,
-    PROTOCOL,
-    PROTOCOL_NUMBERS,
-    RESOURCE,
-    TABLE_KEY,
-    TABLE_NAME,
-    VERDICT,
-    BaseHook,
-    ChainValue,
-    ElementKey,
-    ObjectKey,
-    Part,
-    Rule,
-    SetRole,
-    SetValue,
-    TableIdentity,
-    TableValue,
-    key_length,
-)
 
 CLUSTER_IPS = "cluster-ips"
 NODE_PORT_IPS = "nodeport-ips"
@@ -83,42 +62,42 @@ _NODE_PORT_MAPS = (NO_ENDPOINT_NODE_PORTS, NODE_PORT_FIREWALLED)
 
 
 @lru_cache(maxsize=4096)
-def set_role(family: str, name: str) -> SetRole:
+def set_role(family: str, name: str) -> nft.SetRole:
     """Return the role of a set: its elements change with all others of their address, or of their node port."""
     if name == HAIRPIN or SOURCE_RANGES in name:
-        return SetRole(Part.HELPS)
+        return nft.SetRole(nft.Part.HELPS)
     by_port = name in _NODE_PORT_MAPS or (name.startswith(NODE_PORT_KEY) and name != NODE_PORT_IPS)
-    part = Part.REFUSES if name in (NO_ENDPOINT_SERVICES, NO_ENDPOINT_NODE_PORTS) else Part.SELECTS
-    return SetRole(part, key_length((PROTOCOL, PORT) if by_port else (ADDRESS_TYPES[family],)))
+    part = nft.Part.REFUSES if name in (NO_ENDPOINT_SERVICES, NO_ENDPOINT_NODE_PORTS) else nft.Part.SELECTS
+    return nft.SetRole(part, nft.key_length((nft.PROTOCOL, nft.PORT) if by_port else (nft.ADDRESS_TYPES[family],)))
 
 
-SERVICES_TABLE = TableIdentity(
-    TABLE_NAME, "rules for kube-proxy", role=set_role, common_chains=frozenset(_COMMON_CHAINS)
+SERVICES_TABLE = nft.TableIdentity(
+    nft.TABLE_NAME, "rules for kube-proxy", role=set_role, common_chains=frozenset(_COMMON_CHAINS)
 )
 
 
-def fixed_sets(family: str, counted: bool = False) -> Dict[str, SetValue]:
+def fixed_sets(family: str, counted: bool = False) -> Dict[str, nft.SetValue]:
     """Return the sets and maps that always exist.
 
     ``counted``: the maps that each new connection looks up, those of frontends and of endpoints, count.
     """
-    address = ADDRESS_TYPES[family]
-    frontend: Tuple[str, ...] = (address, PROTOCOL, PORT)
-    node_port: Tuple[str, ...] = (PROTOCOL, PORT)
-    endpoint = (address, PORT)
-    verdict = (VERDICT,)
+    address = nft.ADDRESS_TYPES[family]
+    frontend: Tuple[str, ...] = (address, nft.PROTOCOL, nft.PORT)
+    node_port: Tuple[str, ...] = (nft.PROTOCOL, nft.PORT)
+    endpoint = (address, nft.PORT)
+    verdict = (nft.VERDICT,)
     return {
-        CLUSTER_IPS: SetValue((address,)),
-        HAIRPIN: SetValue((address, address, PROTOCOL, PORT)),
-        NO_ENDPOINT_SERVICES: SetValue(frontend, verdict),
-        NO_ENDPOINT_NODE_PORTS: SetValue(node_port, verdict),
-        FIREWALLED: SetValue(frontend, verdict),
-        ENDPOINTS: SetValue((*frontend, INDEX), endpoint, counted=counted),
-        LOCAL_ENDPOINTS: SetValue((*frontend, INDEX), endpoint, counted=counted),
-        NODE_PORT_ENDPOINTS: SetValue((*node_port, INDEX), endpoint, counted=counted),
-        NODE_PORT_LOCAL_ENDPOINTS: SetValue((*node_port, INDEX), endpoint, counted=counted),
-        FRONTENDS: SetValue(frontend, verdict, counted=counted),
-        NODE_PORT_FRONTENDS: SetValue(node_port, verdict, counted=counted),
+        CLUSTER_IPS: nft.SetValue((address,)),
+        HAIRPIN: nft.SetValue((address, address, nft.PROTOCOL, nft.PORT)),
+        NO_ENDPOINT_SERVICES: nft.SetValue(frontend, verdict),
+        NO_ENDPOINT_NODE_PORTS: nft.SetValue(node_port, verdict),
+        FIREWALLED: nft.SetValue(frontend, verdict),
+        ENDPOINTS: nft.SetValue((*frontend, nft.INDEX), endpoint, counted=counted),
+        LOCAL_ENDPOINTS: nft.SetValue((*frontend, nft.INDEX), endpoint, counted=counted),
+        NODE_PORT_ENDPOINTS: nft.SetValue((*node_port, nft.INDEX), endpoint, counted=counted),
+        NODE_PORT_LOCAL_ENDPOINTS: nft.SetValue((*node_port, nft.INDEX), endpoint, counted=counted),
+        FRONTENDS: nft.SetValue(frontend, verdict, counted=counted),
+        NODE_PORT_FRONTENDS: nft.SetValue(node_port, verdict, counted=counted),
     }
 
 
@@ -145,11 +124,11 @@ def node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Express
     return [*local, *not_loopback(settings.family)]
 
 
-def _services_rules(settings: DataplaneSettings) -> List[Rule]:
+def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     family = settings.family
     to_cluster_ip = [x.destination_address(family), x.lookup(CLUSTER_IPS)]
     mark = x.set_mark_bits(settings.masquerade_mark)
-    rules: List[Rule] = []
+    rules: List[nft.Rule] = []
     if settings.masquerade_all:
         rules.append(x.rule(to_cluster_ip, mark, comment="masquerade all clusterIP traffic"))
     elif settings.local_traffic is not None:
@@ -161,7 +140,7 @@ def _services_rules(settings: DataplaneSettings) -> List[Rule]:
     return rules
 
 
-def _cluster_ips_rules(settings: DataplaneSettings) -> List[Rule]:
+def _cluster_ips_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     family = settings.family
     refused = [x.destination_address(family), x.lookup(CLUSTER_IPS), x.reject(family)]
     rules = [x.rule(refused, comment="Reject traffic to invalid ports of ClusterIPs")]
@@ -175,7 +154,7 @@ def _cluster_ips_rules(settings: DataplaneSettings) -> List[Rule]:
     return rules
 
 
-def masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[Rule]:
+def masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[nft.Rule]:
     """Return the rules that masquerade packets that the expressions match.
 
     If the source ports are limited, each protocol needs a separate rule: the nft program accepts no other form.
@@ -183,13 +162,13 @@ def masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[
     first, last = settings.masquerade_ports
     limited = [
         x.rule(x.is_protocol(number), match, x.masquerade_from(first, last))
-        for number in PROTOCOL_NUMBERS.values()
+        for number in nft.PROTOCOL_NUMBERS.values()
         if last
     ]
     return [*limited, x.rule(match, x.masquerade())]
 
 
-def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
+def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
     family = settings.family
     mark = settings.masquerade_mark
     connection = [
@@ -213,44 +192,48 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
     }
 
 
-def _base_chains() -> Dict[str, ChainValue]:
-    def new(*targets: str) -> Tuple[Rule, ...]:
+def _base_chains() -> Dict[str, nft.ChainValue]:
+    def new(*targets: str) -> Tuple[nft.Rule, ...]:
         return tuple(x.rule(x.new_connection(), x.verdict(f"jump {target}")) for target in targets)
 
-    def always(target: str) -> Tuple[Rule, ...]:
+    def always(target: str) -> Tuple[nft.Rule, ...]:
         return (x.rule(x.verdict(f"jump {target}")),)
 
     return {
-        "filter-prerouting-pre-dnat": ChainValue(new(FIREWALL_CHECK), BaseHook("filter", "prerouting", -110)),
-        "filter-output-pre-dnat": ChainValue(new(FIREWALL_CHECK), BaseHook("filter", "output", -110)),
-        "filter-input": ChainValue(
-            new(NODE_PORT_ENDPOINTS_CHECK, SERVICE_ENDPOINTS_CHECK), BaseHook("filter", "input", 0)
+        "filter-prerouting-pre-dnat": nft.ChainValue(new(FIREWALL_CHECK), nft.BaseHook("filter", "prerouting", -110)),
+        "filter-output-pre-dnat": nft.ChainValue(new(FIREWALL_CHECK), nft.BaseHook("filter", "output", -110)),
+        "filter-input": nft.ChainValue(
+            new(NODE_PORT_ENDPOINTS_CHECK, SERVICE_ENDPOINTS_CHECK), nft.BaseHook("filter", "input", 0)
         ),
-        "filter-forward": ChainValue(new(SERVICE_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK), BaseHook("filter", "forward", 0)),
-        "filter-output": ChainValue(new(SERVICE_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK), BaseHook("filter", "output", 0)),
-        "nat-prerouting": ChainValue(always(SERVICES), BaseHook("nat", "prerouting", -100)),
-        "nat-output": ChainValue(always(SERVICES), BaseHook("nat", "output", -100)),
-        "nat-postrouting": ChainValue(always(MASQUERADING), BaseHook("nat", "postrouting", 100)),
+        "filter-forward": nft.ChainValue(
+            new(SERVICE_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK), nft.BaseHook("filter", "forward", 0)
+        ),
+        "filter-output": nft.ChainValue(
+            new(SERVICE_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK), nft.BaseHook("filter", "output", 0)
+        ),
+        "nat-prerouting": nft.ChainValue(always(SERVICES), nft.BaseHook("nat", "prerouting", -100)),
+        "nat-output": nft.ChainValue(always(SERVICES), nft.BaseHook("nat", "output", -100)),
+        "nat-postrouting": nft.ChainValue(always(MASQUERADING), nft.BaseHook("nat", "postrouting", 100)),
     }
 
 
 def static_entries(settings: DataplaneSettings) -> List[Entry]:
     """Return the entries that exist without any Service, in an order in which they can be created."""
-    entries: List[Entry] = [(RESOURCE, TABLE_KEY, TableValue())]
+    entries: List[Entry] = [(nft.RESOURCE, nft.TABLE_KEY, nft.TableValue())]
     sets = fixed_sets(settings.family, settings.count_connections)
     if settings.node_port_cidrs:
-        sets[NODE_PORT_IPS] = SetValue((ADDRESS_TYPES[settings.family],))
-    entries.extend((RESOURCE, ObjectKey("set", name), value) for name, value in sets.items())
+        sets[NODE_PORT_IPS] = nft.SetValue((nft.ADDRESS_TYPES[settings.family],))
+    entries.extend((nft.RESOURCE, nft.ObjectKey("set", name), value) for name, value in sets.items())
     for name, rules in _regular_chains(settings).items():
-        entries.append((RESOURCE, ObjectKey("chain", name), ChainValue(tuple(rules))))
-    entries.extend((RESOURCE, ObjectKey("chain", name), value) for name, value in _base_chains().items())
+        entries.append((nft.RESOURCE, nft.ObjectKey("chain", name), nft.ChainValue(tuple(rules))))
+    entries.extend((nft.RESOURCE, nft.ObjectKey("chain", name), value) for name, value in _base_chains().items())
     if settings.count_bytes:
         entries.extend(traffic.static_entries(settings.family))
     if settings.node_port_cidrs:
         for address in settings.node_port_addresses:
             raw = packed(address)
             if raw is not None and not _is_loopback(raw):
-                entries.append((RESOURCE, ElementKey("element", NODE_PORT_IPS, raw), True))
+                entries.append((nft.RESOURCE, nft.ElementKey("element", NODE_PORT_IPS, raw), True))
     return entries
 
 

@@ -10,44 +10,17 @@ from typing import Dict, List, Mapping, Tuple, cast
 
 from ...base.addresses import IPV4, IPV6, unpacked
 from ...cluster.account import SLOTS
+from . import objects as nft
 from . import rule_text
 from .layout import NODE_PORT_KEY, SERVICES_TABLE
-from .objects import (
-    CLASSID,
-    DATA_TYPES,
-    DIRECTION,
-    INDEX,
-    INTERFACE,
-    ORIGINAL,
-    PORT,
-    PROTOCOL,
-    PROTOCOL_NAMES,
-    RESOURCE,
-    TABLE_DORMANT,
-    TABLE_NAME,
-    TABLE_OWNER,
-    TABLE_PERSIST,
-    VERDICT,
-    ChainValue,
-    ElementKey,
-    Key,
-    ListValue,
-    SetValue,
-    SparseList,
-    TableIdentity,
-    TableValue,
-    Value,
-    index_of,
-    list_items,
-)
 from .traffic import NODE_PORT_TRAFFIC, SERVICE_TRAFFIC
 
 _TYPEOF = {
     "ipv4_addr": "ip daddr",
     "ipv6_addr": "ip6 daddr",
-    PROTOCOL: "meta l4proto",
-    PORT: "th dport",
-    INDEX: "numgen random mod 65536",
+    nft.PROTOCOL: "meta l4proto",
+    nft.PORT: "th dport",
+    nft.INDEX: "numgen random mod 65536",
 }
 
 
@@ -63,19 +36,19 @@ def table_family(family: str) -> str:
 def _part_text(part: str, raw: bytes) -> str:
     if part in ("ipv4_addr", "ipv6_addr"):
         return unpacked(raw)
-    if part == PROTOCOL:
-        return PROTOCOL_NAMES.get(raw[0], str(raw[0]))
-    if part == PORT:
+    if part == nft.PROTOCOL:
+        return nft.PROTOCOL_NAMES.get(raw[0], str(raw[0]))
+    if part == nft.PORT:
         return str(int.from_bytes(raw[:2], "big"))
-    if part == INDEX:
-        return str(index_of(raw))
-    if part == CLASSID:
-        return f"{index_of(raw) >> 16:x}:{index_of(raw) & 0xFFFF:x}"
-    if part == INTERFACE:
+    if part == nft.INDEX:
+        return str(nft.index_of(raw))
+    if part == nft.CLASSID:
+        return f"{nft.index_of(raw) >> 16:x}:{nft.index_of(raw) & 0xFFFF:x}"
+    if part == nft.INTERFACE:
         name = raw.rstrip(b"\0").decode(errors="replace")
         return f'"{name}"'
-    if part == DIRECTION:
-        return "original" if raw[0] == ORIGINAL else "reply"
+    if part == nft.DIRECTION:
+        return "original" if raw[0] == nft.ORIGINAL else "reply"
     return "0x" + raw.hex()
 
 
@@ -84,7 +57,7 @@ def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
     texts: List[str] = []
     position = 0
     for part in parts:
-        size = DATA_TYPES[part][1] if part in DATA_TYPES else len(raw) - position
+        size = nft.DATA_TYPES[part][1] if part in nft.DATA_TYPES else len(raw) - position
         texts.append(_part_text(part, raw[position : position + size]))
         position += size
     return " . ".join(texts)
@@ -94,15 +67,15 @@ def key_parts(family: str, name: str, raw: bytes) -> Tuple[str, ...]:
     """Return the parts of a key of a set of the layout, by the set's name where the length does not determine them."""
     address = "ipv6_addr" if family == IPV6 else "ipv4_addr"
     if name.startswith(_SOURCE_RANGES):
-        return (address, PROTOCOL, PORT, address)
+        return (address, nft.PROTOCOL, nft.PORT, address)
     if name.startswith(NODE_PORT_KEY + _SOURCE_RANGES):
-        return (PROTOCOL, PORT, address)
+        return (nft.PROTOCOL, nft.PORT, address)
     if name == SERVICE_TRAFFIC:
-        return (address, PROTOCOL, PORT, DIRECTION)
+        return (address, nft.PROTOCOL, nft.PORT, nft.DIRECTION)
     if name == NODE_PORT_TRAFFIC:
-        return (PROTOCOL, PORT, DIRECTION)
-    size = DATA_TYPES[address][1]
-    transport = (PROTOCOL, PORT)
+        return (nft.PROTOCOL, nft.PORT, nft.DIRECTION)
+    size = nft.DATA_TYPES[address][1]
+    transport = (nft.PROTOCOL, nft.PORT)
     shapes = {
         size: (address,),
         8: transport,
@@ -113,15 +86,15 @@ def key_parts(family: str, name: str, raw: bytes) -> Tuple[str, ...]:
 
 
 def _endpoint_text(family: str, raw: bytes) -> str:
-    return concatenation_text(("ipv6_addr" if family == IPV6 else "ipv4_addr", PORT), raw)
+    return concatenation_text(("ipv6_addr" if family == IPV6 else "ipv4_addr", nft.PORT), raw)
 
 
-def element_texts(family: str, key: ElementKey, value: Value) -> List[str]:
+def element_texts(family: str, key: nft.ElementKey, value: nft.Value) -> List[str]:
     """Return the elements of an entry as they are written between the braces of ``elements = { }``."""
     # The element of another program that matches what no other one does has no key.
     text = concatenation_text(key_parts(family, key.name, key.key), key.key) if key.key else "*"
-    if isinstance(value, (tuple, SparseList)):
-        items = list_items(cast(ListValue, value))
+    if isinstance(value, (tuple, nft.SparseList)):
+        items = nft.list_items(cast(nft.ListValue, value))
         return [f"{text} . {index} : {_endpoint_text(family, data)}" for index, data in items]
     if isinstance(value, bool):
         return [text]
@@ -130,17 +103,17 @@ def element_texts(family: str, key: ElementKey, value: Value) -> List[str]:
 
 def table_line(table: str, value: object) -> str:
     """Return the table, ``ip kube-proxy``, with its flags if it has any."""
-    flags = value.flags if isinstance(value, TableValue) else 0
-    words = ((TABLE_DORMANT, "dormant"), (TABLE_OWNER, "owner"), (TABLE_PERSIST, "persist"))
+    flags = value.flags if isinstance(value, nft.TableValue) else 0
+    words = ((nft.TABLE_DORMANT, "dormant"), (nft.TABLE_OWNER, "owner"), (nft.TABLE_PERSIST, "persist"))
     names = [word for flag, word in words if flags & flag]
     return f"table {table} {{ flags {','.join(names)}; }}" if names else f"table {table}"
 
 
-def set_lines(name: str, value: SetValue) -> List[str]:
+def set_lines(name: str, value: nft.SetValue) -> List[str]:
     """Return the definition of a set, without elements and braces around it."""
     kind = "set" if value.data is None else "map"
-    parts = value.key if value.data is None or value.data == (VERDICT,) else value.key + value.data
-    typeof = INDEX in parts
+    parts = value.key if value.data is None or value.data == (nft.VERDICT,) else value.key + value.data
+    typeof = nft.INDEX in parts
     names = _TYPEOF if typeof else {}
     shown = " . ".join(names.get(part, part) for part in value.key)
     if value.data is not None:
@@ -169,7 +142,7 @@ def _duration(milliseconds: int) -> str:
     return text + (f"{rest}ms" if rest else "")
 
 
-def chain_lines(value: ChainValue) -> List[str]:
+def chain_lines(value: nft.ChainValue) -> List[str]:
     """Return the lines between the braces of a chain."""
     lines: List[str] = []
     if value.base is not None:
@@ -180,21 +153,21 @@ def chain_lines(value: ChainValue) -> List[str]:
     return lines
 
 
-def describe(family: str, key: Key, value: Value, table_name: str = TABLE_NAME) -> List[str]:
+def describe(family: str, key: nft.Key, value: nft.Value, table_name: str = nft.TABLE_NAME) -> List[str]:
     """Return lines that show one entry of the table as commands or blocks that ``nft -f`` accepts."""
     table = f"{table_family(family)} {table_name}"
-    if isinstance(key, ElementKey):
+    if isinstance(key, nft.ElementKey):
         return [f"element {table} {key.name} {{ {text} }}" for text in element_texts(family, key, value)]
-    if isinstance(value, SetValue):
+    if isinstance(value, nft.SetValue):
         return [*set_lines(key.name, value), "}"]
-    if isinstance(value, ChainValue):
+    if isinstance(value, nft.ChainValue):
         return [f"chain {key.name} {{", *chain_lines(value), "}"]
     return [table_line(table, value)]
 
 
-def describe_slots(family: str, key: Key, value: Value) -> List[str]:
+def describe_slots(family: str, key: nft.Key, value: nft.Value) -> List[str]:
     """Return one comment for each endpoint of a list of slots, with the number of its slots; none for other entries."""
-    if not isinstance(key, ElementKey) or not isinstance(value, tuple) or len(value) != SLOTS:
+    if not isinstance(key, nft.ElementKey) or not isinstance(value, tuple) or len(value) != SLOTS:
         return []
     frontend = concatenation_text(key_parts(family, key.name, key.key), key.key)
     counts = sorted(Counter(cast(Tuple[bytes, ...], value)).items())
@@ -203,12 +176,12 @@ def describe_slots(family: str, key: Key, value: Value) -> List[str]:
     ]
 
 
-def restore_text(family: str, tables: Mapping[str, Mapping[Key, Value]]) -> str:
+def restore_text(family: str, tables: Mapping[str, Mapping[nft.Key, nft.Value]]) -> str:
     """Return a script for ``nft -f`` that replaces the family's table by the desired one; empty if none is desired."""
-    return table_text(family, SERVICES_TABLE, tables[RESOURCE])
+    return table_text(family, SERVICES_TABLE, tables[nft.RESOURCE])
 
 
-def table_text(family: str, identity: TableIdentity, table: Mapping[Key, Value]) -> str:
+def table_text(family: str, identity: nft.TableIdentity, table: Mapping[nft.Key, nft.Value]) -> str:
     """Return a script for ``nft -f`` that replaces a table by the desired one; empty if none is desired."""
     if identity.key not in table:
         return ""
@@ -217,16 +190,16 @@ def table_text(family: str, identity: TableIdentity, table: Mapping[Key, Value])
     lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{identity.comment}"']
     elements: Dict[str, List[str]] = {}
     for key, value in table.items():
-        if isinstance(key, ElementKey):
+        if isinstance(key, nft.ElementKey):
             elements.setdefault(key.name, []).extend(element_texts(family, key, value))
     for key, value in table.items():
-        if isinstance(value, SetValue):
+        if isinstance(value, nft.SetValue):
             block = set_lines(key.name, value)
             if key.name in elements:
                 block.append("\telements = { " + ",\n\t\t     ".join(elements[key.name]) + " }")
             lines.extend("\t" + line for line in [*block, "}"])
     for key, value in table.items():
-        if isinstance(value, ChainValue):
+        if isinstance(value, nft.ChainValue):
             lines.extend("\t" + line for line in [f"chain {key.name} {{", *chain_lines(value), "}"])
     lines.append("}")
     return "\n".join(lines) + "\n"

@@ -17,22 +17,8 @@ from typing import Iterator, List
 from ...serviceports.info import ServicePortInfo
 from ..merged import Entry
 from . import expressions as x
+from . import objects as nft
 from .keys import address_key
-from .objects import (
-    ADDRESS_TYPES,
-    DIRECTION,
-    ORIGINAL,
-    PORT,
-    PROTOCOL,
-    PROTOCOL_NUMBERS,
-    REPLY,
-    RESOURCE,
-    BaseHook,
-    ChainValue,
-    ElementKey,
-    ObjectKey,
-    SetValue,
-)
 
 SERVICE_TRAFFIC = "service-traffic"
 NODE_PORT_TRAFFIC = "nodeport-traffic"
@@ -40,14 +26,14 @@ TRAFFIC = "traffic"
 TRAFFIC_INPUT = "traffic-input"
 TRAFFIC_POSTROUTING = "traffic-postrouting"
 _PRIORITY = 300
-_DIRECTIONS = tuple(bytes((number, 0, 0, 0)) for number in (ORIGINAL, REPLY))
+_DIRECTIONS = tuple(bytes((number, 0, 0, 0)) for number in (nft.ORIGINAL, nft.REPLY))
 
 
 def static_entries(family: str) -> List[Entry]:
     """Return the entries that exist without any Service."""
     redirected = x.rule(x.was_redirected(), x.verdict(f"goto {TRAFFIC}"))
     from_elsewhere = x.rule(x.interface_name("lo", False, False), *redirected.expressions)
-    frontend = (ADDRESS_TYPES[family], PROTOCOL, PORT)
+    frontend = (nft.ADDRESS_TYPES[family], nft.PROTOCOL, nft.PORT)
     # The nft program knows what a port is only behind its protocol, so each protocol needs rules of its own.
     rules = [
         x.rule(x.is_protocol(number), key, x.lookup(name), x.verdict("accept"))
@@ -55,21 +41,25 @@ def static_entries(family: str) -> List[Entry]:
             (SERVICE_TRAFFIC, x.original_destination(family)),
             (NODE_PORT_TRAFFIC, x.original_protocol_and_port()),
         )
-        for number in PROTOCOL_NUMBERS.values()
+        for number in nft.PROTOCOL_NUMBERS.values()
     ]
     return [
-        (RESOURCE, ObjectKey("set", SERVICE_TRAFFIC), SetValue((*frontend, DIRECTION), counted=True)),
-        (RESOURCE, ObjectKey("set", NODE_PORT_TRAFFIC), SetValue((*frontend[1:], DIRECTION), counted=True)),
-        (RESOURCE, ObjectKey("chain", TRAFFIC), ChainValue(tuple(rules))),
+        (nft.RESOURCE, nft.ObjectKey("set", SERVICE_TRAFFIC), nft.SetValue((*frontend, nft.DIRECTION), counted=True)),
         (
-            RESOURCE,
-            ObjectKey("chain", TRAFFIC_INPUT),
-            ChainValue((from_elsewhere,), BaseHook("filter", "input", _PRIORITY)),
+            nft.RESOURCE,
+            nft.ObjectKey("set", NODE_PORT_TRAFFIC),
+            nft.SetValue((*frontend[1:], nft.DIRECTION), counted=True),
+        ),
+        (nft.RESOURCE, nft.ObjectKey("chain", TRAFFIC), nft.ChainValue(tuple(rules))),
+        (
+            nft.RESOURCE,
+            nft.ObjectKey("chain", TRAFFIC_INPUT),
+            nft.ChainValue((from_elsewhere,), nft.BaseHook("filter", "input", _PRIORITY)),
         ),
         (
-            RESOURCE,
-            ObjectKey("chain", TRAFFIC_POSTROUTING),
-            ChainValue((redirected,), BaseHook("filter", "postrouting", _PRIORITY)),
+            nft.RESOURCE,
+            nft.ObjectKey("chain", TRAFFIC_POSTROUTING),
+            nft.ChainValue((redirected,), nft.BaseHook("filter", "postrouting", _PRIORITY)),
         ),
     ]
 
@@ -82,4 +72,4 @@ def service_entries(info: ServicePortInfo, transport: bytes, node_port: bytes) -
         places.append((NODE_PORT_TRAFFIC, node_port))
     for name, key in places:
         for direction in _DIRECTIONS:
-            yield RESOURCE, ElementKey("element", name, key + direction), True
+            yield nft.RESOURCE, nft.ElementKey("element", name, key + direction), True

@@ -18,24 +18,15 @@ from ....rendering.ipvs.nftables_layout import IPVS_TABLE
 from ....rendering.networkpolicy import bridge_keys
 from ....rendering.networkpolicy.sets import TABLE as POLICY_TABLE
 from ....rendering.networkpolicy.text import element_text
+from ....rendering.nftables import objects as nft
 from ....rendering.nftables.layout import SERVICES_TABLE
-from ....rendering.nftables.objects import (
-    SET_CONCAT,
-    ElementKey,
-    TableIdentity,
-    TableValue,
-)
 from ....rendering.nftables.text import chain_lines, element_texts, table_family, table_line
 from ....resources import Change, Kind, Resource
 from ...netlink.attributes import parse_attributes
 from ...netlink.outcomes import is_forbidden, is_transient
 from ...netlink.protocol import NETLINK_NETFILTER
 from ...netlink.socket import NetlinkSocket
-from ..attributes import (
-    NFTA_SET_ELEM_DATA,
-    NFTA_SET_ELEM_KEY,
-    NFTA_TABLE_FLAGS,
-)
+from .. import attributes as uapi
 from ..decoding import parse_data, ranges
 from ..listing import ownership_text
 from .reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
@@ -52,7 +43,7 @@ class RawTableResource(Resource[RawKey, RawValue]):
 
     kind = Kind.TABLE_OBJECTS
     atomic = True
-    table: TableIdentity = SERVICES_TABLE
+    table: nft.TableIdentity = SERVICES_TABLE
     table_family: str = ""
 
     def __init__(self, family: str) -> None:
@@ -112,20 +103,22 @@ class RawTableResource(Resource[RawKey, RawValue]):
     def element_texts(self, _name: str, value: RawSet) -> Iterator[str]:
         """Yield the elements of the set of that name approximately as the nft program shows them."""
         for key, data in map(key_and_data, value.elements):
-            yield element_texts(self.family, ElementKey("element", "", key), data)[0]
+            yield element_texts(self.family, nft.ElementKey("element", "", key), data)[0]
 
 
 def key_and_data(element: bytes) -> Tuple[bytes, Any]:
     """Return the key of an element of a :class:`RawSet`, and its data: bytes, the text of a verdict, or True."""
     found = parse_attributes(memoryview(element), 0, len(element))
-    key = parse_data(found[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in found else b""
-    data = parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else True
+    key = parse_data(found[uapi.NFTA_SET_ELEM_KEY]) if uapi.NFTA_SET_ELEM_KEY in found else b""
+    data = parse_data(found[uapi.NFTA_SET_ELEM_DATA]) if uapi.NFTA_SET_ELEM_DATA in found else True
     return key if isinstance(key, bytes) else b"", data
 
 
-def _table_value(value: RawValue) -> TableValue:
+def _table_value(value: RawValue) -> nft.TableValue:
     raw = value if isinstance(value, bytes) else b""
-    return TableValue(int.from_bytes(parse_attributes(memoryview(raw), 0, len(raw)).get(NFTA_TABLE_FLAGS, b""), "big"))
+    return nft.TableValue(
+        int.from_bytes(parse_attributes(memoryview(raw), 0, len(raw)).get(uapi.NFTA_TABLE_FLAGS, b""), "big")
+    )
 
 
 class RawIpvsTableResource(RawTableResource):
@@ -179,7 +172,7 @@ class RawPolicyTableResource(RawTableResource):
         """Yield the elements of the set of that name in the syntax of the nft program."""
         of_ranges = POLICY_TABLE.intervals.get(name)
         if of_ranges is not None:
-            found = ranges(map(memoryview, value.elements), bool(of_ranges.flags & SET_CONCAT))
+            found = ranges(map(memoryview, value.elements), bool(of_ranges.flags & nft.SET_CONCAT))
         else:
             found = dict(map(key_and_data, value.elements))
         for key, data in found.items():

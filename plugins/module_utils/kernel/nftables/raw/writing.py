@@ -23,27 +23,13 @@ from ...netlink.attributes import (
 )
 from ...netlink.protocol import NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message
 from ...netlink.socket import NetlinkSocket
+from .. import attributes as uapi
 from .. import messages
-from ..attributes import (
-    GENMSG_BYTES,
-    NFTA_CHAIN_NAME,
-    NFTA_CHAIN_TABLE,
-    NFTA_LIST_ELEM,
-    NFTA_RULE_CHAIN,
-    NFTA_RULE_EXPRESSIONS,
-    NFTA_SET_ELEM_LIST_ELEMENTS,
-    NFTA_SET_ELEM_LIST_SET,
-    NFTA_SET_ID,
-    NFTA_SET_NAME,
-    NFTA_TABLE_FLAGS,
-    NFTA_TABLE_NAME,
-    SUBSYSTEM,
-)
 from ..decoding import parse_expression, parse_hook
 from ..expression_schema import SCHEMA
 from .reading import RawChain, RawSet, RawTable, RawValue, StatefulKey
 
-_NEW_OBJECT = SUBSYSTEM | 18
+_NEW_OBJECT = uapi.SUBSYSTEM | 18
 _ELEMENTS_BYTES = 60_000
 _REHEARSED = "kubenode-rehearsal"
 
@@ -51,7 +37,7 @@ _REHEARSED = "kubenode-rehearsal"
 def rule_expressions(rule: bytes) -> Iterator[memoryview]:
     """Yield the attributes of each expression of a rule of a :class:`RawChain`."""
     parts = parse_attributes(memoryview(rule), 0, len(rule))
-    raw = parts.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
+    raw = parts.get(uapi.NFTA_RULE_EXPRESSIONS, memoryview(b""))
     for _kind, part in each_attribute(raw, 0, len(raw)):
         yield part
 
@@ -69,7 +55,7 @@ def replacement(family: str, name: str, present: bool, wanted: RawTable) -> List
     ``family``: of the table: IPv4, IPv6 or ``inet``.
     """
     header = messages.family_header(family)
-    in_table = header + text_attribute(NFTA_TABLE_NAME, name)
+    in_table = header + text_attribute(uapi.NFTA_TABLE_NAME, name)
     batch: List[Message] = [messages.BATCH_BEGIN]
     if present:
         batch.append((messages.DELETE_TABLE, 0, in_table))
@@ -84,12 +70,14 @@ def replacement(family: str, name: str, present: bool, wanted: RawTable) -> List
         batch += [(messages.NEW_CHAIN, make, header + chain.definition) for chain in chains]
         sets = [(key.name, value) for key, value in wanted.items() if isinstance(value, RawSet)]
         for number, (_name, item) in enumerate(sets, 1):
-            identity = attribute(NFTA_SET_ID, number.to_bytes(4, "big"))
+            identity = attribute(uapi.NFTA_SET_ID, number.to_bytes(4, "big"))
             batch.append((messages.NEW_SET, make, header + item.definition + identity))
         # Before the rules: a set without a name accepts no more elements once a rule uses it.
         for set_name, item in sets:
             for block in _blocks(item.elements):
-                payload = text_attribute(NFTA_SET_ELEM_LIST_SET, set_name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, block)
+                payload = text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, set_name) + nested(
+                    uapi.NFTA_SET_ELEM_LIST_ELEMENTS, block
+                )
                 batch.append((messages.NEW_ELEMENT, make, in_table + payload))
         for chain in chains:
             batch += [(messages.NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, header + rule) for rule in chain.rules]
@@ -123,7 +111,7 @@ def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
     parts: List[bytes] = []
     size = 0
     for element in elements:
-        encoded = nested(NFTA_LIST_ELEM, element)
+        encoded = nested(uapi.NFTA_LIST_ELEM, element)
         if size + len(encoded) > _ELEMENTS_BYTES:
             yield b"".join(parts)
             parts, size = [], 0
@@ -147,10 +135,10 @@ def rehearsed(sock: NetlinkSocket, family: str, name: str, table: RawTable) -> s
     """
     header = messages.family_header(family)
     trial = {key: _renamed(value) for key, value in table.items()}
-    flags = attribute(NFTA_TABLE_FLAGS, TABLE_DORMANT.to_bytes(4, "big"))
-    trial[ObjectKey("table", _REHEARSED)] = text_attribute(NFTA_TABLE_NAME, _REHEARSED) + flags
+    flags = attribute(uapi.NFTA_TABLE_FLAGS, TABLE_DORMANT.to_bytes(4, "big"))
+    trial[ObjectKey("table", _REHEARSED)] = text_attribute(uapi.NFTA_TABLE_NAME, _REHEARSED) + flags
     batch = replacement(family, _REHEARSED, False, trial)
-    missing = text_attribute(NFTA_CHAIN_TABLE, _REHEARSED) + text_attribute(NFTA_CHAIN_NAME, "missing")
+    missing = text_attribute(uapi.NFTA_CHAIN_TABLE, _REHEARSED) + text_attribute(uapi.NFTA_CHAIN_NAME, "missing")
     batch.insert(-1, (messages.DELETE_CHAIN, 0, header + missing))
     last = len(batch) - 2
     errors = [each for each in sock.transact(batch, True, False).errors if each.position != last]
@@ -166,8 +154,8 @@ def _renamed(value: RawValue) -> RawValue:
     def of(raw: bytes) -> bytes:
         # The name of the table has the same number in chains, rules, sets and objects.
         parts = each_attribute(memoryview(raw), 0, len(raw))
-        return text_attribute(NFTA_TABLE_NAME, _REHEARSED) + b"".join(
-            attribute(number, bytes(part)) for number, part in parts if number != NFTA_TABLE_NAME
+        return text_attribute(uapi.NFTA_TABLE_NAME, _REHEARSED) + b"".join(
+            attribute(number, bytes(part)) for number, part in parts if number != uapi.NFTA_TABLE_NAME
         )
 
     if isinstance(value, RawChain):
@@ -178,12 +166,12 @@ def _renamed(value: RawValue) -> RawValue:
 def _object(message: Message) -> str:
     """Return what a message creates."""
     kind, _flags, payload = message
-    found = parse_attributes(memoryview(payload), GENMSG_BYTES, len(payload))
+    found = parse_attributes(memoryview(payload), uapi.GENMSG_BYTES, len(payload))
     for created, label, number in (
-        (messages.NEW_RULE, "a rule of chain", NFTA_RULE_CHAIN),
-        (messages.NEW_CHAIN, "chain", NFTA_CHAIN_NAME),
-        (messages.NEW_SET, "set", NFTA_SET_NAME),
-        (messages.NEW_ELEMENT, "an element of set", NFTA_SET_ELEM_LIST_SET),
+        (messages.NEW_RULE, "a rule of chain", uapi.NFTA_RULE_CHAIN),
+        (messages.NEW_CHAIN, "chain", uapi.NFTA_CHAIN_NAME),
+        (messages.NEW_SET, "set", uapi.NFTA_SET_NAME),
+        (messages.NEW_ELEMENT, "an element of set", uapi.NFTA_SET_ELEM_LIST_SET),
     ):
         if kind == created:
             return f"{label} {attribute_text(found[number])}"

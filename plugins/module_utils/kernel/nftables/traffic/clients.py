@@ -12,16 +12,8 @@ from ....rendering.nftables.objects import TABLE_NAME
 from ...netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
 from ...netlink.outcomes import NetlinkRefusal, is_missing
 from ...netlink.socket import NetlinkSocket
+from .. import attributes as uapi
 from .. import messages
-from ..attributes import (
-    NFTA_DATA_VALUE,
-    NFTA_LIST_ELEM,
-    NFTA_SET_ELEM_EXPIRATION,
-    NFTA_SET_ELEM_KEY,
-    NFTA_SET_ELEM_LIST_ELEMENTS,
-    NFTA_SET_ELEM_LIST_SET,
-    NFTA_SET_ELEM_LIST_TABLE,
-)
 
 
 def remembered_seconds(sock: NetlinkSocket, family: str, name: str, client: str) -> Optional[float]:
@@ -29,10 +21,10 @@ def remembered_seconds(sock: NetlinkSocket, family: str, name: str, client: str)
 
     Only this element is read, however many there are. Raises KernelError.
     """
-    key = nested(NFTA_SET_ELEM_KEY, attribute(NFTA_DATA_VALUE, packed(client) or b""))
-    request = messages.family_header(family) + text_attribute(NFTA_SET_ELEM_LIST_TABLE, TABLE_NAME)
-    request += text_attribute(NFTA_SET_ELEM_LIST_SET, name)
-    request += nested(NFTA_SET_ELEM_LIST_ELEMENTS, nested(NFTA_LIST_ELEM, key))
+    key = nested(uapi.NFTA_SET_ELEM_KEY, attribute(uapi.NFTA_DATA_VALUE, packed(client) or b""))
+    request = messages.family_header(family) + text_attribute(uapi.NFTA_SET_ELEM_LIST_TABLE, TABLE_NAME)
+    request += text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
+    request += nested(uapi.NFTA_SET_ELEM_LIST_ELEMENTS, nested(uapi.NFTA_LIST_ELEM, key))
     try:
         replies = sock.request(messages.GET_ELEMENT, request)
     except NetlinkRefusal as refusal:
@@ -41,8 +33,8 @@ def remembered_seconds(sock: NetlinkSocket, family: str, name: str, client: str)
         raise
     for reply in replies:
         view = memoryview(reply.payload)
-        elements = parse_attributes(view, 4, len(view)).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+        elements = parse_attributes(view, 4, len(view)).get(uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
         for _kind, raw in each_attribute(elements, 0, len(elements)):
-            left = parse_attributes(raw, 0, len(raw)).get(NFTA_SET_ELEM_EXPIRATION)
+            left = parse_attributes(raw, 0, len(raw)).get(uapi.NFTA_SET_ELEM_EXPIRATION)
             return int.from_bytes(left, "big") / 1000 if left is not None else 0.0
     return None

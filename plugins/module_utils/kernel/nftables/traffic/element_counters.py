@@ -10,21 +10,8 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional
 from ...netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
 from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
 from ...netlink.socket import NetlinkSocket
+from .. import attributes as uapi
 from .. import messages
-from ..attributes import (
-    GENMSG_BYTES,
-    NFTA_COUNTER_BYTES,
-    NFTA_COUNTER_PACKETS,
-    NFTA_EXPR_DATA,
-    NFTA_EXPR_NAME,
-    NFTA_SET_ELEM_DATA,
-    NFTA_SET_ELEM_EXPR,
-    NFTA_SET_ELEM_EXPRESSIONS,
-    NFTA_SET_ELEM_KEY,
-    NFTA_SET_ELEM_LIST_ELEMENTS,
-    NFTA_SET_ELEM_LIST_SET,
-    NFTA_TABLE_NAME,
-)
 from ..decoding import parse_data
 
 
@@ -39,34 +26,37 @@ class Counted(NamedTuple):
 
 def counted_elements(sock: NetlinkSocket, family: str, table: str, name: str) -> Iterator[Counted]:
     """Yield the elements of a set that have a counter; none if the set does not exist. Raises KernelError."""
-    head = messages.family_header(family) + text_attribute(NFTA_TABLE_NAME, table)
+    head = messages.family_header(family) + text_attribute(uapi.NFTA_TABLE_NAME, table)
     try:
-        slices = sock.dump(messages.GET_ELEMENT, head + text_attribute(NFTA_SET_ELEM_LIST_SET, name))
+        slices = sock.dump(messages.GET_ELEMENT, head + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name))
     except NetlinkRefusal as refusal:
         if is_missing(refusal.error) or is_unsupported(refusal.error):
             return
         raise
     for view, _kind, start, end in slices:
-        elements = parse_attributes(view, start + GENMSG_BYTES, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+        elements = parse_attributes(view, start + uapi.GENMSG_BYTES, end).get(
+            uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b"")
+        )
         for _number, raw in each_attribute(elements, 0, len(elements)):
             found = parse_attributes(raw, 0, len(raw))
             counter = _counter(found)
-            if counter is not None and NFTA_SET_ELEM_KEY in found:
-                data = parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else None
+            if counter is not None and uapi.NFTA_SET_ELEM_KEY in found:
+                data = parse_data(found[uapi.NFTA_SET_ELEM_DATA]) if uapi.NFTA_SET_ELEM_DATA in found else None
                 numbers = (
-                    int.from_bytes(counter.get(kind, b""), "big") for kind in (NFTA_COUNTER_PACKETS, NFTA_COUNTER_BYTES)
+                    int.from_bytes(counter.get(kind, b""), "big")
+                    for kind in (uapi.NFTA_COUNTER_PACKETS, uapi.NFTA_COUNTER_BYTES)
                 )
-                yield Counted(parse_data(found[NFTA_SET_ELEM_KEY]), data, *numbers)
+                yield Counted(parse_data(found[uapi.NFTA_SET_ELEM_KEY]), data, *numbers)
 
 
 def _counter(element: Dict[int, memoryview]) -> Optional[Dict[int, memoryview]]:
     """Return the attributes of an element's counter, None without one."""
-    expressions = [element[NFTA_SET_ELEM_EXPR]] if NFTA_SET_ELEM_EXPR in element else []
-    several = element.get(NFTA_SET_ELEM_EXPRESSIONS, memoryview(b""))
+    expressions = [element[uapi.NFTA_SET_ELEM_EXPR]] if uapi.NFTA_SET_ELEM_EXPR in element else []
+    several = element.get(uapi.NFTA_SET_ELEM_EXPRESSIONS, memoryview(b""))
     expressions += [raw for _number, raw in each_attribute(several, 0, len(several))]
     for raw in expressions:
         outer = parse_attributes(raw, 0, len(raw))
-        if NFTA_EXPR_DATA in outer and attribute_text(outer[NFTA_EXPR_NAME]) == "counter":
-            data = outer[NFTA_EXPR_DATA]
+        if uapi.NFTA_EXPR_DATA in outer and attribute_text(outer[uapi.NFTA_EXPR_NAME]) == "counter":
+            data = outer[uapi.NFTA_EXPR_DATA]
             return parse_attributes(data, 0, len(data))
     return None

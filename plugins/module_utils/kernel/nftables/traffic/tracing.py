@@ -28,23 +28,13 @@ from ...netlink.listener import NetlinkListener
 from ...netlink.outcomes import NetlinkRefusal
 from ...netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Message
 from ...netlink.socket import NetlinkSocket
+from .. import attributes as uapi
 from .. import messages
-from ..attributes import (
-    NFTA_DATA_VERDICT,
-    NFTA_RULE_EXPRESSIONS,
-    NFTA_RULE_TABLE,
-    NFTA_RULE_USERDATA,
-    NFTA_TABLE_FLAGS,
-    NFTA_TABLE_NAME,
-    NFTA_VERDICT_CHAIN,
-    NFTA_VERDICT_CODE,
-    SUBSYSTEM,
-)
 from ..decoding import parse_expression
 from ..user_data import rule_comment
 
 _NFNLGRP_NFTRACE = 9
-_TRACE = SUBSYSTEM | 17
+_TRACE = uapi.SUBSYSTEM | 17
 _TABLE, _CHAIN, _HANDLE, _TYPE, _VERDICT, _ID, _POLICY = 1, 2, 3, 4, 5, 6, 16
 _TYPE_POLICY, _TYPE_RULE = 1, 3
 _RULE_HANDLE = 3
@@ -106,10 +96,10 @@ class Tracer(Closing):
     def _mark(self, family: str, rule: Rule) -> None:
         encoder = messages.Encoder(family, TableIdentity(self._name, ""))
         owned = TABLE_OWNER.to_bytes(4, "big")
-        table = messages.family_header(family) + text_attribute(NFTA_TABLE_NAME, self._name)
+        table = messages.family_header(family) + text_attribute(uapi.NFTA_TABLE_NAME, self._name)
         batch: List[Message] = [
             messages.BATCH_BEGIN,
-            (messages.NEW_TABLE, NLM_F_CREATE, table + attribute(NFTA_TABLE_FLAGS, owned)),
+            (messages.NEW_TABLE, NLM_F_CREATE, table + attribute(uapi.NFTA_TABLE_FLAGS, owned)),
         ]
         for hook in ("prerouting", "output"):
             batch += [encoder.chain(hook, BaseHook("filter", hook, _PRIORITY)), encoder.rule(hook, rule)]
@@ -167,7 +157,7 @@ class Tracer(Closing):
         if known is None:
             known = self._texts[family, table] = {}
             if family:
-                request = messages.family_header(family) + text_attribute(NFTA_RULE_TABLE, table)
+                request = messages.family_header(family) + text_attribute(uapi.NFTA_RULE_TABLE, table)
                 known.update(_read_rules(self._sock, request, table))
         return known
 
@@ -180,11 +170,11 @@ def _read_rules(sock: NetlinkSocket, request: bytes, table: str) -> Dict[int, st
         return texts
     for buffer, _kind, start, end in dump:
         found = parse_attributes(buffer, start + 4, end)
-        if _RULE_HANDLE not in found or attribute_text(found[NFTA_RULE_TABLE]) != table:
+        if _RULE_HANDLE not in found or attribute_text(found[uapi.NFTA_RULE_TABLE]) != table:
             continue
-        raw = found.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
+        raw = found.get(uapi.NFTA_RULE_EXPRESSIONS, memoryview(b""))
         parts = tuple([parse_expression(part) for _number, part in each_attribute(raw, 0, len(raw))])
-        rule = Rule(parts, rule_comment(found, NFTA_RULE_USERDATA))
+        rule = Rule(parts, rule_comment(found, uapi.NFTA_RULE_USERDATA))
         texts[int.from_bytes(found[_RULE_HANDLE], "big")] = rule_text(rule)
     return texts
 
@@ -199,7 +189,7 @@ def _verdict_text(raw: Optional[memoryview]) -> str:
     if raw is None:
         return ""
     found = parse_attributes(raw, 0, len(raw))
-    if NFTA_DATA_VERDICT in found and NFTA_VERDICT_CODE not in found:
-        found = parse_attributes(found[NFTA_DATA_VERDICT], 0, len(found[NFTA_DATA_VERDICT]))
-    chain = attribute_text(found[NFTA_VERDICT_CHAIN]) if NFTA_VERDICT_CHAIN in found else ""
-    return f"{_code_name(found.get(NFTA_VERDICT_CODE))} {chain}".strip()
+    if uapi.NFTA_DATA_VERDICT in found and uapi.NFTA_VERDICT_CODE not in found:
+        found = parse_attributes(found[uapi.NFTA_DATA_VERDICT], 0, len(found[uapi.NFTA_DATA_VERDICT]))
+    chain = attribute_text(found[uapi.NFTA_VERDICT_CHAIN]) if uapi.NFTA_VERDICT_CHAIN in found else ""
+    return f"{_code_name(found.get(uapi.NFTA_VERDICT_CODE))} {chain}".strip()
