@@ -75,7 +75,7 @@ def parse_expression(raw: memoryview) -> nft.Expression:
             continue
         kind = schema.get(number)
         value = bytes(part) if kind is None else _attribute_value(kind, part)
-        if (kind is None and not any(value)) or ((name, number) in OPTIONAL and not value):
+        if (kind is None and not any(value)) or (number in OPTIONAL.get(name, ()) and not value):
             continue
         values[number] = value
     if name == "nat":

@@ -52,23 +52,17 @@ SCHEMA: Dict[str, Dict[int, str]] = {
         **_u32((x.Dynset.OP, x.Dynset.SREG_KEY, x.Dynset.SREG_DATA, x.Dynset.FLAGS)),
     },
 }
-OPTIONAL = frozenset(
-    [
-        ("bitwise", x.Bitwise.OP),
-        ("dynset", x.Dynset.TIMEOUT),
-        ("dynset", x.Dynset.FLAGS),
-        ("hash", x.Hash.OFFSET),
-        ("hash", x.Hash.TYPE),
-        ("limit", x.Limit.TYPE),
-        ("limit", x.Limit.FLAGS),
-        ("lookup", x.Lookup.FLAGS),
-        ("masq", x.Masq.FLAGS),
-        ("masq", x.Masq.REG_PROTO_MIN),
-        ("masq", x.Masq.REG_PROTO_MAX),
-        ("nat", x.Nat.FLAGS),
-        ("numgen", x.Ng.OFFSET),
-    ]
-)
+OPTIONAL = {
+    "bitwise": (x.Bitwise.OP,),
+    "dynset": (x.Dynset.TIMEOUT, x.Dynset.FLAGS),
+    "hash": (x.Hash.OFFSET, x.Hash.TYPE),
+    "limit": (x.Limit.TYPE, x.Limit.FLAGS),
+    "lookup": (x.Lookup.FLAGS,),
+    "masq": (x.Masq.FLAGS, x.Masq.REG_PROTO_MIN, x.Masq.REG_PROTO_MAX),
+    "nat": (x.Nat.FLAGS,),
+    "numgen": (x.Ng.OFFSET,),
+}
+
 #: Attributes that only help to find an object within one transaction.
 IGNORED = frozenset(
     [("dynset", x.Dynset.SET_ID), ("lookup", x.Lookup.SET_ID), ("numgen", x.Ng.SET_NAME), ("numgen", x.Ng.SET_ID)]

@@ -69,15 +69,39 @@ def _hex(value: str) -> str:
         return value
 
 
-def _mark_match(options: List[Option], family: str) -> List[Option]:
-    result = []
-    for option in options:
-        if option.name == "--mark" and option.values:
-            mark, _slash, mask = option.values[0].partition("/")
-            text = _hex(mark) if not mask or _hex(mask) == "0xffffffff" else f"{_hex(mark)}/{_hex(mask)}"
-            option = Option(option.negated, option.name, (text,))
-        result.append(option)
-    return result
+def _mark(value: str) -> str:
+    mark, _slash, mask = value.partition("/")
+    return _hex(mark) if not mask or _hex(mask) == "0xffffffff" else f"{_hex(mark)}/{_hex(mask)}"
+
+
+def _rounded(value: str) -> str:
+    return f"{round(float(value) * 2**31) / 2**31:.11f}" if _NUMBER(value) else value
+
+
+def _states(value: str) -> str:
+    states = value.upper().split(",")
+    return ",".join(state for state in _STATES if state in states) if set(states) <= set(_STATES) else value
+
+
+def _host(value: str) -> str:
+    address = _address(value)
+    suffix = f"/{address_bits(family_of(address))}"
+    return address[: -len(suffix)] if address.endswith(suffix) else address
+
+
+#: The canonical form of the value of an option, by match and option.
+_VALUES: Dict[Tuple[str, str], Callable[[str], str]] = {
+    ("mark", "--mark"): _mark,
+    ("statistic", "--probability"): _rounded,
+    ("conntrack", "--ctstate"): _states,
+    ("ipvs", "--vproto"): lambda value: _PROTOCOL_NUMBERS.get(value.lower(), value),
+    ("ipvs", "--vaddr"): _host,
+}
+
+
+def _canonical_option(match: str, option: Option) -> Option:
+    form = _VALUES.get((match, option.name))
+    return option._replace(values=(form(option.values[0]),)) if form is not None and option.values else option
 
 
 def _mark_target(options: List[Option], family: str) -> List[Option]:
@@ -102,16 +126,6 @@ def _mark_target(options: List[Option], family: str) -> List[Option]:
     else:
         return options
     return [Option(False, "--set-xmark", (f"0x{pair[0]:x}/0x{pair[1]:x}",))]
-
-
-def _statistic(options: List[Option], family: str) -> List[Option]:
-    result = []
-    for option in options:
-        if option.name == "--probability" and option.values and _NUMBER(option.values[0]):
-            rounded = f"{round(float(option.values[0]) * 2**31) / 2**31:.11f}"
-            option = Option(option.negated, option.name, (rounded,))
-        result.append(option)
-    return result
 
 
 def _ordered(options: List[Option], order: Tuple[str, ...]) -> List[Option]:
@@ -151,32 +165,8 @@ def _recent(options: List[Option], family: str) -> List[Option]:
     return _ordered([*options, *defaults], _RECENT_ORDER)
 
 
-def _conntrack(options: List[Option], family: str) -> List[Option]:
-    result = []
-    for option in options:
-        if option.name == "--ctstate" and option.values:
-            states = option.values[0].upper().split(",")
-            if set(states) <= set(_STATES):
-                option = Option(option.negated, option.name, (",".join(state for state in _STATES if state in states),))
-        result.append(option)
-    return result
-
-
 def _ipvs(options: List[Option], family: str) -> List[Option]:
-    result = []
-    for option in options:
-        if option.name == "--vproto" and option.values:
-            option = Option(
-                option.negated, option.name, (_PROTOCOL_NUMBERS.get(option.values[0].lower(), option.values[0]),)
-            )
-        elif option.name == "--vaddr" and option.values:
-            address = _address(option.values[0])
-            suffix = f"/{address_bits(family_of(address))}"
-            option = Option(
-                option.negated, option.name, (address[: -len(suffix)] if address.endswith(suffix) else address,)
-            )
-        result.append(option)
-    return _ordered(result, ("--ipvs", "--vproto", "--vaddr", "--vport"))
+    return _ordered(options, ("--ipvs", "--vproto", "--vaddr", "--vport"))
 
 
 def _reject(options: List[Option], family: str) -> List[Option]:
@@ -186,14 +176,7 @@ def _reject(options: List[Option], family: str) -> List[Option]:
 
 
 Normaliser = Callable[[List[Option], str], List[Option]]
-_MATCHES: Dict[str, Normaliser] = {
-    "mark": _mark_match,
-    "statistic": _statistic,
-    "recent": _recent,
-    "conntrack": _conntrack,
-    "ipvs": _ipvs,
-    "tcp": _tcp,
-}
+_MATCHES: Dict[str, Normaliser] = {"recent": _recent, "ipvs": _ipvs, "tcp": _tcp}
 _TARGETS: Dict[str, Normaliser] = {"MARK": _mark_target, "REJECT": _reject}
 
 
@@ -260,6 +243,7 @@ def canonical_rule(rule: str, family: str) -> str:
         words += ["!"] if negated else []
         words += [name, _quoted(value, _SAFE)] if value else [name]
     for name, options in parsed.matches:
+        options = [_canonical_option(name, option) for option in options]
         normalise = _MATCHES.get(name)
         words += ["-m", name, *_section_words(name, normalise(options, family) if normalise else options)]
     name, options = parsed.target

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ...base.addresses import IPV4, IPV6, address_bits, parse_network
 from ...base.errors import ConfigurationError
@@ -30,21 +30,8 @@ PROTOCOLS = ("tcp", "udp", "sctp")
 INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
 LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
 
-_FIXED: FrozenSet[ChainKey] = frozenset(
-    (
-        SERVICES,
-        NODE_PORTS,
-        POSTROUTING,
-        MARK_MASQ,
-        FILTER_SERVICES,
-        EXTERNAL_SERVICES,
-        FORWARD,
-        FILTER_NODE_PORTS,
-        PROXY_FIREWALL,
-        *CANARIES,
-    )
-)
-
+#: The chains to which every ServicePort may contribute rules.
+SHARED_CHAINS = (FILTER_SERVICES, EXTERNAL_SERVICES, FILTER_NODE_PORTS, PROXY_FIREWALL, SERVICES, NODE_PORTS)
 _INTERFACE_FORBIDDEN = frozenset(" \t\r\n\0\"'\\/!")
 
 
@@ -175,7 +162,8 @@ def is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def _jump(table: str, chain: str, target: str, text: str, new_only: bool = False) -> JumpKey:
+def jump(table: str, chain: str, target: str, text: str, new_only: bool = False) -> JumpKey:
+    """Return the jump from a built-in chain to ``target`` with a comment, inserted at the head of that chain."""
     state = "-m conntrack --ctstate NEW " if new_only else ""
     return JumpKey(table, chain, f"{state}{comment(text)} -j {target}")
 
@@ -183,15 +171,10 @@ def _jump(table: str, chain: str, target: str, text: str, new_only: bool = False
 def nat_jumps() -> Tuple[JumpKey, ...]:
     """Return the jump rules of the nat table, equal in iptables and ipvs modes, in the order of their insertion."""
     return (
-        _jump(NAT, "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
-        _jump(NAT, "PREROUTING", "KUBE-SERVICES", "kubernetes service portals"),
-        _jump(NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
+        jump(NAT, "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
+        jump(NAT, "PREROUTING", "KUBE-SERVICES", "kubernetes service portals"),
+        jump(NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
     )
-
-
-def jump(table: str, chain: str, target: str, text: str, new_only: bool = False) -> JumpKey:
-    """Return the jump from a built-in chain to ``target`` with a comment, inserted at the head of that chain."""
-    return _jump(table, chain, target, text, new_only)
 
 
 def jumps() -> Tuple[JumpKey, ...]:
@@ -199,15 +182,15 @@ def jumps() -> Tuple[JumpKey, ...]:
     visible, portals = "kubernetes externally-visible service portals", "kubernetes service portals"
     firewall = "kubernetes load balancer firewall"
     return (
-        _jump(FILTER, "INPUT", "KUBE-EXTERNAL-SERVICES", visible, new_only=True),
-        _jump(FILTER, "FORWARD", "KUBE-EXTERNAL-SERVICES", visible, new_only=True),
-        _jump(FILTER, "INPUT", "KUBE-NODEPORTS", "kubernetes health check service ports"),
-        _jump(FILTER, "FORWARD", "KUBE-SERVICES", portals, new_only=True),
-        _jump(FILTER, "OUTPUT", "KUBE-SERVICES", portals, new_only=True),
-        _jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
-        _jump(FILTER, "INPUT", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
-        _jump(FILTER, "OUTPUT", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
-        _jump(FILTER, "FORWARD", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
+        jump(FILTER, "INPUT", "KUBE-EXTERNAL-SERVICES", visible, new_only=True),
+        jump(FILTER, "FORWARD", "KUBE-EXTERNAL-SERVICES", visible, new_only=True),
+        jump(FILTER, "INPUT", "KUBE-NODEPORTS", "kubernetes health check service ports"),
+        jump(FILTER, "FORWARD", "KUBE-SERVICES", portals, new_only=True),
+        jump(FILTER, "OUTPUT", "KUBE-SERVICES", portals, new_only=True),
+        jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
+        jump(FILTER, "INPUT", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
+        jump(FILTER, "OUTPUT", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
+        jump(FILTER, "FORWARD", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
         *nat_jumps(),
         JumpKey(FILTER, "INPUT", "-j KUBE-FIREWALL"),
         JumpKey(FILTER, "OUTPUT", "-j KUBE-FIREWALL"),
@@ -226,11 +209,6 @@ def fixed_chains(settings: DataplaneSettings) -> Dict[ChainKey, Rules]:
     return chains
 
 
-def shared_chain_names() -> List[ChainKey]:
-    """Return the chains to which every ServicePort may contribute rules."""
-    return [FILTER_SERVICES, EXTERNAL_SERVICES, FILTER_NODE_PORTS, PROXY_FIREWALL, SERVICES, NODE_PORTS]
-
-
 def ownership(settings: DataplaneSettings) -> Ownership:
     """Return which chains iptables mode owns.
 
@@ -238,4 +216,5 @@ def ownership(settings: DataplaneSettings) -> Ownership:
     """
     shared = frozenset((KUBE_FIREWALL,))
     presence_only = frozenset() if localhost_node_ports(settings) else shared
-    return Ownership(_FIXED, {NAT: PREFIXES}, shared, presence_only, frozenset((_MARTIAN_RULE,)))
+    fixed = frozenset((*SHARED_CHAINS, POSTROUTING, MARK_MASQ, FORWARD, *CANARIES))
+    return Ownership(fixed, {NAT: PREFIXES}, shared, presence_only, frozenset((_MARTIAN_RULE,)))

@@ -16,7 +16,7 @@ from ..decision import Arrival
 from ..merged import Entry, Journal, MergedTables
 from ..rendering import Derivation, Options, Rendering, Tables, Totals
 from ..settings import DataplaneSettings
-from .fixed import KUBE_FIREWALL, SERVICES, fixed_chains, jumps, martian_rules, node_port_rules, shared_chain_names
+from .fixed import KUBE_FIREWALL, SERVICES, SHARED_CHAINS, fixed_chains, jumps, martian_rules, node_port_rules
 from .reached import rules_for
 from .services import service_port_entries
 from .tables import CHAINS, FRAGMENTS, PRESENT, ChainKey, Fragment, JumpKey, Place, Rules, whole_text
@@ -104,7 +104,7 @@ class IptablesRendering(Rendering[IptablesContext]):
         if martian_rules(settings) is None:
             entries.append((CHAINS, KUBE_FIREWALL, PRESENT))
         entries += [(CHAINS, key, 1) for key in jumps()]
-        entries += [(FRAGMENTS, Fragment(chain, 0, None), ()) for chain in shared_chain_names()]
+        entries += [(FRAGMENTS, Fragment(chain, 0, None), ()) for chain in SHARED_CHAINS]
         entries.append((FRAGMENTS, Fragment(SERVICES, 2, None), node_port_rules(settings)))
         return entries
 

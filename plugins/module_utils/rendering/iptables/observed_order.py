@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping
 
-from .fixed import NODE_PORTS, shared_chain_names
+from .fixed import NODE_PORTS, SHARED_CHAINS
 from .tables import Rules
 
 _TO_NODE_PORTS = f"-j {NODE_PORTS.chain}"
@@ -49,7 +49,7 @@ def in_observed_order(desired: Mapping[Any, Any], observed: Mapping[Any, Any]) -
     Two rules that match the same packets (two Services that claim one address) are never left in another order.
     """
     kept: Dict[Any, Any] = {}
-    for key in shared_chain_names():
+    for key in SHARED_CHAINS:
         found, wanted = observed.get(key), desired.get(key)
         if not isinstance(found, tuple) or not isinstance(wanted, tuple) or found == wanted:
             continue

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 from ...base.addresses import IPV6, address_and_port, address_bits, family_of
 from ...base.ipvs_schedulers import flag_names
@@ -49,19 +49,23 @@ def real_server_line(key: model.RealServerKey, value: model.RealServer) -> str:
     return f"-a {_service(key.server)} -r {address_and_port(key.ip, key.port)} {forwarding} -w {value.weight}"
 
 
+def _with_members(owners: Iterable[Tuple[Any, str]], members: Iterable[Tuple[Any, str]]) -> str:
+    """Return the line of each owner, followed by those of its members; both are pairs of an owner and a line."""
+    by_owner: Dict[Any, List[str]] = {}
+    for owner, line in members:
+        by_owner.setdefault(owner, []).append(line)
+    return "".join(f"{line}\n" for owner, first in owners for line in (first, *by_owner.get(owner, ())))
+
+
 def ipvsadm_text(
     servers: Mapping[model.VirtualServerKey, model.VirtualServer],
     real_servers: Mapping[model.RealServerKey, model.RealServer],
 ) -> str:
     """Return both tables as input of ``ipvsadm -R``: sorted, each virtual server followed by its real servers."""
-    by_server: Dict[model.VirtualServerKey, List[str]] = {}
-    for real_key, real_value in sorted(real_servers.items()):
-        by_server.setdefault(real_key.server, []).append(real_server_line(real_key, real_value))
-    lines: List[str] = []
-    for key, value in sorted(servers.items()):
-        lines.append(virtual_server_line(key, value))
-        lines += by_server.get(key, [])
-    return "".join(f"{line}\n" for line in lines)
+    return _with_members(
+        ((key, virtual_server_line(key, value)) for key, value in sorted(servers.items())),
+        ((key.server, real_server_line(key, value)) for key, value in sorted(real_servers.items())),
+    )
 
 
 def set_line(name: str, definition: model.SetDefinition) -> str:
@@ -79,14 +83,10 @@ def element_line(key: model.SetElementKey) -> str:
 
 def ipset_text(sets: Mapping[str, model.SetDefinition], elements: Iterable[model.SetElementKey]) -> str:
     """Return sets and elements as input of ``ipset restore``: sorted, each set followed by its elements."""
-    by_set: Dict[str, List[str]] = {}
-    for key in sorted(elements):
-        by_set.setdefault(key.set, []).append(element_line(key))
-    lines: List[str] = []
-    for name, definition in sorted(sets.items()):
-        lines.append(set_line(name, definition))
-        lines += by_set.get(name, [])
-    return "".join(f"{line}\n" for line in lines)
+    return _with_members(
+        ((name, set_line(name, definition)) for name, definition in sorted(sets.items())),
+        ((key.set, element_line(key)) for key in sorted(elements)),
+    )
 
 
 def device_line(device: str) -> str:

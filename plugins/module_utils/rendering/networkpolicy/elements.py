@@ -43,6 +43,23 @@ def _interface(name: str) -> bytes:
     return name.encode().ljust(INTERFACE_NAME_BYTES, b"\0")
 
 
+#: The set or map of rows about one address, by their kind.
+_OF_ADDRESS = {rows.CLASS: sets.PODS, rows.KNOWN: sets.KNOWN, rows.HERE: sets.HERE, rows.SELF: sets.SELF}
+#: That of rows about a range of addresses.
+_OF_RANGE = {
+    rows.BLOCK: sets.BLOCKS,
+    rows.POD_RANGE: sets.POD_RANGES,
+    rows.EXEMPT: sets.EXEMPT,
+    rows.EGRESS_EXEMPT: sets.EGRESS_EXEMPT,
+}
+#: Those of rows about a direction of an address.
+_OF_SIDE = {rows.ANY: (sets.ANY,), rows.ISOLATED: (sets.ISOLATED,), rows.POLICED: (sets.DENIED, sets.POLICED)}
+#: Those of rows about an interface.
+_OF_INTERFACE = {rows.POD_LINK: (sets.POD_LINKS, sets.FORGED), rows.EXEMPT_LINK: (sets.EXEMPT_LINKS,)}
+#: In the table of ports.
+_OF_PORT = {rows.PORT: sets.FORGED, rows.PORT_UNTAGGED: sets.POD_LINKS}
+
+
 class Elements:
     """Render rows with the options of one table."""
 
@@ -61,80 +78,66 @@ class Elements:
             _kind, side, number, address = row
             name = self._grants[side, len(address)]
             return [(ElementKey("element", name, class_bytes(number) + address), class_bytes(value))]
-        return list(self._others(kind, row, value))
-
-    def _others(self, kind: str, row: Row, value: Any) -> Iterator[Entry]:
-        if kind == rows.CLASS:
-            yield ElementKey("element", sets.name(sets.PODS, family_of_packed(row[1])), row[1]), class_bytes(value)
-        elif kind == rows.BLOCK:
-            name = sets.name(sets.BLOCKS, family_of_packed(row[1]))
-            yield ElementKey("element", name, row[1] + row[2]), class_bytes(value)
-        elif kind == rows.PORTS:
-            yield self._ports(*row[1:]), True
-        elif kind == rows.ANY:
-            yield (
-                ElementKey("element", sets.name(sets.ANY, family_of_packed(row[2]), row[1]), row[2]),
-                class_bytes(value),
-            )
-        elif kind == rows.SELF:
-            yield ElementKey("element", sets.name(sets.SELF, family_of_packed(row[1])), row[1] * 2), True
-        elif kind == rows.ISOLATED:
-            yield ElementKey("element", sets.name(sets.ISOLATED, family_of_packed(row[2]), row[1]), row[2]), True
-        elif kind == rows.POLICED:
-            for name in (sets.DENIED, *((sets.POLICED,) if self._options.tiers else ())):
-                yield ElementKey("element", sets.name(name, family_of_packed(row[2]), row[1]), row[2]), True
-        elif kind == rows.KNOWN:
-            yield ElementKey("element", sets.name(sets.KNOWN, family_of_packed(row[1])), row[1]), True
-        elif kind == rows.POD_RANGE:
-            yield ElementKey("element", sets.name(sets.POD_RANGES, family_of_packed(row[1])), row[1] + row[2]), True
-        elif kind == rows.LINK:
-            yield ElementKey("element", sets.links(row[1]), _interface(row[2])), True
-        elif kind == rows.POD_LINK:
-            for name in (sets.POD_LINKS, sets.FORGED):
-                yield ElementKey("element", name, _interface(row[1])), True
-        elif kind == rows.BOUND:
-            name = sets.name(sets.BOUND, family_of_packed(row[2]))
-            yield ElementKey("element", name, _interface(row[1]) + row[2]), True
-        elif kind == rows.HERE:
-            yield ElementKey("element", sets.name(sets.HERE, family_of_packed(row[1])), row[1]), True
-        elif kind in (rows.BRIDGED, rows.PORT, rows.PORT_UNTAGGED, rows.PORT_BOUND, rows.PORT_CLOSED):
-            yield from self._of_ports(kind, row)
-        elif kind == rows.EXEMPT_LINK:
-            yield ElementKey("element", sets.EXEMPT_LINKS, _interface(row[1])), True
-        elif kind == rows.EXEMPT:
-            yield ElementKey("element", sets.name(sets.EXEMPT, family_of_packed(row[1])), row[1] + row[2]), True
-        elif kind == rows.EGRESS_EXEMPT:
-            yield ElementKey("element", sets.name(sets.EGRESS_EXEMPT, family_of_packed(row[1])), row[1] + row[2]), True
-        elif self._options.tiers:
-            yield self._of_tier(kind, row), class_bytes(value) if kind == rows.TIER_GRANT else True
-
-    @staticmethod
-    def _ports(number: int, protocol: int, first: int, last: int) -> Key:
-        if first == last:
-            return ElementKey("element", sets.PORTS, _port_key(class_bytes(number), protocol, first))
-        return ElementKey("element", sets.PORT_RANGES, _port_range(number, protocol, first, last))
-
-    def _of_ports(self, kind: str, row: Row) -> Iterator[Entry]:
         if kind == rows.BRIDGED:
-            yield from bridged.entries(self._options).items()
-        elif kind in (rows.PORT, rows.PORT_UNTAGGED):
-            yield bridged.element(sets.FORGED if kind == rows.PORT else sets.POD_LINKS, _interface(row[1])), True
-        elif kind == rows.PORT_CLOSED:
-            yield bridged.element(sets.name(bridged.CLOSED, row[2]), _interface(row[1])), True
-        else:
-            family = family_of_packed(row[2])
-            yield bridged.element(sets.name(sets.BOUND, family), _interface(row[1]) + row[2]), True
-            yield bridged.element(sets.name(sets.HERE, family), row[2]), True
+            return list(bridged.entries(self._options).items())
+        data = value if value is True else class_bytes(value)
+        found = [(ElementKey("element", name, key), data) for name, key in self._places(kind, row)]
+        return found or [(key, data) for key in _of_ports(kind, row)]
 
-    @staticmethod
-    def _of_tier(kind: str, row: Row) -> Key:
-        if kind == rows.TIER_GRANT:
-            _kind, tier, side, number, address = row
-            grants = sets.tier_grants(tier.lower(), side, family_of_packed(address))
-            return ElementKey("element", grants, class_bytes(number) + address)
-        if kind == rows.TIER_PORTS:
-            return ElementKey("element", f"{sets.TIER_PORTS}-{row[1].lower()}", _port_range(*row[2:]))
-        return ElementKey("element", f"{sets.TIER_OTHERS}-{row[1].lower()}", class_bytes(row[2]))
+    def _places(self, kind: str, row: Row) -> Iterator[Tuple[str, bytes]]:
+        """Yield the sets that have an element for a row, each with its key."""
+        if kind in _OF_ADDRESS:
+            _kind, address = row
+            yield sets.name(_OF_ADDRESS[kind], family_of_packed(address)), address * (2 if kind == rows.SELF else 1)
+        elif kind in _OF_RANGE:
+            _kind, first, last = row
+            yield sets.name(_OF_RANGE[kind], family_of_packed(first)), first + last
+        elif kind in _OF_SIDE:
+            _kind, side, address = row
+            for name in _OF_SIDE[kind]:
+                if name != sets.POLICED or self._options.tiers:
+                    yield sets.name(name, family_of_packed(address), side), address
+        elif kind in _OF_INTERFACE:
+            _kind, interface = row
+            yield from ((name, _interface(interface)) for name in _OF_INTERFACE[kind])
+        elif kind == rows.LINK:
+            _kind, side, interface = row
+            yield sets.links(side), _interface(interface)
+        elif kind == rows.BOUND:
+            _kind, interface, address = row
+            yield sets.name(sets.BOUND, family_of_packed(address)), _interface(interface) + address
+        elif kind == rows.PORTS:
+            _kind, number, protocol, first, last = row
+            if first == last:
+                yield sets.PORTS, _port_key(class_bytes(number), protocol, first)
+            else:
+                yield sets.PORT_RANGES, _port_range(number, protocol, first, last)
+        elif self._options.tiers:
+            yield from _of_tier(kind, row)
+
+
+def _of_tier(kind: str, row: Row) -> Iterator[Tuple[str, bytes]]:
+    if kind == rows.TIER_GRANT:
+        _kind, tier, side, number, address = row
+        yield sets.tier_grants(tier.lower(), side, family_of_packed(address)), class_bytes(number) + address
+    elif kind == rows.TIER_PORTS:
+        _kind, action, *ports = row
+        yield f"{sets.TIER_PORTS}-{action.lower()}", _port_range(*ports)
+    elif kind == rows.TIER_OTHERS:
+        _kind, action, number = row
+        yield f"{sets.TIER_OTHERS}-{action.lower()}", class_bytes(number)
+
+
+def _of_ports(kind: str, row: Row) -> Iterator[ElementKey]:
+    """Yield the keys of a row in the table of ports."""
+    if kind in _OF_PORT:
+        yield bridged.element(_OF_PORT[kind], _interface(row[1]))
+    elif kind == rows.PORT_CLOSED:
+        yield bridged.element(sets.name(bridged.CLOSED, row[2]), _interface(row[1]))
+    elif kind == rows.PORT_BOUND:
+        _kind, interface, address = row
+        yield bridged.element(sets.name(sets.BOUND, family_of_packed(address)), _interface(interface) + address)
+        yield bridged.element(sets.name(sets.HERE, family_of_packed(address)), address)
 
 
 def desired_table(found: Mapping[Row, Any], options: Options) -> Dict[Key, Value]:

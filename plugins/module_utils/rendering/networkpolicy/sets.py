@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Dict, NamedTuple
 
 from ...base.addresses import FAMILIES, IPV6
@@ -57,6 +58,7 @@ def number(family: str) -> str:
     return "6" if family == IPV6 else "4"
 
 
+@lru_cache(maxsize=256)
 def name(kind: str, family: str, side: str = "") -> str:
     """Return the name of a set or chain: ``grants-in4``, ``pods6``."""
     return f"{kind}-{side}{number(family)}" if side else f"{kind}{number(family)}"

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, List, Mapping
 
-from ..nftables.objects import CLASSID, ChainValue, ElementKey, Key, SetValue, Value, key_length
-from ..nftables.text import chain_lines, concatenation_text, set_lines, table_line
+from ..nftables.objects import CLASSID, ElementKey, Key, SetValue, Value, key_length
+from ..nftables.text import concatenation_text, object_lines, script
 from . import bridge_keys, bridged
 from .sets import ALL_SETS, TABLE_COMMENT, TABLE_NAME, definitions
 
@@ -60,32 +60,10 @@ def describe(key: Key, value: Any) -> List[str]:
         key, family = bridge_keys.plain(key), bridge_keys.BRIDGE
     if isinstance(key, ElementKey):
         return [f"element {family} {TABLE_NAME} {key.name} {{ {element_text(key.name, key.key, value)} }}"]
-    if isinstance(value, SetValue):
-        return [*set_lines(key.name, value), "}"]
-    if isinstance(value, ChainValue):
-        return [f"chain {key.name} {{", *chain_lines(value), "}"]
-    return [table_line(f"{family} {TABLE_NAME}", value)]
+    return object_lines(f"{family} {TABLE_NAME}", key, value)
 
 
 def restore_text(table: Mapping[Key, Value]) -> str:
     """Return a script for ``nft -f`` that replaces the table by the desired one."""
     name = f"{_FAMILY} {TABLE_NAME}"
-    # Declared first, so that the deletion succeeds whether or not the table exists.
-    lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{TABLE_COMMENT}"']
-    elements: Dict[str, List[str]] = {}
-    for key, value in table.items():
-        if isinstance(key, ElementKey):
-            elements.setdefault(key.name, []).append(element_text(key.name, key.key, value))
-    blocks: List[Tuple[str, ...]] = []
-    for key, value in table.items():
-        if isinstance(value, SetValue):
-            held = elements.get(key.name)
-            block = set_lines(key.name, value)
-            if held:
-                block.append("\telements = { " + ",\n\t\t     ".join(held) + " }")
-            blocks.append((*block, "}"))
-    for key, value in table.items():
-        if isinstance(value, ChainValue):
-            blocks.append((f"chain {key.name} {{", *chain_lines(value), "}"))
-    lines += [f"\t{line}" for block in blocks for line in block]
-    return "\n".join([*lines, "}"]) + "\n"
+    return script(name, TABLE_COMMENT, table, lambda key, value: [element_text(key.name, key.key, value)])

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, List, Mapping, Tuple, cast
+from functools import partial
+from typing import Callable, Dict, List, Mapping, Tuple, cast
 
 from ...base.addresses import IPV4, IPV6, unpacked
 from ...cluster.account import SLOTS
@@ -153,16 +154,21 @@ def chain_lines(value: nft.ChainValue) -> List[str]:
     return lines
 
 
-def describe(family: str, key: nft.Key, value: nft.Value, table_name: str = nft.TABLE_NAME) -> List[str]:
-    """Return lines that show one entry of the table as commands or blocks that ``nft -f`` accepts."""
-    table = f"{table_family(family)} {table_name}"
-    if isinstance(key, nft.ElementKey):
-        return [f"element {table} {key.name} {{ {text} }}" for text in element_texts(family, key, value)]
+def object_lines(table: str, key: nft.Key, value: nft.Value) -> List[str]:
+    """Return lines that show the table itself, a set or a chain, as blocks that ``nft -f`` accepts."""
     if isinstance(value, nft.SetValue):
         return [*set_lines(key.name, value), "}"]
     if isinstance(value, nft.ChainValue):
         return [f"chain {key.name} {{", *chain_lines(value), "}"]
     return [table_line(table, value)]
+
+
+def describe(family: str, key: nft.Key, value: nft.Value, table_name: str = nft.TABLE_NAME) -> List[str]:
+    """Return lines that show one entry of the table as commands or blocks that ``nft -f`` accepts."""
+    table = f"{table_family(family)} {table_name}"
+    if isinstance(key, nft.ElementKey):
+        return [f"element {table} {key.name} {{ {text} }}" for text in element_texts(family, key, value)]
+    return object_lines(table, key, value)
 
 
 def describe_slots(family: str, key: nft.Key, value: nft.Value) -> List[str]:
@@ -186,12 +192,25 @@ def table_text(family: str, identity: nft.TableIdentity, table: Mapping[nft.Key,
     if identity.key not in table:
         return ""
     name = f"{table_family(family)} {identity.name}"
+    return script(name, identity.comment, table, partial(element_texts, family))
+
+
+def script(
+    name: str,
+    comment: str,
+    table: Mapping[nft.Key, nft.Value],
+    texts: Callable[[nft.ElementKey, nft.Value], List[str]],
+) -> str:
+    """Return a script for ``nft -f`` that replaces a table by the desired one.
+
+    ``name``: with its family. ``texts`` returns elements as they are written between the braces of ``elements = { }``.
+    """
     # Declared first, so that the deletion succeeds whether or not the table exists.
-    lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{identity.comment}"']
+    lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{comment}"']
     elements: Dict[str, List[str]] = {}
     for key, value in table.items():
         if isinstance(key, nft.ElementKey):
-            elements.setdefault(key.name, []).extend(element_texts(family, key, value))
+            elements.setdefault(key.name, []).extend(texts(key, value))
     for key, value in table.items():
         if isinstance(value, nft.SetValue):
             block = set_lines(key.name, value)
@@ -200,6 +219,5 @@ def table_text(family: str, identity: nft.TableIdentity, table: Mapping[nft.Key,
             lines.extend("\t" + line for line in [*block, "}"])
     for key, value in table.items():
         if isinstance(value, nft.ChainValue):
-            lines.extend("\t" + line for line in [f"chain {key.name} {{", *chain_lines(value), "}"])
-    lines.append("}")
-    return "\n".join(lines) + "\n"
+            lines.extend("\t" + line for line in object_lines(name, key, value))
+    return "\n".join([*lines, "}\n"])

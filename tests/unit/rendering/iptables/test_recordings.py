@@ -28,8 +28,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
+    SHARED_CHAINS,
     ownership,
-    shared_chain_names,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
@@ -85,9 +85,9 @@ def comparable(table: ChainTable) -> Dict[Any, Any]:
     for key, value in table.items():
         if isinstance(value, tuple) and value:
             value = tuple(rule for rule in value if '"lab-sentinel/' not in rule)
-            if not value and key not in shared_chain_names():
+            if not value and key not in SHARED_CHAINS:
                 continue
-        if isinstance(key, ChainKey) and key in shared_chain_names() and isinstance(value, tuple):
+        if isinstance(key, ChainKey) and key in SHARED_CHAINS and isinstance(value, tuple):
             result[key] = (sorted(value), value[-1:] if key == ("nat", "KUBE-SERVICES") else ())
         elif key[:2] != ("mangle", "KUBE-PROXY-CANARY"):
             result[key] = value
