@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence
 
 from ..base.addresses import Network
@@ -56,12 +57,18 @@ class NodePolicy:
         self._node_name = node_name
         self._objects = objects
         self._node_addresses = list(node_addresses)
-        self._cluster_policies = cluster_policies
         self._most_rows = most_rows
-        self._pod_ranges = tuple(pod_ranges)
-        self._egress_exempt = tuple(egress_exempt)
-        self._exempt = tuple(exempt)
-        self._portion = portion
+        self._new_state = partial(
+            PolicyState,
+            node_name,
+            objects,
+            cluster_policies=cluster_policies,
+            pod_ranges=pod_ranges,
+            egress_exempt=egress_exempt,
+            exempt=exempt,
+            portion=portion,
+            progress=progress,
+        )
         self._links: FrozenSet[Row] = frozenset()
         self._progress = progress
         self._refused: FrozenSet[PolicySide] = frozenset()
@@ -199,27 +206,12 @@ class NodePolicy:
     def _made(self, refused: FrozenSet[PolicySide], spare: int = 0) -> Optional[PolicyState]:
         """Return the state with some policies refused, or None if it does not fit and leave ``spare`` elements."""
         try:
-            state = self._build(refused, self._most_rows - spare)
+            state = self._new_state(self._node_addresses, refused=refused, most_rows=self._most_rows - spare)
         except TooManyRows:
             return None
         state.table.allow(spare)
         self._refused = frozenset(item for item in refused if item[0] in self._objects.policies)
         return state
-
-    def _build(self, refused: FrozenSet[PolicySide], most_rows: Optional[int]) -> PolicyState:
-        return PolicyState(
-            self._node_name,
-            self._objects,
-            self._node_addresses,
-            cluster_policies=self._cluster_policies,
-            pod_ranges=self._pod_ranges,
-            egress_exempt=self._egress_exempt,
-            exempt=self._exempt,
-            refused=refused,
-            most_rows=most_rows,
-            portion=self._portion,
-            progress=self._progress,
-        )
 
     def _search(self) -> PolicyState:
         """Return a state that fits, with few policies refused, in their order."""
@@ -237,7 +229,7 @@ class NodePolicy:
         if found is None:
             # ClusterNetworkPolicies belong to the administrator and are not refused.
             self._refused = refused.union(order)
-            found = self._build(self._refused, None)
+            found = self._new_state(self._node_addresses, refused=self._refused)
         return found
 
     def _without(self, changed: AbstractSet[NamespacedName]) -> Optional[PolicyState]:

@@ -40,24 +40,14 @@ class Connection(NamedTuple):
     identity: bytes
 
 
-def _source(view: memoryview) -> Tuple[bytes, int, int]:
-    """Return source address, protocol and source port of a tuple."""
-    parts = parse_attributes(view, 0, len(view))
-    addresses = parse_attributes(parts[ct.CTA_TUPLE_IP], 0, len(parts[ct.CTA_TUPLE_IP]))
-    transport = parse_attributes(parts[ct.CTA_TUPLE_PROTO], 0, len(parts[ct.CTA_TUPLE_PROTO]))
-    address = next(bytes(addresses[kind]) for kind in (ct.CTA_IP_V4_SRC, ct.CTA_IP_V6_SRC) if kind in addresses)
-    port = int.from_bytes(transport.get(ct.CTA_PROTO_SRC_PORT, b""), "big")
-    return address, bytes(transport[ct.CTA_PROTO_NUM])[0], port
-
-
 def _connection(entry: Slice) -> Optional[Connection]:
     view, _kind, start, end = entry
     found = parse_attributes(view, start + ct.NFGENMSG.size, end)
-    if ct.CTA_TUPLE_ORIG not in found or ct.CTA_TUPLE_REPLY not in found:
+    tuples = ct.parse_tuples(found)
+    if tuples is None:
         return None
-    source, protocol, _port = _source(found[ct.CTA_TUPLE_ORIG])
-    destination, _protocol, port = _source(found[ct.CTA_TUPLE_REPLY])
-    return Connection(source, destination, protocol, port, ct.identity_of(found))
+    (protocol, source, _destination), (_protocol, replying, _client) = tuples
+    return Connection(source[:-2], replying[:-2], protocol, int.from_bytes(replying[-2:], "big"), ct.identity_of(found))
 
 
 def _ends(entry: Slice, layout: struct.Struct, address: int) -> Optional[Tuple[bytes, bytes]]:

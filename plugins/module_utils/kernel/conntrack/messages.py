@@ -80,15 +80,19 @@ def selection(family: str, tuple_kind: int, parts: bytes, flags_kind: int, flags
 
 
 def parse_tuple(view: memoryview, start: int, end: int) -> Optional[ParsedTuple]:
-    """Return protocol, source and destination place from attributes in any order; None without addresses and ports."""
+    """Return protocol, source and destination place from attributes in any order; None without addresses.
+
+    The port is 0 for protocols without ports.
+    """
     parts = parse_attributes(view, start, end)
     if CTA_TUPLE_IP not in parts or CTA_TUPLE_PROTO not in parts:
         return None
     addresses = [bytes(value) for _kind, value in sorted(_pairs(parts[CTA_TUPLE_IP]))]
     proto = parse_attributes(parts[CTA_TUPLE_PROTO], 0, len(parts[CTA_TUPLE_PROTO]))
-    if len(addresses) != 2 or not {1, 2, 3} <= set(proto):
+    if len(addresses) != 2 or CTA_PROTO_NUM not in proto:
         return None
-    return proto[1][0], addresses[0] + bytes(proto[2]), addresses[1] + bytes(proto[3])
+    source, destination = (address + bytes(proto.get(kind, bytes(2))) for kind, address in zip((2, 3), addresses))
+    return proto[CTA_PROTO_NUM][0], source, destination
 
 
 def parse_tuples(found: Mapping[int, memoryview]) -> Optional[Tuple[ParsedTuple, ParsedTuple]]:

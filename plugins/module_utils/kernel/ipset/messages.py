@@ -44,7 +44,7 @@ _FLAG_LIST_HEADER = 1 << 2
 _HASH_SIZE = 1024
 # An attribute's length is 16 bits wide; this leaves room for the rest of the message.
 _ELEMENT_BYTES_PER_MESSAGE = 60_000
-NEWEST_PROTOCOL = 7
+OLDEST_PROTOCOL, NEWEST_PROTOCOL = 6, 7
 
 ERROR_FULL = 4352
 _ERRORS = {
@@ -78,9 +78,9 @@ def refusal_text(error: MessageError, limit: int = 65536, bitmap: bool = False) 
     return _ERRORS.get(error.errno) or str(error if error.errno < 4096 else errno_text(error.errno))
 
 
-def base(protocol: int, name: str = "", family: int = socket.AF_INET) -> bytes:
+def base(protocol: int, name: str = "") -> bytes:
     """Return the start of every message: ``struct nfgenmsg``, protocol version, and the set's name if there is one."""
-    head = struct.pack("=BBH", family, 0, 0) + attribute(_PROTOCOL, bytes((protocol,)))
+    head = struct.pack("=BBH", socket.AF_INET, 0, 0) + attribute(_PROTOCOL, bytes((protocol,)))
     return head + text_attribute(_SETNAME, name) if name else head
 
 

@@ -13,7 +13,8 @@ another one may be missed.
 from __future__ import annotations
 
 import socket
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from collections import Counter
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 from ...base.addresses import IPV4, packed, unpacked
 from ...base.errors import KernelError
@@ -23,6 +24,7 @@ from ..client_flow import ClientFlow, Wanted
 # The connections of the calling thread's network namespace.
 PROC_CONNECTIONS = "/proc/thread-self/net/ip_vs_conn"
 _PROTOCOLS = frozenset(("TCP", "UDP", "SCTP"))
+Parsed = TypeVar("Parsed")
 # Closed by both sides (TCP; SCTP), or a record of a client's affinity and no connection (NONE).
 _OVER = frozenset(("TIME_WAIT", "CLOSE", "CLOSED", "NONE"))
 
@@ -61,12 +63,20 @@ def _lines() -> Iterator[str]:
         raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
 
 
-def _rows(lines: Iterable[str], family: str) -> Iterator[Tuple[str, List[str]]]:
-    """Yield the lines about connections of a family, each with its words."""
+def _parsed(lines: Iterable[str], family: str, parse: Callable[[List[str]], Optional[Parsed]]) -> Iterator[Parsed]:
+    """Yield what ``parse`` makes of the words of each line about a connection of a family, without None.
+
+    Raises KernelError if a line cannot be parsed.
+    """
     for line in lines:
         words = line.split()
         if words and words[0] in _PROTOCOLS and (":" in words[3]) != (family == IPV4):
-            yield line, words
+            try:
+                found = parse(words)
+            except (ValueError, IndexError, OSError, OverflowError) as error:
+                raise KernelError(f"{PROC_CONNECTIONS}: cannot parse line: {line.strip()!r}") from error
+            if found is not None:
+                yield found
 
 
 def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, int]:
@@ -75,36 +85,28 @@ def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, 
     A line holds protocol, client, virtual server and real server as address and port in hexadecimal, and the state.
     Raises KernelError if a line cannot be parsed.
     """
-    found: Dict[RealServerKey, int] = {}
     address = _reader(family)
-    for line, words in _rows(lines, family):
-        try:
-            if words[7] in _OVER:
-                continue
-            server = VirtualServerKey(words[0].lower(), address(words[3]), int(words[4], 16))
-            key = RealServerKey(server, address(words[5]), int(words[6], 16))
-        except (ValueError, IndexError, OSError) as error:
-            raise KernelError(f"{PROC_CONNECTIONS}: cannot parse line: {line.strip()!r}") from error
-        found[key] = found.get(key, 0) + 1
-    return found
 
+    def used(words: List[str]) -> Optional[RealServerKey]:
+        if words[7] in _OVER:
+            return None
+        server = VirtualServerKey(words[0].lower(), address(words[3]), int(words[4], 16))
+        return RealServerKey(server, address(words[5]), int(words[6], 16))
 
-def _listed(lines: Iterable[str], family: str, server: VirtualServerKey) -> Iterator[IpvsConnection]:
-    address = _reader(family)
-    for line, words in _rows(lines, family):
-        if words[0].lower() != server.protocol:
-            continue
-        try:
-            if (address(words[3]), int(words[4], 16)) == (server.address, server.port):
-                key = RealServerKey(server, address(words[5]), int(words[6], 16))
-                yield IpvsConnection((address(words[1]), int(words[2], 16)), key, words[7].lower(), int(words[8]))
-        except (ValueError, IndexError, OSError) as error:
-            raise KernelError(f"{PROC_CONNECTIONS}: cannot parse line: {line.strip()!r}") from error
+    return dict(Counter(_parsed(lines, family, used)))
 
 
 def connections_of(lines: Iterable[str], family: str, server: VirtualServerKey) -> List[IpvsConnection]:
     """Return the connections of a virtual server, from the lines of the file. Raises KernelError."""
-    return list(_listed(lines, family, server))
+    address = _reader(family)
+
+    def of_server(words: List[str]) -> Optional[IpvsConnection]:
+        if (words[0].lower(), address(words[3]), int(words[4], 16)) != server:
+            return None
+        key = RealServerKey(server, address(words[5]), int(words[6], 16))
+        return IpvsConnection((address(words[1]), int(words[2], 16)), key, words[7].lower(), int(words[8]))
+
+    return list(_parsed(lines, family, of_server))
 
 
 def open_connections(family: str, server: VirtualServerKey) -> List[IpvsConnection]:
@@ -125,14 +127,13 @@ def client_connections(family: str, wanted: Wanted) -> List[ClientFlow]:
 def parse_clients(lines: Iterable[str], family: str) -> Iterator[ClientFlow]:
     """Yield the clients' connections from the lines of the file. Raises KernelError if a line cannot be parsed."""
     address = _reader(family)
-    for line, words in _rows(lines, family):
-        try:
-            source, destination = (
-                (packed(address(words[place])) or b"") + int(words[place + 1], 16).to_bytes(2, "big")
-                for place in (1, 3)
-            )
-            # A client's affinity has no port.
-            if int(words[2], 16):
-                yield ClientFlow(words[0], source, destination, words[7] not in _OVER)
-        except (ValueError, IndexError, OSError, OverflowError) as error:
-            raise KernelError(f"{PROC_CONNECTIONS}: cannot parse line: {line.strip()!r}") from error
+
+    def place(words: List[str], number: int) -> bytes:
+        return (packed(address(words[number])) or b"") + int(words[number + 1], 16).to_bytes(2, "big")
+
+    def of_client(words: List[str]) -> Optional[ClientFlow]:
+        source, destination = place(words, 1), place(words, 3)
+        # A client's affinity has no port.
+        return ClientFlow(words[0], source, destination, words[7] not in _OVER) if int(words[2], 16) else None
+
+    return _parsed(lines, family, of_client)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ...base.addresses import IPV4, family_of
 from ...base.closing import Closing
@@ -28,6 +28,8 @@ from ..netlink.socket import NetlinkSocket
 from . import messages
 
 _FAMILY = "IPVS"
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class IpvsSocket(Closing):
@@ -199,6 +201,17 @@ def _refusal_text(
     return f"{name_of(first.position)} cannot be {verb}: {first}{hint}{others}"
 
 
+def _steps(
+    change: Change[Key, Value], commands: Tuple[int, int, int], added: str
+) -> Iterator[Tuple[int, Dict[Key, Optional[Value]], str, Callable[[MessageError], bool]]]:
+    """Yield the steps of a change: a command, the entries it is about, the verb for errors, and which are none."""
+    new, edit, delete = commands
+    yield new, {**change.added}, added, is_existing
+    yield edit, {key: value for key, (_old, value) in change.replaced.items()}, "changed", _never
+    # If a virtual server is missing, its real servers are as well.
+    yield delete, dict.fromkeys(change.removed), "removed", is_missing
+
+
 class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
     """The virtual servers of a family: VirtualServerKey -> VirtualServer.
 
@@ -220,31 +233,18 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
 
     def apply(self, change: Change[VirtualServerKey, VirtualServer]) -> None:
         """Create, edit in place and remove virtual servers. Raises KernelError naming the first that was refused."""
-        hints = {
-            errno.ENOENT: "; the scheduler's module is missing or its name is wrong",
-            errno.EPERM: "; CAP_NET_ADMIN is needed",
-        }
+        missing = "; the scheduler's module is missing or its name is wrong"
+        hints = {errno.ENOENT: missing, errno.EPERM: "; CAP_NET_ADMIN is needed"}
         encode = messages.ServiceEncoder(self._socket.family_id).message
-        for command, entries, verb, fine in (
-            (messages.NEW_SERVICE, change.added, "created", is_existing),
-            (messages.SET_SERVICE, {key: new for key, (_old, new) in change.replaced.items()}, "changed", _never),
-        ):
-            keys = list(entries)
+        commands = (messages.NEW_SERVICE, messages.SET_SERVICE, messages.DELETE_SERVICE)
+        for command, entries, verb, fine in _steps(change, commands, "created"):
             # A list, so that nothing is sent if one of them cannot be encoded.
             batch = [encode(command, key, value) for key, value in entries.items()]
-            self._socket.send(batch, self._namer(keys, entries), verb, fine, hints)
-        removed = list(change.removed)
-        batch = [encode(messages.DELETE_SERVICE, key) for key in removed]
-        self._socket.send(batch, self._namer(removed, {}), "removed", is_missing, {})
-
-    @staticmethod
-    def _namer(keys: List[VirtualServerKey], values: Dict[VirtualServerKey, VirtualServer]) -> Callable[[int], str]:
-        def name(position: int) -> str:
-            key = keys[position]
-            scheduler = f" with scheduler {values[key].scheduler}" if key in values else ""
-            return f"virtual server {key}{scheduler}"
-
-        return name
+            names = [
+                f"virtual server {key}{f' with scheduler {value.scheduler}' if value else ''}"
+                for key, value in entries.items()
+            ]
+            self._socket.send(batch, names.__getitem__, verb, fine, hints)
 
     @staticmethod
     def describe(key: VirtualServerKey, value: VirtualServer) -> List[str]:
@@ -282,14 +282,11 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
         """
         hints = {errno.ESRCH: "; its virtual server does not exist", errno.EPERM: "; CAP_NET_ADMIN is needed"}
         encode = messages.RealServerEncoder(self._socket.family_id).messages
-        for command, entries, verb, fine in (
-            (messages.NEW_DEST, dict(sorted(change.added.items())), "added", is_existing),
-            (messages.SET_DEST, {key: new for key, (_old, new) in change.replaced.items()}, "changed", _never),
+        ordered = Change(dict(sorted(change.added.items())), change.replaced, change.removed)
+        for command, entries, verb, fine in _steps(
+            ordered, (messages.NEW_DEST, messages.SET_DEST, messages.DELETE_DEST), "added"
         ):
             self._socket.send(encode(command, entries.items()), self._namer(entries), verb, fine, hints)
-        gone = encode(messages.DELETE_DEST, ((key, None) for key in change.removed))
-        # If the virtual server is missing, its real servers are as well.
-        self._socket.send(gone, self._namer(change.removed), "removed", is_missing, hints)
 
     @staticmethod
     def _namer(keys: Iterable[RealServerKey]) -> Callable[[int], str]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import shutil
-import subprocess
 from types import MappingProxyType
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
@@ -21,6 +19,7 @@ from ...base.ipvs_schedulers import SCHEDULERS
 from ...base.whole_files import MANAGED_LINE
 from ...resources import Change, Kind, Resource
 from .. import facts
+from ..programs import find_program, run
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _KMOD_TIMEOUT_SECONDS = 120
@@ -30,22 +29,14 @@ LOADED = "loaded"
 # Among the users of a module without a function to end it.
 _PERMANENT = "[permanent]"
 
+_SET_KINDS = ("bitmap_port", "hash_ip", "hash_ipport", "hash_ipportip", "hash_ipportnet")
 # The kernel configuration option that builds a module in, for kernels whose list of built-in modules is not installed.
 _OPTIONS: Mapping[str, str] = {
     "br_netfilter": "CONFIG_BRIDGE_NETFILTER",
-    "dummy": "CONFIG_DUMMY",
-    "ip_set": "CONFIG_IP_SET",
-    "ip_set_bitmap_port": "CONFIG_IP_SET_BITMAP_PORT",
-    "ip_set_hash_ip": "CONFIG_IP_SET_HASH_IP",
-    "ip_set_hash_ipport": "CONFIG_IP_SET_HASH_IPPORT",
-    "ip_set_hash_ipportip": "CONFIG_IP_SET_HASH_IPPORTIP",
-    "ip_set_hash_ipportnet": "CONFIG_IP_SET_HASH_IPPORTNET",
-    "ip_vs": "CONFIG_IP_VS",
-    "nf_conntrack": "CONFIG_NF_CONNTRACK",
-    "nf_nat": "CONFIG_NF_NAT",
-    "nf_tables": "CONFIG_NF_TABLES",
     "nft_chain_nat": "CONFIG_NFT_NAT",
     "xt_set": "CONFIG_NETFILTER_XT_SET",
+    **{name: f"CONFIG_{name.upper()}" for name in ("dummy", "ip_set", "ip_vs", "nf_conntrack", "nf_nat", "nf_tables")},
+    **{f"ip_set_{kind}": f"CONFIG_IP_SET_{kind.upper()}" for kind in _SET_KINDS},
     **{f"ip_vs_{scheduler}": f"CONFIG_IP_VS_{scheduler.upper()}" for scheduler in SCHEDULERS},
     **{
         f"{module}table_{table}": f"CONFIG_{option}_NF_{table.upper()}"
@@ -230,24 +221,12 @@ def remedy(name: str, release: str, root: str = "") -> str:
 
 def _kmod(program: str, arguments: Sequence[str]) -> Tuple[int, str]:
     """Run a program of kmod; return its exit status and last line of output. Raises KernelError if it cannot be run."""
-    path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
-    if path is None:
+    path = find_program(program)
+    if not path:
         raise KernelError(f"{program} is not installed: install the package kmod")
-    try:
-        done = subprocess.run(
-            [path, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_KMOD_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise KernelError(f"{program} {' '.join(arguments)}: no answer in {_KMOD_TIMEOUT_SECONDS} s") from error
-    except OSError as error:
-        raise KernelError(f"{program} cannot be run: {error.strerror or error}") from error
-    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
-    return done.returncode, lines[-1].strip() if lines else f"{program} ended with status {done.returncode}"
+    done = run([path, *arguments], timeout=_KMOD_TIMEOUT_SECONDS)
+    lines = f"{done.output}\n{done.errors}".strip().splitlines()
+    return done.status, lines[-1].strip() if lines else f"{program} ended with status {done.status}"
 
 
 def _modprobe(arguments: Sequence[str]) -> Tuple[int, str]:

@@ -8,10 +8,12 @@ A batch of messages without its end is validated like any other and then discard
 
 from __future__ import annotations
 
+from typing import Iterable, List
+
 from ...rendering.nftables import expressions as x
 from ...rendering.nftables.objects import BaseHook, TableIdentity
-from ..netlink.outcomes import NetlinkRefusal, is_forbidden, is_not_understood
-from ..netlink.protocol import NETLINK_NETFILTER
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_forbidden, is_not_understood
+from ..netlink.protocol import NETLINK_NETFILTER, Message
 from ..netlink.socket import NetlinkSocket, is_supported
 from .attributes import GENMSG, GET_GENERATION
 from .messages import BATCH_BEGIN, Encoder
@@ -36,16 +38,19 @@ def answers() -> bool:
     return True
 
 
+def refusals(messages: Iterable[Message]) -> List[MessageError]:
+    """Have the kernel validate messages without applying them, and return its refusals; position 0 is the batch."""
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        return sock.transact([BATCH_BEGIN, *messages], single_send=True, acknowledge=False).errors
+
+
 def nat_refused(family: str) -> str:
     """Return why nf_tables of this kernel has no NAT for a family; empty if it has, or if that cannot be determined.
 
     The nf_tables variant of iptables needs it too, and lists empty tables even if it could not write to them.
     """
     encoder = Encoder(family, PROBE_TABLE)
-    batch = [BATCH_BEGIN, encoder.table(), encoder.chain("nat", BaseHook("nat", "prerouting", -100))]
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        outcome = sock.transact(batch, single_send=True, acknowledge=False)
-    for error in outcome.errors:
+    for error in refusals([encoder.table(), encoder.chain("nat", BaseHook("nat", "prerouting", -100))]):
         return "" if is_forbidden(error) else f"nf_tables has no NAT here ({error})"
     return ""
 
@@ -53,9 +58,7 @@ def nat_refused(family: str) -> str:
 def has_bridge_family() -> bool:
     """Return whether nf_tables has chains for the frames of bridges. Raises KernelError if netlink itself fails."""
     encoder = Encoder("bridge", PROBE_TABLE)
-    batch = [BATCH_BEGIN, encoder.table(), encoder.chain("frames", BaseHook("filter", "prerouting", -300))]
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        return not sock.transact(batch, single_send=True, acknowledge=False).errors
+    return not refusals([encoder.table(), encoder.chain("frames", BaseHook("filter", "prerouting", -300))])
 
 
 def can_hash(family: str) -> bool:
@@ -65,7 +68,5 @@ def can_hash(family: str) -> bool:
     """
     encoder = Encoder(family, PROBE_TABLE)
     rule = x.rule(x.source_address(family), x.hashed_below(2, 1, 0, 4 * x.address_words(family)))
-    batch = [BATCH_BEGIN, encoder.table(), encoder.chain("hash", None), encoder.rule("hash", rule)]
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        outcome = sock.transact(batch, single_send=True, acknowledge=False)
-    return all(is_forbidden(error) for error in outcome.errors)
+    batch = [encoder.table(), encoder.chain("hash", None), encoder.rule("hash", rule)]
+    return all(map(is_forbidden, refusals(batch)))

@@ -10,7 +10,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 from ...base.errors import KernelError
 from ...rendering.nftables.objects import TABLE_DORMANT
 from ..netlink.attributes import attribute_text, parse_attributes
-from ..netlink.outcomes import NetlinkRefusal
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_forbidden
 from ..netlink.socket import NetlinkSocket
 from . import attributes as uapi
 from .messages import GET_CHAIN, family_header
@@ -69,16 +69,17 @@ def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
     ]
 
 
-def ownership_text(sock: NetlinkSocket, family: str, name: str) -> str:
-    """Return that another program owns a table, with its netlink port; empty if none does, or it cannot be read.
+def owner_hint(sock: NetlinkSocket, family: str, name: str, error: MessageError) -> str:
+    """Return what to append to a refusal if another program owns the table: its netlink port; empty if none is known.
 
     The kernel refuses every change of such a table by other programs and deletes it when its owner ends.
     """
     try:
-        owner = next((table.owner for table in nft_tables(sock, family) if table.name == name), 0)
+        tables = nft_tables(sock, family) if is_forbidden(error) else []
     except KernelError:
         return ""
-    return f"the program with netlink port {owner} (usually its process number) owns the table" if owner else ""
+    owner = next((table.owner for table in tables if table.name == name), 0)
+    return f"; the program with netlink port {owner} (usually its process number) owns the table" if owner else ""
 
 
 def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:

@@ -18,10 +18,8 @@ from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
-from ..netlink.protocol import NETLINK_NETFILTER
-from ..netlink.socket import NetlinkSocket
-from .features import PROBE_TABLE
-from .messages import BATCH_BEGIN, Encoder
+from .features import PROBE_TABLE, refusals
+from .messages import Encoder
 from .transactions import Labelled, Planner
 
 
@@ -63,10 +61,7 @@ def _sample(family: str, rendering: Rendering[Any], resource: str, identity: Tab
 
 def _try(labelled: List[Labelled]) -> str:
     """Have the kernel validate messages without applying them; return the refusal and its reason, or an empty text."""
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        batch = [BATCH_BEGIN, *(each.message for each in labelled)]
-        outcome = sock.transact(batch, single_send=True, acknowledge=False)
-    for error in outcome.errors:
+    for error in refusals(each.message for each in labelled):
         where = labelled[error.position - 1].label if 0 < error.position <= len(labelled) else "nf_tables"
         return f"{where}: {error}"
     return ""

@@ -13,13 +13,13 @@ from ...base.errors import KernelError
 from ...rendering.nftables import objects as nft
 from ...rendering.nftables.layout import SERVICES_TABLE
 from ...resources import NO_CHANGE, Change, Kind, Part, Resource
-from ..netlink.outcomes import MessageError, is_busy, is_forbidden, is_transient
+from ..netlink.outcomes import MessageError, is_busy, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
 from . import messages
 from .expression_schema import SET_NAMES
 from .generation import generation_in
-from .listing import ownership_text
+from .listing import owner_hint
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
 from .observation import Reader
 from .parts import TableParts
@@ -219,9 +219,7 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
         )
         more = f" (and {len(errors) - 1} more refusals)" if len(errors) > 1 else ""
         text = f"table {self.table.name} ({self._table_family}): {where}: {first}{more}"
-        if is_forbidden(first):
-            owned = ownership_text(self.socket, self._table_family, self.table.name)
-            text += f"; {owned}" if owned else ""
+        text += owner_hint(self.socket, self._table_family, self.table.name, first)
         return TransactionRefused(text, any(map(is_transient, errors)), busy_chains)
 
     def describe(self, key: nft.Key, value: nft.Value) -> List[str]:

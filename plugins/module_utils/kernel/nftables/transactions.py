@@ -31,7 +31,20 @@ removed in the order of their creation, few at a time, each is found at its begi
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, cast
+from typing import (
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+    TypeVar,
+    cast,
+)
 
 from ...rendering.nftables import objects as nft
 from ...resources import Change
@@ -45,6 +58,9 @@ _SETS_PER_ELEMENT = 200
 _SETS_PER_ELEMENT_OF_RULES = 400
 #: Weight of a removed set, in elements.
 _REMOVED_SET = 20
+
+
+Item = TypeVar("Item")
 
 
 class _Element(NamedTuple):
@@ -157,6 +173,13 @@ class _Portions:
         """Count what was just put into the batch, weighted in elements; return whether the batch is full."""
         self.batch.weight += elements
         return self.batch.weight >= self._most_elements
+
+    def spread(self, items: Iterable[Item], to: Callable[[_Batch], List[Item]], cost: int) -> Iterator[Transaction]:
+        """Put each item into the list ``to`` of the batch; yield the transactions of the batches that become full."""
+        for item in items:
+            to(self.batch).append(item)
+            if self.weigh(cost):
+                yield self.take()
 
     def take(self) -> Transaction:
         """Return the transaction of the batch, and start a new batch."""
@@ -367,14 +390,8 @@ class Planner:
         costs = _costs(len(definitions.sets))
         portions = _Portions(self._encoder, self._most_elements)
         portions.batch.create_table = definitions.create_table
-        for named_set in definitions.sets:
-            portions.batch.sets.append(named_set)
-            if portions.weigh(costs.set):
-                yield portions.take()
-        for named_chain in definitions.chains:
-            portions.batch.chains.append(named_chain)
-            if portions.weigh(1):
-                yield portions.take()
+        yield from portions.spread(definitions.sets, lambda batch: batch.sets, costs.set)
+        yield from portions.spread(definitions.chains, lambda batch: batch.chains, 1)
         for name, rules in definitions.rules:
             portions.batch.rules.append((name, rules))
             if portions.weigh(costs.rule * len(rules)):
@@ -405,19 +422,10 @@ class Planner:
         portions.batch.removed_chains.extend(hooks)
         if portions.weigh(len(hooks)):
             yield portions.take()
-        for name in others:
-            portions.batch.flushed.append(name)
-            if portions.weigh(1):
-                yield portions.take()
-        for key in change.removed:
-            if key.kind == "set":
-                portions.batch.removed_sets.append(key.name)
-                if portions.weigh(_REMOVED_SET):
-                    yield portions.take()
-        for name in others:
-            portions.batch.removed_chains.append(name)
-            if portions.weigh(1):
-                yield portions.take()
+        sets = [key.name for key in change.removed if key.kind == "set"]
+        yield from portions.spread(others, lambda batch: batch.flushed, 1)
+        yield from portions.spread(sets, lambda batch: batch.removed_sets, _REMOVED_SET)
+        yield from portions.spread(others, lambda batch: batch.removed_chains, 1)
         yield from portions.rest()
 
 

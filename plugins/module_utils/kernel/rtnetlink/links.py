@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...base.addresses import IPV6, address_bits, is_link_local, packed, unpacked
 from ...base.errors import KernelError
@@ -36,8 +36,6 @@ MONITORING_KIND = "nlmon"
 _ADDRESS = struct.Struct("=BBBBI")
 #: struct ifa_cacheinfo: an address that is valid forever and deprecated from the start.
 _DEPRECATED = struct.pack("=IIII", 0, 0xFFFFFFFF, 0, 0)
-#: Kinds of devices without hardware, by preference; some kernels have no dummy devices.
-_KINDS = ("dummy", "bridge")
 
 
 class Link(NamedTuple):
@@ -132,46 +130,46 @@ class DummyDeviceResource(_DeviceResource):
     Removing it removes all its addresses. A device of that name but another kind is never touched.
     """
 
+    #: The kinds that it may have, by preference, and what a device of any other kind is not.
+    kinds: Tuple[str, ...] = ("dummy",)
+    expected = "not a dummy device"
+
     def apply(self, change: Change[str, str]) -> None:
-        """Create or remove the device. Raises KernelError, also if the existing device is not a dummy."""
+        """Create or remove the device. Raises KernelError, also if the existing device is of another kind."""
         occupied = {key: old for key, (old, _new) in change.replaced.items()}
-        occupied.update({key: old for key, old in change.removed.items() if old != "dummy"})
+        occupied.update({key: old for key, old in change.removed.items() if old not in self.kinds})
         for key, kind in occupied.items():
-            raise KernelError(f"device {key}: it is not a dummy device but {kind}; remove or rename it")
+            raise KernelError(f"device {key}: it is {self.expected} but {kind}; remove or rename it")
         for key in change.added:
-            make_device(self._socket, key, "dummy")
+            self._make(key)
         for key in change.removed:
             remove_device(self._socket, key)
 
+    def _make(self, name: str) -> None:
+        refusals = []
+        for kind in self.kinds:
+            try:
+                make_device(self._socket, name, kind)
+                return
+            except KernelError as error:
+                refusals.append(str(error))
+        raise KernelError("; ".join(refusals))
 
-class AddressDeviceResource(_DeviceResource):
+
+class AddressDeviceResource(DummyDeviceResource):
     """The device that has the service addresses of userspace mode: its name -> its kind.
 
     It is a dummy device, or a bridge without ports where the kernel has no dummy devices. A device of that name but
     another kind is never touched.
     """
 
+    kinds = ("dummy", "bridge")
+    expected = "neither a dummy device nor a bridge"
+
     def desired(self, observed: Mapping[str, str]) -> Dict[str, str]:
         """Return the table for a device that must exist; either kind will do."""
         kind = observed.get(self._device, "")
-        return {self._device: kind if kind in _KINDS else _KINDS[0]}
-
-    def apply(self, change: Change[str, str]) -> None:
-        """Create or remove the device. Raises KernelError, also if the existing device is of another kind."""
-        occupied = {key: old for key, (old, _new) in change.replaced.items()}
-        occupied.update({key: old for key, old in change.removed.items() if old not in _KINDS})
-        for key, kind in occupied.items():
-            raise KernelError(f"device {key}: it is neither a dummy device nor a bridge but {kind}; rename it")
-        for key in change.added:
-            try:
-                make_device(self._socket, key, _KINDS[0])
-            except KernelError as error:
-                try:
-                    make_device(self._socket, key, _KINDS[1])
-                except KernelError as other:
-                    raise KernelError(f"{error}; {other}") from other
-        for key in change.removed:
-            remove_device(self._socket, key)
+        return {self._device: kind if kind in self.kinds else self.kinds[0]}
 
 
 class MonitoringDeviceResource(_DeviceResource):

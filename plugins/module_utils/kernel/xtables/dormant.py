@@ -12,10 +12,9 @@ from typing import Collection, Set
 
 from ...base.errors import KernelError
 from ...rendering.nftables.objects import TABLE_DORMANT, TableIdentity
-from ..netlink.outcomes import is_forbidden
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
-from ..nftables.listing import nft_tables, ownership_text
+from ..nftables.listing import nft_tables, owner_hint
 from ..nftables.messages import BATCH_BEGIN, BATCH_END, Encoder
 
 
@@ -39,7 +38,5 @@ def activate_tables(family: str, names: Collection[str]) -> None:
             return
         name = tables[max(0, min(errors[0].position - 1, len(tables) - 1))].name
         text = f"table {name} ({family}) is dormant and cannot be made active: {errors[0]}"
-        if is_forbidden(errors[0]):
-            owned = ownership_text(sock, family, name)
-            text += f"; {owned}" if owned else ""
+        text += owner_hint(sock, family, name, errors[0])
         raise KernelError(text)

@@ -81,7 +81,7 @@ class Elements:
         if kind == rows.BRIDGED:
             return list(bridged.entries(self._options).items())
         data = value if value is True else class_bytes(value)
-        found = [(ElementKey("element", name, key), data) for name, key in self._places(kind, row)]
+        found: List[Entry] = [(ElementKey("element", name, key), data) for name, key in self._places(kind, row)]
         return found or [(key, data) for key in _of_ports(kind, row)]
 
     def _places(self, kind: str, row: Row) -> Iterator[Tuple[str, bytes]]:

@@ -23,12 +23,12 @@ from ....rendering.nftables.layout import SERVICES_TABLE
 from ....rendering.nftables.text import chain_lines, element_texts, table_family, table_line
 from ....resources import Change, Kind, Resource
 from ...netlink.attributes import parse_attributes
-from ...netlink.outcomes import is_forbidden, is_transient
+from ...netlink.outcomes import is_transient
 from ...netlink.protocol import NETLINK_NETFILTER
 from ...netlink.socket import NetlinkSocket
 from .. import attributes as uapi
 from ..decoding import parse_data, ranges
-from ..listing import ownership_text
+from ..listing import owner_hint
 from .reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
 from .writing import chain_value, is_plain, rehearsed, replacement
 
@@ -83,9 +83,7 @@ class RawTableResource(Resource[RawKey, RawValue]):
                     where = f"message {position} of {len(batch)}" if position else "transaction"
                     table = f"table {self.table.name} ({self._table_family})"
                     text = f"{table} cannot be restored: {where}: {errors[0]}"
-                    if is_forbidden(errors[0]):
-                        owned = ownership_text(sock, self._table_family, self.table.name)
-                        text += f"; {owned}" if owned else ""
+                    text += owner_hint(sock, self._table_family, self.table.name, errors[0])
                     raise KernelError(text)
                 time.sleep(0.05 * attempt)
 
