@@ -84,7 +84,7 @@ class Explanation(NamedTuple):
     """One ServicePort and the traffic of one kind to it.
 
     ``via``: the kinds of addresses the traffic is sent to. ``frontends``: these addresses and ports. ``traffic``:
-    internal or external. ``policy``: the traffic policy in effect. ``outcome``: what happens to a new connection.
+    internal or external. ``outcome``: what happens to a new connection.
     ``client_endpoint``: the endpoint that the client reaches, empty if its address does not determine it.
     ``programmed``: its entries in the desired table, in native syntax.
     """
@@ -96,7 +96,7 @@ class Explanation(NamedTuple):
     via: str
     frontends: Tuple[str, ...]
     traffic: str
-    policy: str
+    traffic_policy: str
     topology: str
     outcome: str
     source: str
@@ -108,21 +108,21 @@ class Explanation(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """All ServicePorts that match a target on a node, in a mode. ``client``: the address of a client, or empty.
+    """All ServicePorts that match a destination on a node, in a mode. ``client``: the address of a client, or empty.
 
-    ``left``: the Services that match, but are left to programs on the node. ``refused``: what Services that match do
-    not get, and why.
+    ``left_to_programs``: the Services that match, but are left to programs on the node. ``refused``: what Services that
+    match do not get, and why.
     """
 
-    target: Target
+    destination: str
     node: str
     zone: str
     mode: str
     behaviour: str
+    client: str
+    left_to_programs: Tuple[str, ...]
+    refused: Tuple[str, ...]
     found: Tuple[Explanation, ...]
-    client: str = ""
-    left: Tuple[str, ...] = ()
-    refused: Tuple[str, ...] = ()
 
 
 def _is_port(port: ServicePortInfo, target: ServiceTarget) -> bool:
@@ -234,15 +234,15 @@ def explain(
         for port, frontends in _found(state, context, target):
             found.append(_explanation(limit.applied(port), frontends, context, tables, client))
     return Explained(
-        target=target,
+        destination=str(target),
         node=node,
         zone=zone,
         mode=mode,
         behaviour=behaviour,
-        found=tuple(found),
         client=client,
-        left=tuple(dict.fromkeys(left_services(state, families, target))),
+        left_to_programs=tuple(dict.fromkeys(left_services(state, families, target))),
         refused=tuple(refused_parts(state, target)),
+        found=tuple(found),
     )
 
 
@@ -278,7 +278,7 @@ def _explanation(
         via=", ".join(kinds),
         frontends=tuple(map(str, frontends)),
         traffic=traffic,
-        policy="Local" if local_only else "Cluster",
+        traffic_policy="Local" if local_only else "Cluster",
         topology=topology,
         outcome=_outcome(port, chosen, rendering, context.settings),
         source=_source(port, traffic, context.settings, rendering),
@@ -299,35 +299,20 @@ def _programmed(port: ServicePortInfo, frontends: Tuple[Frontend, ...], tables: 
             yield from rendering.summary(port.family, *entry)
 
 
+def _values(fields: Dict[str, Any]) -> Dict[str, Any]:
+    """Return fields as plain JSON values, with their names in camel case."""
+    found = {}
+    for name, value in fields.items():
+        first, *others = name.split("_")
+        found[first + "".join(map(str.capitalize, others))] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
 def explanation_document(explained: Explained) -> Dict[str, Any]:
     """Return an explanation as plain JSON values."""
-    return {
-        "destination": str(explained.target),
-        "node": explained.node,
-        "zone": explained.zone,
-        "mode": explained.mode,
-        "behaviour": explained.behaviour,
-        "client": explained.client,
-        "leftToPrograms": list(explained.left),
-        "refused": list(explained.refused),
-        "found": [
-            {
-                "service": item.service,
-                "port": item.port,
-                "family": item.family,
-                "via": item.via,
-                "frontends": list(item.frontends),
-                "traffic": item.traffic,
-                "trafficPolicy": item.policy,
-                "topology": item.topology,
-                "outcome": item.outcome,
-                "source": item.source,
-                "affinitySeconds": item.affinity_seconds,
-                "sourceRanges": list(item.source_ranges),
-                "endpoints": [verdict._asdict() for verdict in item.endpoints],
-                "clientEndpoint": item.client_endpoint,
-                "programmed": list(item.programmed),
-            }
-            for item in explained.found
-        ],
-    }
+    document = _values({**explained._asdict(), "found": [_values(item._asdict()) for item in explained.found]})
+    for item in document["found"]:
+        # It is part of the port.
+        del item["protocol"]
+        item["endpoints"] = [verdict._asdict() for verdict in item["endpoints"]]
+    return document

@@ -208,17 +208,20 @@ class NetlinkSocket(Closing):
         self.progress()
         if len(data) > self._bytes_per_send:
             self._grow_send_buffer(len(data) + 4096)
-        try:
-            self._socket.send(data)
-        except OSError as error:
-            hint = f" ({len(data)} bytes in one send; see net.core.wmem_max)" if error.errno == errno.EMSGSIZE else ""
-            raise KernelError(f"netlink: send: {error.strerror}{hint}") from error
+        self._send(data)
         done = False
         while not done:
             size = self._receive(True) if acknowledge else self._receive_at_once()
             if size == 0:
                 return
             done = self._collect(size, first, last, outcome)
+
+    def _send(self, data: Union[bytes, bytearray]) -> None:
+        try:
+            self._socket.send(data)
+        except OSError as error:
+            hint = f" ({len(data)} bytes in one send; see net.core.wmem_max)" if error.errno == errno.EMSGSIZE else ""
+            raise KernelError(f"netlink: send: {error.strerror}{hint}") from error
 
     def _receive_at_once(self) -> int:
         """Receive without waiting; a socket with a timeout would wait even for MSG_DONTWAIT."""
@@ -276,7 +279,7 @@ class NetlinkSocket(Closing):
             raise NetlinkRefusal(outcome.errors[0])
         return outcome.replies
 
-    def dump_stream(self, kind: int, payload: bytes, flags: int = 0) -> Iterator[nl.Slice]:
+    def dump_stream(self, kind: int, payload: bytes) -> Iterator[nl.Slice]:
         """Yield the messages of a dump as they arrive: (buffer, message type, start and end of the payload in it).
 
         The buffer is reused: copy what you need before the next iteration. A dump that is abandoned (``close``) is read
@@ -284,13 +287,8 @@ class NetlinkSocket(Closing):
         the kernel refuses, KernelError.
         """
         sequence = self._next_sequence(1)
-        message = (
-            nl.HEADER.pack(len(payload) + 16, kind, flags | nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, 0) + payload
-        )
-        try:
-            self._socket.send(message)
-        except OSError as error:
-            raise KernelError(f"netlink: send: {error.strerror}") from error
+        message = nl.HEADER.pack(len(payload) + 16, kind, nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, 0) + payload
+        self._send(message)
         view, unpack, interrupted = self._view, nl.HEADER.unpack_from, 0
         while True:
             size = self._receive(True)
@@ -328,7 +326,7 @@ class NetlinkSocket(Closing):
                     return
                 offset += max(16, (length + 3) & ~3)
 
-    def dump(self, kind: int, payload: bytes, flags: int = 0) -> List[nl.Slice]:
+    def dump(self, kind: int, payload: bytes) -> List[nl.Slice]:
         """Return a whole, consistent dump: like :meth:`dump_stream`, but each message can be kept.
 
         A dump that was interrupted by a change is repeated, several times. Raises NetlinkRefusal, KernelError.
@@ -336,7 +334,7 @@ class NetlinkSocket(Closing):
         for _attempt in range(_DUMP_ATTEMPTS):
             found: List[nl.Slice] = []
             try:
-                for view, answer, start, end in self.dump_stream(kind, payload, flags):
+                for view, answer, start, end in self.dump_stream(kind, payload):
                     found.append((memoryview(bytes(view[start:end])), answer, 0, end - start))
                 return found
             except DumpInterrupted:

@@ -10,7 +10,8 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 from ...base.errors import KernelError
 from ...rendering.nftables.objects import TABLE_DORMANT
 from ..netlink.attributes import attribute_text, parse_attributes
-from ..netlink.outcomes import MessageError, NetlinkRefusal, is_forbidden
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_forbidden, is_missing, is_unsupported
+from ..netlink.protocol import Slice
 from ..netlink.socket import NetlinkSocket
 from . import attributes as uapi
 from .messages import GET_CHAIN, family_header
@@ -41,6 +42,16 @@ class NftChain(NamedTuple):
     table: str
     name: str
     policy: Optional[int]
+
+
+def dumped(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
+    """Return a dump of objects of a table; nothing if the table, or nf_tables itself, does not exist."""
+    try:
+        return sock.dump(kind, payload)
+    except NetlinkRefusal as refusal:
+        if is_missing(refusal.error) or is_unsupported(refusal.error):
+            return []
+        raise
 
 
 def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Dict[int, memoryview]]:

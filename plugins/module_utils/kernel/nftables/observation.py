@@ -11,23 +11,14 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 from ...rendering.nftables import objects as nft
 from ...rendering.nftables.layout import SERVICES_TABLE
 from ..netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
-from ..netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
-from ..netlink.protocol import Slice
+from ..netlink.outcomes import NetlinkRefusal, is_missing
 from ..netlink.socket import NetlinkSocket
 from . import attributes as uapi
 from . import decoding, messages
+from .listing import dumped
 from .user_data import rule_comment
 
 _INDEX = struct.Struct("=I")
-
-
-def _dump(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
-    try:
-        return sock.dump(kind, payload)
-    except NetlinkRefusal as refusal:
-        if is_missing(refusal.error) or is_unsupported(refusal.error):
-            return []
-        raise
 
 
 class _Expressions(Dict[bytes, nft.Expression]):
@@ -64,7 +55,7 @@ class Reader:
 
     def table(self) -> Optional[nft.TableValue]:
         """Return the table itself, or None if there is none."""
-        for buffer, _kind, start, end in _dump(self._sock, uapi.GET_TABLE, self._header):
+        for buffer, _kind, start, end in dumped(self._sock, uapi.GET_TABLE, self._header):
             found = parse_attributes(buffer, start + uapi.GENMSG_BYTES, end)
             if found[uapi.NFTA_TABLE_NAME] == self._encoded_name:
                 flags = decoding.u32(found, uapi.NFTA_TABLE_FLAGS)
@@ -72,7 +63,7 @@ class Reader:
         return None
 
     def _objects(self, kind: int, more: bytes = b"") -> Iterator[Dict[int, memoryview]]:
-        for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table + more):
+        for buffer, _kind, start, end in dumped(self._sock, kind, self._in_table + more):
             found = parse_attributes(buffer, start + uapi.GENMSG_BYTES, end)
             # NFTA_CHAIN_TABLE, NFTA_RULE_TABLE and NFTA_SET_TABLE are the same number.
             if found[uapi.NFTA_TABLE_NAME] == self._encoded_name:
@@ -141,7 +132,7 @@ class Reader:
             parse_attributes(buffer, start + uapi.GENMSG_BYTES, end).get(
                 uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b"")
             )
-            for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload)
+            for buffer, _kind, start, end in dumped(self._sock, messages.GET_ELEMENT, payload)
         ]
 
     def _ranges(self, name: str, value: nft.SetValue) -> Dict[bytes, Any]:

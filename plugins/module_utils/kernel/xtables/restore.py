@@ -15,11 +15,10 @@ from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_tables
 from ..programs import Completed, run
 from .lock import XtablesLock, held_message
-from .variant import LEGACY, NFT, XtablesVariant, run_save
+from .variant import LEGACY, NFT, TABLES, XtablesVariant, run_save
 
 DEFAULT_WAIT = 5.0
 
-_TABLES = ("raw", "mangle", "nat", "filter", "security")
 _UNPARSED = "Parsing nftables rule failed"
 #: The comment of iptables-nft-save about a table with such rules where it does not stop at them.
 _INCOMPATIBLE = "# Table `{}' is incompatible, use 'nft' tool.\n"
@@ -163,7 +162,7 @@ def _saved_one_by_one(variant: XtablesVariant, progress: Progress) -> str:
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         existing = {table.name for table in nft_tables(sock, variant.family)}
     texts = []
-    for table in _TABLES:
+    for table in TABLES:
         if table in existing:
             done = run([variant.save, "-t", table], progress=progress)
             texts.append(_INCOMPATIBLE.format(table) if _stopped(done) else _output(variant, done))

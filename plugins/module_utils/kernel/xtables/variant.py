@@ -9,6 +9,7 @@ the network plugin write. Kubernetes' images agree on a test for it: kubelet's c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
@@ -16,7 +17,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 from ...base.addresses import IPV4, IPV6
 from ...base.errors import KernelError, NotInstalledError
 from ...base.progress import Progress, unheeded
-from ..facts import kernel_release
+from ..facts import kernel_release, read_text
 from ..modules.modules import available_modules, present_modules
 from ..nftables.features import nat_refused
 from ..programs import Completed, find_program, run
@@ -34,7 +35,7 @@ _NAT_MODULE = {IPV4: "iptable_nat", IPV6: "ip6table_nat"}
 _LISTING_WAIT = 5
 #: The kernel's list of legacy tables in this network namespace, by ip or ip6.
 _NAMES = "/proc/net/{}_tables_names"
-_LEGACY_TABLES = ("raw", "mangle", "nat", "filter", "security")
+TABLES = ("raw", "mangle", "nat", "filter", "security")
 
 Version = Tuple[int, int, int]
 
@@ -187,17 +188,14 @@ def run_save(program: str, variant: str, family: str, progress: Progress = unhee
 
 
 def _asked_table_names(family: str, prefix: str) -> List[str]:
-    modules = {f"{prefix}table_{table}": table for table in _LEGACY_TABLES}
+    modules = {f"{prefix}table_{table}": table for table in TABLES}
     # A kernel without modules has its tables built in, and a query cannot load anything.
     present = present_modules(modules, kernel_release()) if os.path.exists("/proc/modules") else set(modules)
     try:
-        reader = TableReader(family)
+        with contextlib.closing(TableReader(family)) as reader:
+            return [table for module, table in modules.items() if module in present and reader.info(table)]
     except OSError:
         return []
-    try:
-        return [table for module, table in modules.items() if module in present and reader.info(table)]
-    finally:
-        reader.close()
 
 
 def _hinted(saved: str) -> str:
@@ -285,14 +283,11 @@ def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
     if variant is None:
         return f"{_PREFIX[family]} is not installed"
     if family == IPV6:
-        if not os.path.exists("/proc/net/if_inet6"):
+        disabled = read_text("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+        if disabled is None or not os.path.exists("/proc/net/if_inet6"):
             return "the kernel has no IPv6"
-        try:
-            with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", encoding="ascii") as file:
-                if file.read().strip() == "1":
-                    return "IPv6 is disabled (net.ipv6.conf.all.disable_ipv6 is 1)"
-        except OSError:
-            return "the kernel has no IPv6"
+        if disabled.strip() == "1":
+            return "IPv6 is disabled (net.ipv6.conf.all.disable_ipv6 is 1)"
     command = _listing_command(variant)
     if not command:
         return ""

@@ -24,11 +24,12 @@ from ....base.errors import KernelError
 from ....rendering.nftables.expressions import Dynset
 from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, TABLE_OWNER, TABLE_PERSIST, ObjectKey
 from ...netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
-from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
+from ...netlink.outcomes import NetlinkRefusal
 from ...netlink.socket import NetlinkSocket
 from .. import attributes as uapi
 from .. import messages
 from ..decoding import added_up
+from ..listing import dumped
 
 _GET_OBJECT = uapi.SUBSYSTEM | 19
 
@@ -236,10 +237,8 @@ class RawReader:
 
     def _dump(self, kind: int, payload: bytes) -> Iterator[memoryview]:
         try:
-            slices = self._sock.dump(kind, payload)
+            slices = dumped(self._sock, kind, payload)
         except NetlinkRefusal as refusal:
-            if is_missing(refusal.error) or is_unsupported(refusal.error):
-                return
             raise KernelError(f"table {self._name} cannot be read: {refusal.error}") from refusal
         for view, _kind, start, end in slices:
             yield view[start:end]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 from ...netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
-from ...netlink.outcomes import NetlinkRefusal, is_missing, is_unsupported
 from ...netlink.socket import NetlinkSocket
 from .. import attributes as uapi
 from .. import messages
 from ..decoding import parse_data
+from ..listing import dumped
 
 
 class Counted(NamedTuple):
@@ -27,13 +27,8 @@ class Counted(NamedTuple):
 def counted_elements(sock: NetlinkSocket, family: str, table: str, name: str) -> Iterator[Counted]:
     """Yield the elements of a set that have a counter; none if the set does not exist. Raises KernelError."""
     head = messages.family_header(family) + text_attribute(uapi.NFTA_TABLE_NAME, table)
-    try:
-        slices = sock.dump(messages.GET_ELEMENT, head + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name))
-    except NetlinkRefusal as refusal:
-        if is_missing(refusal.error) or is_unsupported(refusal.error):
-            return
-        raise
-    for view, _kind, start, end in slices:
+    request = head + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
+    for view, _kind, start, end in dumped(sock, messages.GET_ELEMENT, request):
         elements = parse_attributes(view, start + uapi.GENMSG_BYTES, end).get(
             uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b"")
         )
