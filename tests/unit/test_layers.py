@@ -39,8 +39,6 @@ SUBSYSTEMS: Dict[str, Tuple[str, ...]] = {
     "kernel.nftables.raw": ("kernel.netlink", "kernel.nftables"),
     "kernel.nftables.traffic": ("kernel.netlink", "kernel.nftables"),
 }
-# Layers in which folders and the files beside them are one: for the kernel's, see SUBSYSTEMS.
-NOT_SORTED = frozenset(("kernel", "networkpolicy"))
 # Code shared by the modules: the only part of the shared code that may name Ansible's own module class.
 ADAPTER = "module_support"
 RANK: Dict[str, int] = {name: rank for rank, names in enumerate(ORDER) for name in names}
@@ -187,7 +185,7 @@ def folder_graph(graph: Dict[str, Set[str]], top: str) -> Dict[str, Set[str]]:
     return found
 
 
-@pytest.mark.parametrize("top", sorted(set(RANK) - NOT_SORTED))
+@pytest.mark.parametrize("top", sorted(RANK))
 def test_no_two_folders_import_each_other(top: str) -> None:
     """Also not indirectly: so each folder can be understood with those below it only."""
     assert circle_in(folder_graph(import_graph(), top)) == []

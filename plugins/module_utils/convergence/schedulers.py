@@ -40,7 +40,7 @@ def with_schedulers(
     if not missing:
         return context
     # Imported late: few Services request a scheduler.
-    from ..kernel.ipvs.schedulers import usable_schedulers
+    from ..kernel.modules.ipvs_schedulers import usable_schedulers
 
     usable = usable_schedulers(missing - {JHASH}, load)
     if JHASH in missing and can_hash(context.family):

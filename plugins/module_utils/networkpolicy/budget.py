@@ -19,7 +19,8 @@ from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
 from ..cluster.parsing.policy_objects import PolicyObjects
 from ..cluster.policies.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
-from .limits import MOST_CANDIDATES_TOGETHER, MOST_KEPT, MOST_STEPS, PolicySide, excess
+from .excess import excess
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_KEPT, MOST_STEPS, PolicySide
 from .matching.candidates import Candidates
 from .matching.compiled import compile_rules
 from .matching.owners import addresses_of, counts

@@ -18,10 +18,10 @@ from ..cluster.parsing.policy_objects import PolicyChanges, PolicyObjects
 from ..cluster.policies.policy_model import Pod
 from .budget import Demand, named
 from .judge import Judge
-from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS, PolicySide
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS, PolicySide, TooManyRows
 from .matching.owners import Address, AddressOwners
 from .policy_state import PORTION, LocalPod, PolicyState
-from .rows import ANY, EVERYTHING_ID, HERE, POLICED, PolicyRows, Row, TooManyRows
+from .rows import ANY, EVERYTHING_ID, HERE, POLICED, PolicyRows, Row
 from .subjects import NETWORK_POLICY, Subject
 
 #: The share of all policies, one in this many, that may be refused although they would fit.

@@ -20,7 +20,7 @@ from ..cluster.policies import policy_model as model
 from .address_ranges import AddressRanges, PodRanges
 from .family_tables import FamilyTables
 from .judge import Judge
-from .limits import MOST_CANDIDATES_TOGETHER, MOST_PIECES, PolicySide
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_PIECES, PolicySide, TooManyRows
 from .matching.candidates import Candidates
 from .matching.compiled import side
 from .matching.contents import PodContents
@@ -28,7 +28,7 @@ from .matching.owners import Address, AddressOwners, addresses_of, counts
 from .matching.peer_index import PeerIndex
 from .matching.peers import Content, PeerEntry
 from .matching.pod_peers import PodPeers
-from .rows import EGRESS_EXEMPT, EXEMPT, ISOLATED, POLICED, SELF, PolicyRows, TooManyRows
+from .rows import EGRESS_EXEMPT, EXEMPT, ISOLATED, POLICED, SELF, PolicyRows
 from .rule_compiler import RuleCompiler
 from .subject_table import SubjectTable
 from .subjects import NETWORK_POLICY, Subject

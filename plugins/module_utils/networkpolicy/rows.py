@@ -42,7 +42,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from ..base.progress import Progress, unheeded
 from ..resources import ABSENT
-from .limits import MOST_STEPS
+from .limits import MOST_STEPS, TooManyRows
 
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
 POD_RANGE, KNOWN, EGRESS_EXEMPT = "pod range", "known", "egress-exempt"
@@ -65,10 +65,6 @@ Row = Tuple[Any, ...]
 
 #: Rows whose number depends on the content of policies, and not only on the pods of the node and the cluster.
 _BOUNDED = frozenset((BLOCK, ANY, GRANT, PORTS, TIER_GRANT, TIER_PORTS))
-
-
-class TooManyRows(Exception):
-    """The policies need more rows than allowed; the rows are incomplete."""
 
 
 class PolicyRows:

@@ -10,7 +10,8 @@ from typing import AbstractSet, Dict, Iterable, Tuple, Union
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
 from ..cluster.policies.policy_model import DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy
-from .limits import PolicySide, excess
+from .excess import excess
+from .limits import PolicySide
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, compile_rule, compile_rules
 
@@ -21,7 +22,7 @@ class RuleCompiler:
     """Compiles the rules of policies; the same policy object gives the same rules.
 
     ``refused``: NetworkPolicies whose rules are omitted in a direction. ``too_large``: further ones, with the reason
-    (see :mod:`.limits`). ``progress`` is called for each policy.
+    (see :mod:`.excess`). ``progress`` is called for each policy.
     """
 
     def __init__(self, refused: AbstractSet[PolicySide], progress: Progress = unheeded) -> None:

@@ -9,11 +9,11 @@ from typing import Collection, Dict, List, Set
 
 from ..cluster.policies.policy_model import ContainerPort
 from .family_tables import FamilyTables
-from .limits import MOST_KEPT
+from .limits import MOST_KEPT, TooManyRows
 from .matching.compiled import CompiledRule
 from .matching.pod_peers import PodPeers
 from .matching.port_unions import PortUnions
-from .rows import PolicyRows, TooManyRows
+from .rows import PolicyRows
 from .subjects import NETWORK_POLICY, Subject, SubjectKey
 
 

@@ -12,7 +12,7 @@ import sys
 from typing import Callable
 
 from ..facts import PROC_IPVS
-from ..xtables.legacy_tables import kernel_copy, raw_socket
+from ..raw_sockets import kernel_copy, raw_socket
 
 #: IP_VS_SO_GET_INFO of linux/ip_vs.h; struct ip_vs_getinfo: version, size of the table, number of virtual servers.
 _GET_INFO = 64 + 1024 + 64 + 1

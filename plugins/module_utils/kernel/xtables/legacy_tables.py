@@ -23,7 +23,7 @@ from array import array
 from typing import Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ...base.addresses import IPV6
-from ...base.errors import KernelError
+from ..raw_sockets import kernel_copy, raw_socket
 from .lock import lock_file
 
 _GET_INFO, _GET_ENTRIES = 64, 65
@@ -48,25 +48,6 @@ _QUIET_FACTOR, _AT_ONCE_SECONDS = 20.0, 0.2
 _VERIFY_SECONDS = 120.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def kernel_copy(sock: socket.socket, level: int, option: int, request: bytes, size: int) -> Optional[bytearray]:
-    """Return the answer of getsockopt to a request in the buffer; None if the kernel refuses."""
-    buffer = bytearray(size)
-    buffer[: len(request)] = request
-    length = ctypes.c_uint32(size)
-    pointer = (ctypes.c_char * size).from_buffer(buffer)
-    result = _libc.getsockopt(sock.fileno(), level, option, pointer, ctypes.byref(length))
-    del pointer
-    return None if result < 0 or length.value != size else buffer
-
-
-def raw_socket(family: int) -> socket.socket:
-    """Return a socket for requests to the packet filter and IPVS by getsockopt. Raises KernelError."""
-    try:
-        return socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
-    except OSError as error:
-        raise KernelError(f"raw socket: {error.strerror or error}") from error
 
 
 class TableReader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..rows import TooManyRows
+from ..limits import TooManyRows
 from .compiled import Block, Interval
 
 _NONE: FrozenSet[Block] = frozenset()

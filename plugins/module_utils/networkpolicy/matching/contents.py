@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, NamedTuple, Optional, Set
 
 from ...cluster.model import NamespacedName
-from ..rows import TooManyRows
+from ..limits import TooManyRows
 from .peers import Content, PeerEntry
 
 _NOTHING = Content()

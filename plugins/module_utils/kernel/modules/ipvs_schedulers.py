@@ -9,15 +9,15 @@ from typing import AbstractSet, FrozenSet
 
 from ..built_in import answers
 from ..facts import kernel_release
-from ..modules.module_profile import scheduler_module
-from ..modules.modules import available_modules, present_modules
+from .module_profile import scheduler_module
+from .modules import available_modules, present_modules
 
 
 def usable_schedulers(names: AbstractSet[str], load: bool, root: str = "") -> FrozenSet[str]:
     """Return those schedulers that the kernel has, or whose module is installed.
 
     ``load``: have the kernel load installed modules, and return only schedulers that it then has; IPVS must be loaded.
-    Without it nothing changes. ``root``: as for :func:`..modules.present_modules`. Raises ConfigurationError for a name
+    Without it nothing changes. ``root``: as for :func:`.modules.present_modules`. Raises ConfigurationError for a name
     that cannot be a scheduler's.
     """
     if not names:
