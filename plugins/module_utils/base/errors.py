@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import Iterator, NamedTuple, Type
+from typing import Iterator, NamedTuple, Sequence, Type
 
 _FRAMES = 6
 
@@ -22,6 +22,12 @@ def one_line(text: str) -> str:
     Names of invalid objects come from outside; escape sequences in them must not reach a terminal or a log.
     """
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return the first ``most`` names, and how many there are besides."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def brief_traceback(error: BaseException) -> str:

@@ -8,7 +8,7 @@ Durations are seconds. Fields that only matter to kube-proxy on Windows are omit
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 from ..base.mode_names import IPTABLES, IPVS, NFTABLES, USERSPACE
 from .behaviour import Behaviour, masquerade_ports
@@ -22,6 +22,8 @@ PRIMARY = "primary"
 
 LONGEST_CHECK_PERIOD = 3600.0
 _DEBUG_VERBOSITY = 4
+#: The size of the connection tracking table at which scaling with cores stops.
+_SCALED_LIMIT = 1048576
 
 CLUSTER_CIDR = "ClusterCIDR"
 NODE_CIDR = "NodeCIDR"
@@ -106,6 +108,16 @@ class ConntrackConfiguration(NamedTuple):
     tcp_be_liberal: bool = False
     udp_timeout: float = 0.0
     udp_stream_timeout: float = 0.0
+
+    def maximum(self, cores: int) -> Optional[int]:
+        """Return the value for nf_conntrack_max as kube-proxy 1.36 computes it, or None to keep the kernel's value.
+
+        If scaling with the cores exceeds its limit, the value is that limit, even if the minimum is larger.
+        """
+        if self.max_per_core <= 0:
+            return None
+        scaled = self.max_per_core * cores
+        return _SCALED_LIMIT if scaled > _SCALED_LIMIT else max(scaled, self.min)
 
     def options(self) -> Dict[str, int]:
         """Return the fields as options of the module ``sysctls``: flags, and whole numbers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..base.errors import ApiError, ConfigurationError
+from ..base.errors import ApiError, ConfigurationError, some_of
 from ..cluster.api.client import ApiClient
 from ..cluster.api.errors import FORBIDDEN, ApiStatusError, unless_absent
 from ..configuration.comparison import Difference, differences
@@ -103,9 +103,7 @@ class HostDifferences(NamedTuple):
     def text(self, chosen: bool) -> str:
         """Return the fields that the hosts' configuration sets, or those that it does not, in one line; or nothing."""
         fields = "; ".join(str(item) for item in self.differences if item.chosen is chosen)
-        more = len(self.hosts) - _NAMED_HOSTS
-        named = ", ".join(self.hosts[:_NAMED_HOSTS]) + (f" and {more} more" if more > 0 else "")
-        return f"{named}: {fields}" if fields else ""
+        return f"{some_of(self.hosts, _NAMED_HOSTS)}: {fields}" if fields else ""
 
 
 def compared(theirs: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> List[HostDifferences]:

@@ -19,21 +19,24 @@ import time
 import urllib.parse
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..base.errors import ApiError, ConfigurationError
+from ..base.errors import ApiError, ConfigurationError, one_line, some_of
 from ..cluster.api.client import ApiClient
 from ..cluster.api.errors import ApiStatusError, unless_absent
 from ..cluster.api.resource_types import NODES, ResourceType
+from ..cluster.fields import is_dns_subdomain
 
 DEFAULT_LABEL = "kubenode.proxy/managed"
 LABEL_VALUE = "true"
 MERGE_PATCH = "application/merge-patch+json"
 _FIELD_MANAGER = "kubenode.proxy"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-# RFC 1123 subdomain, and the syntax of label keys (Kubernetes API conventions).
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
+# The syntax of label keys (Kubernetes API conventions).
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
 _CONFLICTS = 5
+_NAMED = 5
 _POLL_SECONDS = 0.5
+#: Of the text of a kubelet.
+_MOST_CHARACTERS = 200
 
 Object = Dict[str, Any]
 
@@ -83,10 +86,10 @@ def check_names(placement: Placement, nodes: Sequence[str]) -> None:
     """Raise ConfigurationError for names that no object can have."""
     named = [("namespace", placement.namespace), ("name", placement.name), *(("nodes", node) for node in nodes)]
     for field, value in named:
-        if not _SUBDOMAIN.match(value) or len(value) > 253:
+        if not is_dns_subdomain(value):
             raise ConfigurationError(f"{field}: {value!r} is not a name of lower case letters, digits, dashes and dots")
     prefix, slash, name = placement.label.rpartition("/")
-    if not _LABEL_NAME.match(name) or (slash and not _SUBDOMAIN.match(prefix)):
+    if not _LABEL_NAME.match(name) or (slash and not is_dns_subdomain(prefix)):
         raise ConfigurationError(f"label: {placement.label!r} is not the key of a label")
 
 
@@ -304,10 +307,10 @@ class Placer:
         names = [item["metadata"]["name"] for item in self._client.list(selected).items]
         others = sorted(set(names).difference(nodes))
         if others:
-            shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
             raise ConfigurationError(
-                f"remove_rule: {len(others)} other nodes have the label {self._placement.label} ({shown}), and without"
-                " the rule kube-proxy would return to all of them: bring them back first"
+                f"remove_rule: {len(others)} other nodes have the label {self._placement.label}"
+                f" ({some_of(others, _NAMED)}), and without the rule kube-proxy would return to all of them:"
+                " bring them back first"
             )
 
     # ---- conditions to wait for: each returns a sentence about what is missing, or empty text
@@ -371,11 +374,6 @@ def _is_ready(pod: Object) -> bool:
     return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
 
 
-def _one_line(value: object) -> str:
-    """Return text of a kubelet as short printable text on one line."""
-    return "".join(each for each in " ".join(str(value).split()) if each.isprintable())[:200]
-
-
 def _condition(pod: Object) -> str:
     """Return the phase of a pod that is not ready, and the reason: of a container, of a condition, or of the pod."""
     status = pod.get("status") or {}
@@ -386,7 +384,7 @@ def _condition(pod: Object) -> str:
     stopped = [state.get("waiting") or state.get("terminated") or {} for state in states]
     missing = [item for item in status.get("conditions") or [] if item.get("status") != "True"]
     for item in [*stopped, *missing, status]:
-        parts = [_one_line(item[key]) for key in ("reason", "message") if item.get(key)]
+        parts = [one_line(str(item[key]))[:_MOST_CHARACTERS] for key in ("reason", "message") if item.get(key)]
         if parts:
             return f"{phase} ({': '.join(parts)})"
     return phase

@@ -11,7 +11,6 @@ from ..base.errors import KernelError
 from ..kernel import facts
 from ..kernel.facts import capabilities
 from ..kernel.modules.module_profile import modules_for
-from ..kernel.parameters import sysctls
 from ..kernel.xtables.variant import Survey, XtablesVariant, detect_variant
 from .conflicts import conflict_findings, forward_findings, forward_policies
 from .features import (
@@ -24,7 +23,6 @@ from .features import (
     kernel_version_findings,
     module_findings,
     rights_findings,
-    sysctl_findings,
 )
 from .findings import ERROR, TOOLS, Finding
 from .limits import SetContribution, set_limit_findings
@@ -54,7 +52,7 @@ class Intention(NamedTuple):
     """What is about to be programmed.
 
     ``needs``: of the mode. ``families``: address families to program. ``schedulers``: IPVS schedulers in use.
-    ``variants``: the iptables of each family if already detected; None to detect them. ``sysctls``: parameters to set.
+    ``variants``: the iptables of each family if already detected; None to detect them.
     ``set_contributions``: the ipset elements of each Service port, in a stable order.
     """
 
@@ -62,7 +60,6 @@ class Intention(NamedTuple):
     families: Tuple[str, ...]
     schedulers: Tuple[str, ...] = ()
     variants: Optional[Mapping[str, XtablesVariant]] = None
-    sysctls: Mapping[str, sysctls.Wanted] = {}
     set_contributions: Iterable[SetContribution] = ()
 
 
@@ -120,7 +117,6 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     if needs.ipsets:
         findings += ipset_findings(release)
         findings += set_limit_findings(intention.set_contributions)
-    findings += sysctl_findings(intention.sysctls, modules)
     if needs.exclusive:
         findings += conflict_findings(variants)
         findings += [] if needs.extensions else _foreign_chain_findings(intention.families)

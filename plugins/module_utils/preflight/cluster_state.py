@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import AbstractSet, Collection, List, Mapping, NamedTuple, Sequence
 
+from ..base.errors import some_of
 from ..cluster.model import Node
 from ..cluster.state import ClusterState
 from .findings import ERROR, INCOMPLETE_SNAPSHOT, LOSS, NODE, Finding
@@ -82,9 +83,8 @@ def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
     """
     if host.node_name in cluster.nodes or not cluster.nodes:
         return []
-    listed = ", ".join(sorted(cluster.nodes)[:_NAMED])
-    more = f" and {len(cluster.nodes) - _NAMED} more" if len(cluster.nodes) > _NAMED else ""
-    what = f"no Node is named {host.node_name} (the cluster state has {listed}{more})"
+    listed = some_of(sorted(cluster.nodes), _NAMED)
+    what = f"no Node is named {host.node_name} (the cluster state has {listed})"
     likely = _likely_node(cluster.nodes, host)
     if likely:
         return [Finding(NODE, ERROR, f"{what}; {likely}", "set node_name (role: service_proxy_node_name) to its name")]
@@ -106,11 +106,10 @@ def loss_findings(
     lost = sorted(before - after)
     if len(before) < LOSS_MINIMUM or len(lost) * 100 <= limit_percent * len(before):
         return []
-    shown = ", ".join(sorted(names.get(address, address) for address in lost)[:_NAMED])
-    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    shown = some_of(sorted(names.get(address, address) for address in lost), _NAMED)
     what = (
         f"{len(lost)} of the {len(before)} Services that have endpoints on this node would lose all of them "
-        f"({shown}{more}), more than {limit_percent:g} %"
+        f"({shown}), more than {limit_percent:g} %"
     )
     remedy = (
         "check the cluster state; if it is right, add this finding to ignore_findings or raise max_unserved_percent"

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from ..base.addresses import IPV6
 from ..base.errors import KernelError
 from ..kernel import facts
 from ..kernel.modules.modules import ModulesResource, available_modules, present_modules
-from ..kernel.parameters import sysctls
 from ..kernel.programs import find_program
 from ..kernel.xtables.variant import LEGACY, XtablesVariant, unsupported_reason
-from .findings import ERROR, EXTENSIONS, IPSET, IPVS, KERNEL_VERSION, MODULES, RIGHTS, SYSCTLS, TOOLS, WARNING, Finding
+from .findings import ERROR, EXTENSIONS, IPSET, IPVS, KERNEL_VERSION, MODULES, RIGHTS, TOOLS, WARNING, Finding
 from .findings import FAMILIES as FAMILIES_FINDING
 
 # linux/capability.h
@@ -159,28 +158,6 @@ def ipset_findings(release: str, root: str = "") -> List[Finding]:
             remedy = "use the filter backend nftables of mode ipvs, or mode nftables or iptables"
             return [Finding(IPSET, ERROR, str(error), remedy)]
     return []
-
-
-def sysctl_findings(wanted: Mapping[str, sysctls.Wanted], to_be_loaded: Iterable[str], root: str = "") -> List[Finding]:
-    """Return errors for kernel parameters that cannot be set on this node.
-
-    These are missing keys that none of the modules ``to_be_loaded`` provides, and read-only keys with another value.
-    """
-    resource = sysctls.SysctlsResource(wanted, root)
-    running = resource.observe()
-    coming = set(to_be_loaded)
-    findings = []
-    differing = []
-    for key, value in sysctls.resolve(wanted, running).items():
-        if key not in running:
-            if sysctls.provider(key) not in coming:
-                what, _colon, rest = str(sysctls.missing_key(key, value, root)).partition(": ")
-                findings.append(Finding(SYSCTLS, ERROR, what, rest))
-        elif running[key] != value:
-            differing.append(key)
-    for key, reason in sysctls.unchangeable(differing, root).items():
-        findings.append(Finding(SYSCTLS, ERROR, f"sysctl {key} is {running[key]}", reason))
-    return findings
 
 
 def iptables_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:

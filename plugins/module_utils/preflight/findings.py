@@ -11,65 +11,36 @@ from ..base.errors import ConfigurationError, PreflightError
 
 ERROR = "error"
 WARNING = "warning"
-
-# The names of findings, which ``ignore_findings`` accepts.
-RIGHTS = "rights"
-TOOLS = "tools"
-MODULES = "modules"
-KERNEL_VERSION = "kernel-version"
-FAMILIES = "families"
-EXTENSIONS = "extensions"
-IPVS = "ipvs"
-IPSET = "ipset"
-SYSCTLS = "sysctls"
-SET_LIMIT = "set-limit"
-KUBE_PROXY = "kube-proxy"
-KUBE_ROUTER = "kube-router"
-EMBEDDED_KUBE_PROXY = "embedded-kube-proxy"
-CILIUM = "cilium"
-FIREWALLD = "firewalld"
-UFW = "ufw"
-FORWARD_DROP = "forward-drop"
-OTHER_IPTABLES = "other-iptables"
-OTHER_POLICIES = "other-network-policies"
-BRIDGE_NETFILTER = "bridge-netfilter"
-BRIDGE_PORTS = "bridge-ports"
-UNKNOWN_PODS = "unknown-pods"
-NODE = "node"
-INCOMPLETE_SNAPSHOT = "incomplete-snapshot"
-LOSS = "loss"
-
-# Findings about other programs on the node. All others are about the node itself or the cluster state.
+#: The names of findings about other programs on the node.
 CONFLICTS = (
-    KUBE_PROXY,
-    KUBE_ROUTER,
-    EMBEDDED_KUBE_PROXY,
-    CILIUM,
-    FIREWALLD,
-    UFW,
-    FORWARD_DROP,
-    OTHER_IPTABLES,
-    OTHER_POLICIES,
+    KUBE_PROXY := "kube-proxy",
+    KUBE_ROUTER := "kube-router",
+    EMBEDDED_KUBE_PROXY := "embedded-kube-proxy",
+    CILIUM := "cilium",
+    FIREWALLD := "firewalld",
+    UFW := "ufw",
+    FORWARD_DROP := "forward-drop",
+    OTHER_IPTABLES := "other-iptables",
+    OTHER_POLICIES := "other-network-policies",
 )
-
+#: All names, which ``ignore_findings`` accepts. The others are about the node itself or the cluster state.
 NAMES = (
-    RIGHTS,
-    TOOLS,
-    MODULES,
-    KERNEL_VERSION,
-    FAMILIES,
-    EXTENSIONS,
-    IPVS,
-    IPSET,
-    SYSCTLS,
-    SET_LIMIT,
+    RIGHTS := "rights",
+    TOOLS := "tools",
+    MODULES := "modules",
+    KERNEL_VERSION := "kernel-version",
+    FAMILIES := "families",
+    EXTENSIONS := "extensions",
+    IPVS := "ipvs",
+    IPSET := "ipset",
+    SET_LIMIT := "set-limit",
     *CONFLICTS,
-    BRIDGE_NETFILTER,
-    BRIDGE_PORTS,
-    UNKNOWN_PODS,
-    NODE,
-    INCOMPLETE_SNAPSHOT,
-    LOSS,
+    BRIDGE_NETFILTER := "bridge-netfilter",
+    BRIDGE_PORTS := "bridge-ports",
+    UNKNOWN_PODS := "unknown-pods",
+    NODE := "node",
+    INCOMPLETE_SNAPSHOT := "incomplete-snapshot",
+    LOSS := "loss",
 )
 
 

@@ -9,7 +9,7 @@ import os
 from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 from ..base.addresses import FAMILIES, IPV4, IPV6, Network, family_of
-from ..base.errors import KernelError
+from ..base.errors import KernelError, some_of
 from ..kernel import facts
 from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import NetlinkSocket
@@ -120,8 +120,8 @@ def unknown_pod_findings(addresses: Sequence[str], ranges: Sequence[Network]) ->
     outside = sorted(address for address in addresses if not any(network.contains(address) for network in ranges))
     if not outside:
         return []
-    shown = ", ".join(outside[:_NAMED]) + (f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else "")
-    what = f"{setting}: pods of this node have addresses outside of {', '.join(map(str, ranges))}: {shown}"
+    known = ", ".join(map(str, ranges))
+    what = f"{setting}: pods of this node have addresses outside of {known}: {some_of(outside, _NAMED)}"
     remedy = "set networkPolicy.podCIDRs to the ranges that the network plugin uses, or unknownPods: allow"
     return [Finding(UNKNOWN_PODS, ERROR, what, remedy)]
 

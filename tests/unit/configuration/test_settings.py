@@ -11,10 +11,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Node
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import KUBE_PROXY
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import conntrack_maximum
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import (
+    ConntrackConfiguration,
+    KubeProxyConfiguration,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     OutsideHost,
     ServicePolicySettings,
@@ -200,9 +202,8 @@ def test_consistency_errors():
         (1, 123456, 4, 123456),
         (1, 2000000, 4, 2000000),
         (0, 123456, 4, None),
-        (None, 123456, 4, None),
-        (32768, None, 8, 262144),
+        (32768, 0, 8, 262144),
     ],
 )
 def test_size_of_the_connection_table(per_core, minimum, cores, expected):
-    assert conntrack_maximum(per_core, minimum, cores) == expected
+    assert ConntrackConfiguration(per_core, minimum).maximum(cores) == expected

@@ -15,7 +15,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.c
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs import IpvsMode
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs_iptables import IPVS_MODE
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs_nftables import IPVS_WITH_NFTABLES
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.sysctls import AtLeast
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import LEGACY, NFT, XtablesVariant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     check,
@@ -187,27 +186,6 @@ def test_extensions_are_not_checked_without_a_list(tmp_path: Path) -> None:
 def test_old_programs_are_a_warning() -> None:
     assert names(features.iptables_findings({"IPv4": variant(version=(1, 6, 1))})) == [("tools", "warning")]
     assert features.iptables_findings({"IPv4": variant()}) == []
-
-
-def test_sysctls_that_cannot_be_set(tmp_path: Path) -> None:
-    put(tmp_path, "proc/sys/net/ipv4/ip_forward", "0\n")
-    put(tmp_path, "proc/sys/net/netfilter/nf_conntrack_max", "100\n")
-    put(tmp_path, "proc/sys/net/netfilter/nf_conntrack_buckets", "100\n")
-    for name in ("nf_conntrack_max", "nf_conntrack_buckets"):
-        (tmp_path / f"proc/sys/net/netfilter/{name}").chmod(0o444)
-    wanted = {
-        "net.ipv4.ip_forward": 1,
-        "net.netfilter.nf_conntrack_max": 200,
-        "net.netfilter.nf_conntrack_buckets": AtLeast(50),
-        "net.ipv4.vs.conntrack": 1,
-        "net.ipv4.no_such_key": 1,
-    }
-    found = features.sysctl_findings(wanted, ["ip_vs"], str(tmp_path))
-    assert [finding.what for finding in found] == [
-        "sysctl net.ipv4.no_such_key",
-        "sysctl net.netfilter.nf_conntrack_max is 100",
-    ]
-    assert "set it on the host" in found[1].remedy
 
 
 # -- conflicts ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, Tuple
 
-from ....configuration.conntrack import conntrack_maximum
 from ....configuration.model import ConntrackConfiguration, KubeProxyConfiguration
 from ....kernel.facts import NodeFacts
 from ....kernel.parameters.sysctl_profile import (
@@ -25,7 +24,7 @@ def conntrack_profile(settings: ConntrackConfiguration, cores: int) -> Conntrack
     """Return what to set of connection tracking; a timeout below a second, as 0, keeps the kernel's value."""
     timeouts = {name: int(getattr(settings, name)) for name in CONNTRACK_TIMEOUTS}
     return ConntrackProfile(
-        maximum=conntrack_maximum(settings.max_per_core, settings.min, cores),
+        maximum=settings.maximum(cores),
         timeouts={name: seconds for name, seconds in timeouts.items() if seconds},
         be_liberal=settings.tcp_be_liberal,
     )
