@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
-from ..base.errors import ProxyError, UnknownDestination
+from ..base.errors import ProxyError, UnknownDestination, some_of
 from ..convergence.runtime.agent_client import RELOAD, AgentBusy, NoAgent, ask_agent
 from ..convergence.runtime.agent_status import AgentStatus, MemoryStatus, PolicyStatus, ask_status
 from ..explain.target import ServiceTarget
 from .connection_lines import PASSING, connection_lines
 from .drain.lines import drain_line
-from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, Refused
+from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, Refused, valid
 
 #: The maximum number of names in one line of the status; --output json has all of them.
 _NAMES = 10
@@ -31,7 +31,7 @@ def show_status(arguments: argparse.Namespace) -> CommandResult:
         from .commands import status_without_agent
 
         return status_without_agent(arguments, str(error))
-    lines = _lines_of(lambda: _status_lines(document))
+    lines = valid(lambda: _status_lines(document))
     errors = (document["lastError"], document.get("reloadError"), document.get("networkPolicy", {}).get("error"))
     good = document["healthy"] and not any(errors)
     return CommandResult(OK if good else NOT_RUNNING, lines, dict(document))
@@ -53,7 +53,7 @@ def reload_agent(arguments: argparse.Namespace) -> CommandResult:
         except AgentBusy as error:
             if time.monotonic() > end:
                 raise ProxyError(f"{error}; it reads its configuration as soon as it can") from error
-    line = _lines_of(lambda: [f"the configuration is in effect: node {document['node']}, mode {document['mode']}"])
+    line = valid(lambda: [f"the configuration is in effect: node {document['node']}, mode {document['mode']}"])
     return CommandResult(OK, line, document, tuple(document.get("warnings", ())))
 
 
@@ -146,17 +146,8 @@ def _policy_lines(policy: PolicyStatus) -> List[str]:
         (policy.get("unusedPolicies", []), "policies without a pod"),
     ):
         if names:
-            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-            lines.append(f"            {text}: {', '.join(names[:_NAMES])}{more}")
+            lines.append(f"            {text}: {some_of(names, _NAMES)}")
     return [*lines, *(f"            {line}" for line in policy["warnings"])]
-
-
-def _lines_of(show: Callable[[], List[str]]) -> List[str]:
-    """Return the lines for an agent's answer. Raises ProxyError if the answer is not valid."""
-    try:
-        return show()
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
 
 
 def show_explanation(arguments: argparse.Namespace) -> CommandResult:
@@ -177,7 +168,7 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
         from .absent_service import why_absent
 
         document["reason"] = why_absent(arguments, arguments.target.namespace, arguments.target.name)
-    lines = _lines_of(lambda: _explanation_lines(document))
+    lines = valid(lambda: _explanation_lines(document))
     return CommandResult(OK if document["found"] else DIFFERENT, lines, document)
 
 
@@ -190,7 +181,7 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
 
         end = arguments.destination
         raise ProxyError(f"{error}: {why_absent(arguments, end.namespace, end.name)}") from error
-    lines = _lines_of(lambda: connection_lines(document, arguments.why_not))
+    lines = valid(lambda: connection_lines(document, arguments.why_not))
     if arguments.live is not None:
         from .live_lines import follow_flows, traced_lines
 

@@ -19,13 +19,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
+from importlib import import_module
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO, Union
 
 from ..base.errors import ProxyError
 from ..packaging.identity import identity
 from . import completion, explain_options, options
 from .drain import options as drain_options
-from .result import FAILED, USAGE, CommandResult, Refused, UsageError
+from .options import Options
+from .result import FAILED, CommandResult, Refused, UsageError
 from .top import options as top_options
 
 
@@ -63,30 +65,6 @@ def _run(arguments: argparse.Namespace, streams: Streams) -> int:
     return run_agent(arguments, streams.errors)
 
 
-def _converge(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .commands import converge_once
-
-    return _show(converge_once(arguments), arguments, streams)
-
-
-def _diff(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .commands import show_diff
-
-    return _show(show_diff(arguments), arguments, streams)
-
-
-def _status(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .agent_commands import show_status
-
-    return _show(show_status(arguments), arguments, streams)
-
-
-def _explain(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .agent_commands import show_explanation
-
-    return _show(show_explanation(arguments), arguments, streams)
-
-
 def _drain(arguments: argparse.Namespace, streams: Streams) -> int:
     from .drain.command import drain
 
@@ -103,48 +81,6 @@ def _top(arguments: argparse.Namespace, streams: Streams) -> int:
     if arguments.watch is not None:
         return watch_traffic(arguments, streams.output)
     return _show(show_traffic(arguments), arguments, streams)
-
-
-def _cleanup(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .commands import clean_up
-
-    return _show(clean_up(arguments), arguments, streams)
-
-
-def _confirm(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .confirm_command import confirm_change
-
-    return _show(confirm_change(arguments), arguments, streams)
-
-
-def _token(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .token_command import show_or_store_token
-
-    return _show(show_or_store_token(arguments), arguments, streams)
-
-
-def _check_configuration(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .configuration_command import check_configuration
-
-    return _show(check_configuration(arguments), arguments, streams)
-
-
-def _preflight(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .preflight_command import check_node
-
-    return _show(check_node(arguments), arguments, streams)
-
-
-def _reload(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .agent_commands import reload_agent
-
-    return _show(reload_agent(arguments), arguments, streams)
-
-
-def _rollback(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .rollback_command import roll_back
-
-    return _show(roll_back(arguments), arguments, streams)
 
 
 def _version(_arguments: argparse.Namespace, streams: Streams) -> int:
@@ -176,51 +112,58 @@ def _accept(_arguments: argparse.Namespace) -> None:
 class Command(NamedTuple):
     """A command. ``text`` is its help.
 
-    ``function`` runs it and returns the exit code; it imports the modules that the command needs. ``check`` raises
-    UsageError for arguments that do not fit each other, and may fill in defaults.
+    ``function`` runs it and returns the exit code; or it is ``MODULE.FUNCTION`` of what returns a CommandResult. The
+    modules that the command needs are imported when it runs. ``check`` raises UsageError for arguments that do not fit
+    each other, and may fill in defaults.
     """
 
     text: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    function: Callable[[argparse.Namespace, Streams], int]
+    options: Options
+    function: Union[str, Callable[[argparse.Namespace, Streams], int]]
     check: Callable[[argparse.Namespace], None] = _accept
 
 
 COMMANDS = {
-    "run": Command("run the agent: keep this node in sync with the cluster until stopped", options.add_run, _run),
-    "converge": Command("converge this node to the cluster once", options.add_converge, _converge),
-    "diff": Command("show how this node differs from the cluster", options.add_diff, _diff),
-    "status": Command("show the agent's status, or the node's if no agent runs", options.add_status, _status),
+    "run": Command("run the agent: keep this node in sync with the cluster until stopped", options.RUN, _run),
+    "converge": Command("converge this node to the cluster once", options.CONVERGE, "commands.converge_once"),
+    "diff": Command("show how this node differs from the cluster", options.DIFF, "commands.show_diff"),
+    "status": Command(
+        "show the agent's status, or the node's if no agent runs", options.STATUS, "agent_commands.show_status"
+    ),
     "explain": Command(
         "explain how this node serves a Service, or where one connection goes and whether it is allowed",
-        explain_options.add,
-        _explain,
+        explain_options.EXPLAIN,
+        "agent_commands.show_explanation",
         explain_options.check,
     ),
     "drain": Command(
         "make load balancers leave this node, and wait until its connections end",
-        drain_options.add,
+        drain_options.DRAIN,
         _drain,
         drain_options.check,
     ),
     "top": Command(
-        "show the connections, packets and bytes of each Service and endpoint", top_options.add, _top, top_options.check
+        "show the connections, packets and bytes of each Service and endpoint", top_options.TOP, _top, top_options.check
     ),
-    "cleanup": Command("remove everything that any mode programmed on this node", options.add_cleanup, _cleanup),
-    "confirm": Command("confirm the pending change", options.add_confirm, _confirm),
-    "token": Command("show the claims of the node's token for the API server", options.add_token_command, _token),
-    "rollback": Command("restore a state that was saved before a change", options.add_rollback, _rollback),
+    "cleanup": Command("remove everything that any mode programmed on this node", options.CLEANUP, "commands.clean_up"),
+    "confirm": Command("confirm the pending change", options.CONFIRM, "confirm_command.confirm_change"),
+    "token": Command(
+        "show the claims of the node's token for the API server", options.TOKEN, "token_command.show_or_store_token"
+    ),
+    "rollback": Command(
+        "restore a state that was saved before a change", options.ROLLBACK, "rollback_command.roll_back"
+    ),
     "check-configuration": Command(
         "check that the agent accepts a configuration file",
-        options.add_check_configuration,
-        _check_configuration,
+        options.CHECK_CONFIGURATION,
+        "configuration_command.check_configuration",
     ),
-    "preflight": Command("check that no other service proxy runs on this node", options.add_preflight, _preflight),
-    "reload": Command("make the agent read its configuration again", options.add_reload, _reload),
-    "version": Command(
-        "show the collection's version and the engine's hash, as --version does", options.add_nothing, _version
+    "preflight": Command(
+        "check that no other service proxy runs on this node", options.PREFLIGHT, "preflight_command.check_node"
     ),
-    "completion": Command("print the completion script of a shell", options.add_completion, _completion),
+    "reload": Command("make the agent read its configuration again", options.RELOAD, "agent_commands.reload_agent"),
+    "version": Command("show the collection's version and the engine's hash, as --version does", (), _version),
+    "completion": Command("print the completion script of a shell", options.COMPLETION, _completion),
 }
 
 
@@ -231,7 +174,9 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
         description = f"{command.text[0].upper()}{command.text[1:]}."
-        command.add_options(subparsers.add_parser(name, help=command.text, description=description))
+        subparser = subparsers.add_parser(name, help=command.text, description=description)
+        for add in command.options:
+            add(subparser)
     return parser
 
 
@@ -247,15 +192,9 @@ def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None
     except _HelpAsked as asked:
         streams.output.write(str(asked))
         return 0
-    except UsageError as error:
+    except (UsageError, ProxyError) as error:
         streams.errors.write(f"kubenode-proxy: {error}\n")
-        return USAGE
-    except Refused as error:
-        streams.errors.write(f"kubenode-proxy: {error}\n")
-        return error.code
-    except ProxyError as error:
-        streams.errors.write(f"kubenode-proxy: {error}\n")
-        return FAILED
+        return error.code if isinstance(error, (UsageError, Refused)) else FAILED
     except BrokenPipeError:
         return 0
     except KeyboardInterrupt:
@@ -276,7 +215,11 @@ def _dispatch(arguments: argparse.Namespace, streams: Streams) -> int:
         raise UsageError("a command is missing (see kubenode-proxy --help)")
     command = COMMANDS[arguments.command]
     command.check(arguments)
-    return command.function(arguments, streams)
+    if not isinstance(command.function, str):
+        return command.function(arguments, streams)
+    module, _dot, function = command.function.partition(".")
+    found: CommandResult = getattr(import_module(f".{module}", __package__), function)(arguments)
+    return _show(found, arguments, streams)
 
 
 def _words(parser: argparse.ArgumentParser) -> Dict[str, List[str]]:

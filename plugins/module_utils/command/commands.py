@@ -41,11 +41,6 @@ from ..rollback.converged import converge, inspect
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, change_lines
 
 
-def _configuration(arguments: argparse.Namespace) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:
-    loaded = load_given(arguments.config, arguments.mode)
-    return loaded.configuration, loaded.warnings
-
-
 def _cluster(
     arguments: argparse.Namespace, configuration: KubeProxyConfiguration
 ) -> Tuple[ClusterState, Tuple[str, ...]]:
@@ -82,8 +77,11 @@ def _api_servers(arguments: argparse.Namespace, configuration: KubeProxyConfigur
     return claims_at(with_addresses(servers))
 
 
-def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration: KubeProxyConfiguration) -> Request:
-    return Request(
+def _request(arguments: argparse.Namespace) -> Tuple[Request, Tuple[str, ...]]:
+    """Return the request for the arguments, and warnings about the configuration and the source of the cluster."""
+    configuration, warnings = load_given(arguments.config, arguments.mode)
+    cluster, about_source = _cluster(arguments, configuration)
+    request = Request(
         cluster=cluster,
         configuration=configuration,
         node_name=arguments.node_name,
@@ -93,6 +91,7 @@ def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration
         ignore_findings=tuple(arguments.ignore),
         outside_host=arguments.outside_host,
     )
+    return request, (*warnings, *about_source)
 
 
 def report_document(report: Report) -> Dict[str, Any]:
@@ -136,12 +135,8 @@ def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[st
     return lines
 
 
-def _converged(request: Request, warnings: Sequence[str]) -> CommandResult:
-    """Converge the node to the request; the ``warnings`` precede the report's."""
-    return _result(request, converge(request), warnings)
-
-
 def _result(request: Request, report: Report, warnings: Sequence[str]) -> CommandResult:
+    """Return the result of a convergence or a comparison; the ``warnings`` precede the report's."""
     code = DIFFERENT if request.check and report.changed else OK
     refused = tuple(f"skipped: {refusal}" for refusal in (*report.refused, *report.skipped))
     lines = _report_lines(report, request.check, request.describe)
@@ -162,16 +157,16 @@ def converge_once(arguments: argparse.Namespace) -> CommandResult:
     """Converge the node once, or with --check report what would change (``converge``)."""
     if not (arguments.check or arguments.snapshot or arguments.from_cache):
         _renew_own_token(arguments)
-    configuration, warnings = _configuration(arguments)
-    cluster, about_source = _cluster(arguments, configuration)
-    request = _request(arguments, cluster, configuration)._replace(
+    request, warnings = _request(arguments)
+    request = request._replace(
         check=arguments.check,
         describe=arguments.diff,
         lock_timeout=arguments.lock_timeout,
         max_unserved_percent=arguments.max_unserved_percent,
         unattended=arguments.unattended,
     )
-    return _converged(_with_history(request, arguments), (*warnings, *about_source))
+    request = _with_history(request, arguments)
+    return _result(request, converge(request), warnings)
 
 
 def _renew_own_token(arguments: argparse.Namespace) -> None:
@@ -187,7 +182,10 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
         from ..base.log import Log
         from ..cluster.api.access.token_renewal import TokenRenewal
 
-        kubeconfig = arguments.kubeconfig or _configuration(arguments)[0].client_connection.kubeconfig
+        kubeconfig = (
+            arguments.kubeconfig
+            or load_given(arguments.config, arguments.mode).configuration.client_connection.kubeconfig
+        )
         connection = ApiConnection(kubeconfig=kubeconfig or None)
         log = Log(sys.stderr, False, "JOURNAL_STREAM" in os.environ)
         TokenRenewal(arguments.token, lambda _expect: ApiClient(connection), log).step()
@@ -195,10 +193,9 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
 
 def show_diff(arguments: argparse.Namespace) -> CommandResult:
     """Show every entry that a convergence would change (``diff``)."""
-    configuration, warnings = _configuration(arguments)
-    cluster, about_source = _cluster(arguments, configuration)
-    request = _request(arguments, cluster, configuration)._replace(check=True, describe=True)
-    return _result(request, inspect(request), (*warnings, *about_source))
+    request, warnings = _request(arguments)
+    request = request._replace(check=True, describe=True)
+    return _result(request, inspect(request), warnings)
 
 
 def clean_up(arguments: argparse.Namespace) -> CommandResult:
@@ -213,7 +210,7 @@ def clean_up(arguments: argparse.Namespace) -> CommandResult:
         lock_timeout=arguments.lock_timeout,
         ignore_findings=tuple(arguments.ignore),
     )
-    return _converged(request, loaded.warnings)
+    return _result(request, converge(request), loaded.warnings)
 
 
 def status_without_agent(arguments: argparse.Namespace, reason: str) -> CommandResult:
@@ -221,16 +218,15 @@ def status_without_agent(arguments: argparse.Namespace, reason: str) -> CommandR
     lines = [f"agent:      not running ({reason})"]
     document: Dict[str, Any] = {"agent": "not running", "reason": reason}
     try:
-        configuration, warnings = _configuration(arguments)
-        cluster, about_source = _cluster(arguments, configuration)
-        report = inspect(_request(arguments, cluster, configuration))
+        request, warnings = _request(arguments)
+        report = inspect(request)
     except ProxyError as error:
         lines.append(f"node:       cannot be compared: {error}")
         return CommandResult(NOT_RUNNING, lines, {**document, "error": str(error)})
     entries = ", ".join(f"{count} {table}" for table, count in report.programmed.items() if count)
     lines += [f"programmed: {entries or 'nothing'}", *_report_lines(report, checking=True, with_entries=False)]
     document.update(report_document(report), programmed=report.programmed)
-    return CommandResult(NOT_RUNNING, lines, document, (*warnings, *about_source, *report.warnings))
+    return CommandResult(NOT_RUNNING, lines, document, (*warnings, *report.warnings))
 
 
 class _Node(NamedTuple):
@@ -244,11 +240,10 @@ class _Node(NamedTuple):
 
 
 def _node(arguments: argparse.Namespace) -> _Node:
-    configuration, _warnings = _configuration(arguments)
-    cluster, _about_source = _cluster(arguments, configuration)
-    request = _request(arguments, cluster, configuration)
+    request, _warnings = _request(arguments)
+    cluster = request.cluster
     mode = choose_mode(request._replace(check=True)).mode
-    configuration = in_mode(configuration, mode.name)
+    configuration = in_mode(request.configuration, mode.name)
     view = view_node(request, configuration, mode)
     families = explained_families(cluster, configuration, view, mode)
     return _Node(cluster, configuration, view, mode, families)

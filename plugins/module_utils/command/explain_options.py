@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from ..base.errors import ConfigurationError
 from ..explain.target import Target, parse_target
+from .options import STATUS, Options
 from .result import UsageError
-from .shared_options import add_control, add_node, add_output, add_source
 
 #: For how many seconds ``explain --live`` follows packets at most.
 _LONGEST_LIVE = 600
@@ -33,16 +34,7 @@ def _end_of(text: str, destination: bool) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _source(text: str) -> Any:
-    return _end_of(text, destination=False)
-
-
-def _policy_destination(text: str) -> Any:
-    return _end_of(text, destination=True)
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         nargs="?",
@@ -53,12 +45,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
-        type=_source,
+        type=partial(_end_of, destination=False),
         metavar="END",
         help="a pod (shop/web) or an address, with :PORT for one flow; with a Service, the address of a client",
     )
     parser.add_argument(
-        "--to", dest="destination", type=_policy_destination, metavar="END:PORT", help="shop/db:5432/tcp, 10.0.0.1:80"
+        "--to",
+        dest="destination",
+        type=partial(_end_of, destination=True),
+        metavar="END:PORT",
+        help="shop/db:5432/tcp, 10.0.0.1:80",
     )
     parser.add_argument("--why-not", action="store_true", help="show why each rule does not allow it")
     parser.add_argument("--no-kernel", action="store_true", help="with --from and --to: show only what is desired")
@@ -70,10 +66,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="with --from and --to: follow packets, as root, for this time (10)",
     )
-    add_node(parser)
-    add_source(parser)
-    add_control(parser)
-    add_output(parser)
+
+
+EXPLAIN: Options = (_add, *STATUS)
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, TypeVar
 
 from ..base.errors import ProxyError
+from ..convergence.runtime.agent_client import Answer, ask_agent
 
 if TYPE_CHECKING:
     from ..convergence.request import TableChange
 
+Result = TypeVar("Result")
 OK, FAILED, USAGE, DIFFERENT, NOT_RUNNING, LEFT = 0, 1, 2, 3, 4, 5
 
 
 class UsageError(Exception):
     """The command line is invalid; the message is for the user."""
+
+    code = USAGE
 
 
 class Refused(ProxyError):
@@ -25,6 +29,24 @@ class Refused(ProxyError):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+def valid(use: Callable[[], Result]) -> Result:
+    """Return what a function makes of an agent's answer. Raises ProxyError if the answer is not valid."""
+    try:
+        return use()
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
+
+
+def ask_newer(control: str, purpose: str, question: Dict[str, Any]) -> Answer:
+    """Ask the agent what older ones do not know; ``purpose``: for what such an agent is too old. Raises ProxyError."""
+    try:
+        return ask_agent(control, question)
+    except ProxyError as error:
+        if "unknown command" not in str(error):
+            raise
+        raise ProxyError(f"the running agent is too old to {purpose}: restart it") from error
 
 
 class CommandResult(NamedTuple):

@@ -19,26 +19,11 @@ from .result import FAILED
 
 def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
     """Run the agent until it is stopped; return its exit code. Raises ProxyError."""
-    options = AgentOptions(
-        configuration=arguments.config,
-        kubeconfig=arguments.kubeconfig,
-        node_name=arguments.node_name,
-        mode=arguments.mode,
-        fallback=arguments.fallback,
-        state_directory=arguments.state_directory,
-        cache=arguments.cache,
-        control=arguments.control,
-        token=arguments.token,
-        drain_file=arguments.drain_file,
-        ignore_findings=tuple(arguments.ignore),
-        max_unserved_percent=arguments.max_unserved_percent,
-        hold_loss=arguments.hold_loss,
-        verbose=arguments.verbose,
-        log_format=arguments.log_format,
-    )
+    named_otherwise = {"configuration": arguments.config, "ignore_findings": tuple(arguments.ignore)}
+    others = {name: getattr(arguments, name) for name in AgentOptions._fields if name not in named_otherwise}
     # systemd sets this variable if standard error is connected to the journal.
     log = Log(errors, priorities="JOURNAL_STREAM" in os.environ)
-    agent = Agent(options, log)
+    agent = Agent(AgentOptions(**named_otherwise, **others), log)
     agent.install_signals()
     log.info("starting", version=identity().text, process=os.getpid())
     try:

@@ -11,6 +11,7 @@ import json
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.command import result
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.top import command as top_command
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.top.lines import (
@@ -141,7 +142,7 @@ def test_the_command_asks_the_agent(monkeypatch):
         asked.append(question)
         return reading(port("web", connections=3))
 
-    monkeypatch.setattr(top_command, "ask_agent", ask)
+    monkeypatch.setattr(result, "ask_agent", ask)
     code, output, _errors = run("--namespace", "shop")
     assert (code, output.splitlines()[2].split()[:2]) == (0, ["shop/web:http", "3"])
     question = {"command": "traffic", "namespace": "shop", "endpoints": False, "known": None}
@@ -152,7 +153,7 @@ def test_the_command_asks_the_agent(monkeypatch):
 
 def test_watching_ends_with_an_interrupt_and_prints_one_object_a_line_as_json(monkeypatch):
     readings = [reading(port("web", connections=count), at=float(count)) for count in (1, 3)]
-    monkeypatch.setattr(top_command, "ask_agent", lambda _path, _question: readings.pop(0))
+    monkeypatch.setattr(result, "ask_agent", lambda _path, _question: readings.pop(0))
     slept = []
 
     def sleep(seconds):
@@ -180,7 +181,7 @@ def test_a_reading_that_is_known_is_shown_again(monkeypatch):
         if not answers:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(top_command, "ask_agent", ask)
+    monkeypatch.setattr(result, "ask_agent", ask)
     monkeypatch.setattr(top_command.time, "sleep", sleep)
     code, output, _errors = run("--watch")
     assert (code, asked, output.count("shop/web:http")) == (0, [None, 5.0], 2)
@@ -198,7 +199,7 @@ def test_failures_have_an_exit_code_and_one_line(monkeypatch, error, code, text)
     def ask(_path, _question):
         raise error
 
-    monkeypatch.setattr(top_command, "ask_agent", ask)
+    monkeypatch.setattr(result, "ask_agent", ask)
     found, _output, errors = run()
     assert found == code
     assert text in errors
@@ -206,7 +207,7 @@ def test_failures_have_an_exit_code_and_one_line(monkeypatch, error, code, text)
 
 
 def test_an_invalid_answer_is_an_error(monkeypatch):
-    monkeypatch.setattr(top_command, "ask_agent", lambda _path, _question: {"ports": [{}]})
+    monkeypatch.setattr(result, "ask_agent", lambda _path, _question: {"ports": [{}]})
     code, _output, errors = run()
     assert (code, "not valid" in errors) == (1, True)
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...base.errors import KernelError, ProxyError
+from ...base.errors import KernelError, ProxyError, some_of
 from ...base.timestamps import timestamp
 from ...convergence.drain.external import Serving, describe, external_connections, parse_serving
 from ...convergence.drain.record import (
@@ -26,8 +26,8 @@ from ...convergence.drain.record import (
     remove_record,
     write_record,
 )
-from ...convergence.runtime.agent_client import Answer, NoAgent, ask_agent
-from ..result import LEFT, NOT_RUNNING, OK, CommandResult, Refused
+from ...convergence.runtime.agent_client import Answer, NoAgent
+from ..result import LEFT, NOT_RUNNING, OK, CommandResult, Refused, ask_newer
 from .lines import drain_line
 
 #: The maximum number of remaining connections that the result names.
@@ -70,14 +70,7 @@ def _require_root(what: str) -> None:
 
 def _ask(arguments: argparse.Namespace, **question: Any) -> Answer:
     """Ask the agent about its drain. Raises NoAgent, ProxyError."""
-    try:
-        answer = ask_agent(arguments.control, {"command": "drain", **question})
-    except NoAgent:
-        raise
-    except ProxyError as error:
-        if "unknown command" in str(error):
-            raise ProxyError("the running agent is too old to support drains: restart it") from error
-        raise
+    answer = ask_newer(arguments.control, "support drains", {"command": "drain", **question})
     if not isinstance(answer.get("drained"), bool):
         raise ProxyError("the agent's answer about its drain is not valid")
     return answer
@@ -201,10 +194,8 @@ def _arriving_text(arrived: Sequence[Connection]) -> str:
     """Return a clause about those who still begin connections, empty if nobody does."""
     if not arrived:
         return ""
-    found = _arrivals(arrived)
-    names = ", ".join(f"{item['client']} to {item['port']}" for item in found[:_CLIENTS])
-    more = f" and {len(found) - _CLIENTS} more" if len(found) > _CLIENTS else ""
-    return f"; new connections still begin, from {names}{more}"
+    names = [f"{item['client']} to {item['port']}" for item in _arrivals(arrived)]
+    return f"; new connections still begin, from {some_of(names, _CLIENTS)}"
 
 
 def _count_document(used: Set[Connection]) -> Dict[str, Any]:
@@ -299,14 +290,7 @@ def _status_without_agent(arguments: argparse.Namespace, error: str) -> CommandR
         lines.append(f"the next agent starts drained, until {timestamp(record.until)}")
     if problem:
         lines.append(f"ignored: {problem}")
-    times = record if record is not None and seconds else None
-    document = {
-        "agent": "not running",
-        "drained": times is not None,
-        "since": timestamp(times.since) if times is not None else "",
-        "until": timestamp(times.until) if times is not None else "",
-        "remainingSeconds": round(seconds, 1),
-        "problem": problem,
-        "connections": None,
-    }
+    times = record._asdict() if record is not None else {}
+    answer = {"drained": bool(seconds), **times, "remainingSeconds": round(seconds, 1), "problem": problem}
+    document = {"agent": "not running", **_drain_document(answer), "connections": None}
     return CommandResult(NOT_RUNNING, lines, document)

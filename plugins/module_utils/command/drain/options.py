@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from ...convergence.drain.record import DEFAULT_FILE, DEFAULT_SECONDS, MOST_SECONDS
-from ...convergence.runtime.state_directory import DEFAULT_CONTROL
+from ...convergence.drain.record import DEFAULT_SECONDS, MOST_SECONDS
+from ..options import Options, add_control, add_drain_file, add_json, add_output
 from ..result import UsageError
 
 DEADLINE_SECONDS, QUIET_SECONDS = 300.0, 30.0
@@ -24,24 +24,16 @@ def _duration(text: str) -> float:
     return seconds
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the file of the drain."""
-    text = "the file by which root keeps the node drained"
-    parser.add_argument("--drain-file", default=DEFAULT_FILE, metavar="FILE", help=text)
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+def _add(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=["start", "status", "stop"], metavar="start|status|stop", help="what to do")
     _add_duration(parser, "--for", "when the drain ends by itself", DEFAULT_SECONDS, dest="seconds")
     add("--wait", action="store_true", help="wait until no external connection is left")
     _add_duration(parser, "--deadline", "how long to wait; then exit with 5", DEADLINE_SECONDS)
     _add_duration(parser, "--quiet", "how long no new connection must begin", QUIET_SECONDS)
-    add("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
-    add_file(parser)
-    add("--output", "-o", default="text", choices=["text", "json"], help="output format")
-    add("--json", dest="output", action="store_const", const="json", help="the same as --output json")
+
+
+DRAIN: Options = (_add, add_control, add_drain_file, add_output, add_json)
 
 
 def _add_duration(parser: argparse.ArgumentParser, name: str, text: str, default: float, dest: str = "") -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from ...convergence.runtime.state_directory import DEFAULT_CONTROL
+from ..options import Options, add_control, add_json, add_output
 from ..result import UsageError
 
 #: Rows that fit a terminal of 24 lines.
@@ -15,8 +15,7 @@ DEFAULT_LIMIT = 20
 _LONGEST_INTERVAL = 3600.0
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+def _add(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "repeat, and show new connections, packets and bytes per second (every 1)"
     add("--watch", "-w", type=float, nargs="?", const=1.0, metavar="SECONDS", help=text)
@@ -24,9 +23,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     text = f"the most ports of Services to show, 0 for all (default: {DEFAULT_LIMIT}, with JSON all)"
     add("--limit", type=int, default=None, metavar="N", help=text)
     add("--endpoints", action="store_true", help="show the endpoints of each port as well")
-    add("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
-    add("--output", "-o", default="text", choices=["text", "json"], help="output format")
-    add("--json", dest="output", action="store_const", const="json", help="the same as --output json")
+
+
+TOP: Options = (_add, add_control, add_output, add_json)
 
 
 def check(arguments: argparse.Namespace) -> None:
