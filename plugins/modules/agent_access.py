@@ -203,22 +203,21 @@ def access(module: AnsibleModule) -> Dict[str, Any]:
     return result
 
 
+_OPTIONS = {
+    "namespace": {"type": "str", "default": "kube-system"},
+    "name": {"type": "str", "default": "kubenode-proxy"},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "shared_token": {"type": "bool", "default": False, "no_log": False},
+    "network_policy": {"type": "bool", "default": False},
+    "rotate": {"type": "bool", "default": False},
+    "allow_loopback": {"type": "bool", "default": True},
+    **api_spec(),
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "namespace": {"type": "str", "default": "kube-system"},
-            "name": {"type": "str", "default": "kubenode-proxy"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "shared_token": {"type": "bool", "default": False, "no_log": False},
-            "network_policy": {"type": "bool", "default": False},
-            "rotate": {"type": "bool", "default": False},
-            "allow_loopback": {"type": "bool", "default": True},
-            **api_spec(),
-        },
-        supports_check_mode=True,
-    )
-    run(module, access)
+    run(access, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -113,17 +113,16 @@ def archive(module: AnsibleModule) -> Dict[str, Any]:
     return result
 
 
+_OPTIONS = {
+    "source": {"type": "path", "required": True},
+    "path": {"type": "path"},
+    "interpreter": {"type": "path", "default": "/usr/bin/python3"},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "source": {"type": "path", "required": True},
-            "path": {"type": "path"},
-            "interpreter": {"type": "path", "default": "/usr/bin/python3"},
-        },
-        supports_check_mode=True,
-    )
-    run(module, archive)
+    run(archive, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -141,24 +141,23 @@ def libraries(module: AnsibleModule) -> Dict[str, Any]:
     return {"changed": True, "path": path}
 
 
+_OPTIONS = {
+    "directory": {"type": "path", "required": True},
+    "python_version": {"type": "str", "required": True},
+    "machine": {"type": "str", "required": True},
+    "requirements": {
+        "type": "list",
+        "elements": "str",
+        "default": ["PyYAML", "prometheus-client"],
+    },
+    "requirements_file": {"type": "path"},
+    "wheelhouse": {"type": "path"},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "directory": {"type": "path", "required": True},
-            "python_version": {"type": "str", "required": True},
-            "machine": {"type": "str", "required": True},
-            "requirements": {
-                "type": "list",
-                "elements": "str",
-                "default": ["PyYAML", "prometheus-client"],
-            },
-            "requirements_file": {"type": "path"},
-            "wheelhouse": {"type": "path"},
-        },
-        supports_check_mode=True,
-    )
-    run(module, libraries)
+    run(libraries, _OPTIONS)
 
 
 if __name__ == "__main__":

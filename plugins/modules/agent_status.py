@@ -156,11 +156,7 @@ def status(module: AnsibleModule) -> Dict[str, Any]:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={"state_directory": {"type": "path", "default": DEFAULT_DIRECTORY}},
-        supports_check_mode=True,
-    )
-    run(module, status)
+    run(status, {"state_directory": {"type": "path", "default": DEFAULT_DIRECTORY}})
 
 
 if __name__ == "__main__":

@@ -80,8 +80,6 @@ error_kind:
   sample: api
 """
 
-import contextlib
-import os
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -90,9 +88,8 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.service_token import LEAST_SECONDS
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.service_account import Account, node_token
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_spec, connected
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 
 
@@ -105,25 +102,24 @@ def token(module: AnsibleModule) -> Dict[str, Any]:
     if module.check_mode:
         return {"changed": True}
     account = Account(parameters["namespace"], parameters["name"])
-    with contextlib.closing(ApiClient(api_connection(parameters, os.environ), parameters["api_timeout"])) as client:
+    with connected(module) as client:
         found = node_token(client, account, parameters["node_name"], seconds)
     warn(module, found.warnings, ())
     return {"changed": True, "token": found.token}
 
 
+_OPTIONS = {
+    "namespace": {"type": "str", "default": "kube-system"},
+    "name": {"type": "str", "default": "kubenode-proxy"},
+    "node_name": {"type": "str", "required": True},
+    "lifetime_seconds": {"type": "int", "default": 86400},
+    **api_spec(),
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "namespace": {"type": "str", "default": "kube-system"},
-            "name": {"type": "str", "default": "kubenode-proxy"},
-            "node_name": {"type": "str", "required": True},
-            "lifetime_seconds": {"type": "int", "default": 86400},
-            **api_spec(),
-        },
-        supports_check_mode=True,
-    )
-    run(module, token)
+    run(token, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -180,26 +180,24 @@ def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     return {**result, "changed": changed, "digest": written.digest, "counts": written.counts}
 
 
+_OPTIONS = {
+    "snapshot_file": {"type": "path", "required": True},
+    "source_file": {"type": "path"},
+    "mode": {"type": "raw"},
+    "owner": {"type": "str"},
+    "group": {"type": "str"},
+    "diff_lines": {"type": "int", "default": 200},
+    "outside_hosts": {"type": "bool", "default": False},
+    "network_policies": {"type": "bool", "default": False},
+    "cluster_network_policies": {"type": "bool", "default": False},
+    "ignore_findings": {"type": "list", "elements": "str", "default": []},
+    **api_spec(),
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "snapshot_file": {"type": "path", "required": True},
-            "source_file": {"type": "path"},
-            "mode": {"type": "raw"},
-            "owner": {"type": "str"},
-            "group": {"type": "str"},
-            "diff_lines": {"type": "int", "default": 200},
-            "outside_hosts": {"type": "bool", "default": False},
-            "network_policies": {"type": "bool", "default": False},
-            "cluster_network_policies": {"type": "bool", "default": False},
-            "ignore_findings": {"type": "list", "elements": "str", "default": []},
-            **api_spec(),
-        },
-        mutually_exclusive=[("source_file", option) for option in API_SOURCES],
-        supports_check_mode=True,
-    )
-    run(module, snapshot)
+    run(snapshot, _OPTIONS, mutually_exclusive=[("source_file", option) for option in API_SOURCES])
 
 
 if __name__ == "__main__":

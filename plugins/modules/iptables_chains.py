@@ -287,32 +287,39 @@ def _resources(parameters: Mapping[str, Any]) -> List[ListedChainsResource]:
     return resources
 
 
-def _argument_spec() -> Dict[str, Any]:
-    jump = {
-        "from": {"type": "str", "required": True},
-        "match": {"type": "str", "default": ""},
-        "position": {"type": "str", "choices": ["any", "first", "last"], "default": "any"},
-    }
-    chain = {
-        "name": {"type": "str", "required": True},
-        "table": {"type": "str", "choices": ["filter", "nat", "mangle", "raw", "security"], "default": "filter"},
-        "family": {"type": "str", "choices": ["ipv4", "ipv6", "both"], "default": "ipv4"},
-        "rules": {"type": "list", "elements": "str", "default": []},
-        "jumps": {"type": "list", "elements": "dict", "options": jump},
-    }
-    return {
-        "chains": {"type": "list", "elements": "dict", "default": [], "options": chain},
-        "state": {"type": "str", "choices": ["present", "absent", "confirmed"], "default": "present"},
-        "confirm_timeout": {"type": "int", "default": 0},
-        "change": {"type": "str", "default": ""},
-        "variant": {"type": "str", "choices": ["auto", "legacy", "nft"], "default": "auto"},
-        "lock_timeout": {"type": "int", "default": 5},
-    }
+_JUMP = {
+    "from": {"type": "str", "required": True},
+    "match": {"type": "str", "default": ""},
+    "position": {"type": "str", "choices": ["any", "first", "last"], "default": "any"},
+}
+_CHAIN = {
+    "name": {"type": "str", "required": True},
+    "table": {"type": "str", "choices": ["filter", "nat", "mangle", "raw", "security"], "default": "filter"},
+    "family": {"type": "str", "choices": ["ipv4", "ipv6", "both"], "default": "ipv4"},
+    "rules": {"type": "list", "elements": "str", "default": []},
+    "jumps": {"type": "list", "elements": "dict", "options": _JUMP},
+}
+_OPTIONS = {
+    "chains": {"type": "list", "elements": "dict", "default": [], "options": _CHAIN},
+    "state": {"type": "str", "choices": ["present", "absent", "confirmed"], "default": "present"},
+    "confirm_timeout": {"type": "int", "default": 0},
+    "change": {"type": "str", "default": ""},
+    "variant": {"type": "str", "choices": ["auto", "legacy", "nft"], "default": "auto"},
+    "lock_timeout": {"type": "int", "default": 5},
+}
 
 
 def _changed(module: AnsibleModule) -> Dict[str, Any]:
-    """Make the chains as declared and return the result. Raises ProxyError."""
+    """Make the chains as declared, or keep a provisional change, and return the result. Raises ProxyError."""
     parameters = module.params
+    confirming = parameters["state"] == "confirmed"
+    if bool(parameters["chains"]) is confirming:
+        what = "not allowed with" if confirming else "required unless"
+        raise ConfigurationError(f"chains: {what} state confirmed")
+    if parameters["confirm_timeout"] < 0:
+        raise ConfigurationError("confirm_timeout: must not be negative")
+    if confirming:
+        return _confirmed(module)
     resources = _resources(parameters)
     changes = [ChainChange(resource, difference(*resource.stage())) for resource in resources]
     planned = [PlannedChange(*item) for item in changes]
@@ -339,15 +346,7 @@ def _confirmed(module: AnsibleModule) -> Dict[str, Any]:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
-    parameters = module.params
-    confirming = parameters["state"] == "confirmed"
-    if bool(parameters["chains"]) is confirming:
-        what = "not allowed with" if confirming else "required unless"
-        module.fail_json(msg=f"chains: {what} state confirmed", error_kind="configuration")
-    if parameters["confirm_timeout"] < 0:
-        module.fail_json(msg="confirm_timeout: must not be negative", error_kind="configuration")
-    run(module, _confirmed if confirming else _changed, needs_root="changing iptables chains")
+    run(_changed, _OPTIONS, needs_root="changing iptables chains")
 
 
 if __name__ == "__main__":

@@ -162,18 +162,17 @@ def _found(module: AnsibleModule) -> Dict[str, Any]:
     return {"changed": False, "chains": found, "unreadable": unreadable, "variants": variants}
 
 
+_OPTIONS = {
+    "chains": {"type": "list", "elements": "str", "default": []},
+    "table": {"type": "str", "choices": ["filter", "nat", "mangle", "raw", "security"]},
+    "family": {"type": "str", "choices": ["ipv4", "ipv6", "both"], "default": "ipv4"},
+    "variant": {"type": "str", "choices": ["auto", "legacy", "nft"], "default": "auto"},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "chains": {"type": "list", "elements": "str", "default": []},
-            "table": {"type": "str", "choices": ["filter", "nat", "mangle", "raw", "security"]},
-            "family": {"type": "str", "choices": ["ipv4", "ipv6", "both"], "default": "ipv4"},
-            "variant": {"type": "str", "choices": ["auto", "legacy", "nft"], "default": "auto"},
-        },
-        supports_check_mode=True,
-    )
-    run(module, _found, needs_root="listing iptables chains")
+    run(_found, _OPTIONS, needs_root="listing iptables chains")
 
 
 if __name__ == "__main__":

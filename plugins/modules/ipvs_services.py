@@ -300,125 +300,47 @@ error_kind:
   sample: kernel
 """
 
-import os
-from typing import Any, Dict, List, Mapping
-
-from ansible.module_utils.basic import AnsibleModule
-
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.ipvs_schedulers import SCHEDULER_FLAGS
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_saving import change, predict
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import (
-    ListedReal,
-    ListedServer,
-    ListedTables,
-    connect,
-    listed_tables,
-    listed_timeouts,
-    purged_addresses,
-    stages,
-    unavailable_schedulers,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.ipvs_services import changed
 
-_SAVE_DIRECTORY = "/etc/sysconfig"
-
-
-def _server(options: Mapping[str, Any]) -> ListedServer:
-    real_servers = options["real_servers"]
-    if real_servers is not None:
-        real_servers = tuple(
-            ListedReal(real["address"], real["port"], real["weight"], real["forwarding"], real["state"] == "present")
-            for real in real_servers
-        )
-    flags = None if options["flags"] is None else tuple(options["flags"])
-    return ListedServer(**{**options, "flags": flags, "real_servers": real_servers})
-
-
-def _save_file(parameters: Mapping[str, Any]) -> str:
-    if not parameters["save"]:
-        return ""
-    default = f"{_SAVE_DIRECTORY}/ipvsadm" if os.path.isdir(_SAVE_DIRECTORY) else "/etc/ipvsadm.rules"
-    return str(parameters["save_file"] or default)
-
-
-def _planned(parameters: Mapping[str, Any], wanted: ListedTables, path: str, check: bool) -> List[PlannedChange]:
-    """Plan and, unless ``check`` is set, apply all changes; ``path``: the file to write, empty for none."""
-    purge = purged_addresses(parameters["purge"])
-    timeouts = listed_timeouts(parameters["timeouts"] or {})
-    present = parameters["state"] == "present"
-    problem = unavailable_schedulers(wanted) if present else ""
-    if problem:
-        raise KernelError(problem)
-    families = FAMILIES if path else ()
-    with connect() as connection:
-        declared = stages(connection, wanted, purge=purge, present=present, timeouts=timeouts, families=families)
-        return predict(connection, declared, path, timeouts) if check else change(connection, declared, path)
-
-
-def _argument_spec() -> Dict[str, Any]:
-    real_server = {
-        "address": {"type": "str", "required": True},
-        "port": {"type": "int"},
-        "weight": {"type": "int", "default": 1},
-        "forwarding": {"type": "str", "choices": ["nat", "dr", "tunnel"], "default": "nat"},
-        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-    }
-    service = {
-        "address": {"type": "str"},
-        "port": {"type": "int"},
-        "protocol": {"type": "str", "choices": ["tcp", "udp", "sctp"]},
-        "firewall_mark": {"type": "int"},
-        "family": {"type": "str", "choices": ["ipv4", "ipv6"]},
-        "scheduler": {"type": "str"},
-        "flags": {"type": "list", "elements": "str", "choices": list(SCHEDULER_FLAGS)},
-        "persistence": {"type": "int"},
-        "persistence_prefix": {"type": "int"},
-        "one_packet": {"type": "bool"},
-        "exclusive": {"type": "bool", "default": True},
-        "real_servers": {"type": "list", "elements": "dict", "options": real_server},
-    }
-    timeouts = {"tcp": {"type": "int"}, "tcp_fin": {"type": "int"}, "udp": {"type": "int"}}
-    return {
-        "services": {"type": "list", "elements": "dict", "default": [], "options": service},
-        "purge": {"type": "list", "elements": "str", "default": []},
-        "timeouts": {"type": "dict", "options": timeouts},
-        "save": {"type": "bool", "default": False},
-        "save_file": {"type": "path"},
-        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-    }
-
-
-def _changed(module: AnsibleModule) -> Dict[str, Any]:
-    """Make the virtual servers as declared and return the result. Raises ProxyError."""
-    parameters = module.params
-    path = _save_file(parameters)
-    wanted = listed_tables(_server(options) for options in parameters["services"])
-    if wanted.absent and parameters["state"] == "absent":
-        raise ConfigurationError("state: absent removes whole virtual servers; their real servers need no state")
-    planned = _planned(parameters, wanted, path, bool(module.check_mode))
-    return {
-        "virtual_servers": len(wanted.servers),
-        "real_servers": len(wanted.real_servers),
-        "save_file": path,
-        **tables.planned_result(planned, module._diff),
-    }
+_REAL_SERVER = {
+    "address": {"type": "str", "required": True},
+    "port": {"type": "int"},
+    "weight": {"type": "int", "default": 1},
+    "forwarding": {"type": "str", "choices": ["nat", "dr", "tunnel"], "default": "nat"},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+}
+_SERVICE = {
+    "address": {"type": "str"},
+    "port": {"type": "int"},
+    "protocol": {"type": "str", "choices": ["tcp", "udp", "sctp"]},
+    "firewall_mark": {"type": "int"},
+    "family": {"type": "str", "choices": ["ipv4", "ipv6"]},
+    "scheduler": {"type": "str"},
+    "flags": {"type": "list", "elements": "str", "choices": list(SCHEDULER_FLAGS)},
+    "persistence": {"type": "int"},
+    "persistence_prefix": {"type": "int"},
+    "one_packet": {"type": "bool"},
+    "exclusive": {"type": "bool", "default": True},
+    "real_servers": {"type": "list", "elements": "dict", "options": _REAL_SERVER},
+}
+_TIMEOUTS = {"tcp": {"type": "int"}, "tcp_fin": {"type": "int"}, "udp": {"type": "int"}}
+_OPTIONS = {
+    "services": {"type": "list", "elements": "dict", "default": [], "options": _SERVICE},
+    "purge": {"type": "list", "elements": "str", "default": []},
+    "timeouts": {"type": "dict", "options": _TIMEOUTS},
+    "save": {"type": "bool", "default": False},
+    "save_file": {"type": "path"},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+}
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
-    parameters = module.params
-    if not any(parameters[name] for name in ("services", "purge", "timeouts", "save")):
-        module.fail_json(
-            msg="services, purge, timeouts and save are all empty: nothing to do", error_kind="configuration"
-        )
-    run(module, _changed, needs_root="changing virtual servers")
+    run(changed, _OPTIONS, needs_root="changing virtual servers")
 
 
 if __name__ == "__main__":

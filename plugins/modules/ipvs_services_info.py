@@ -180,19 +180,22 @@ def _found(module: AnsibleModule) -> Dict[str, Any]:
         }
 
 
+_OPTIONS = {
+    "address": {"type": "str"},
+    "port": {"type": "int"},
+    "protocol": {"type": "str", "choices": ["tcp", "udp", "sctp"]},
+    "firewall_mark": {"type": "int"},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "address": {"type": "str"},
-            "port": {"type": "int"},
-            "protocol": {"type": "str", "choices": ["tcp", "udp", "sctp"]},
-            "firewall_mark": {"type": "int"},
-        },
+    run(
+        _found,
+        _OPTIONS,
         mutually_exclusive=[("firewall_mark", name) for name in ("address", "port", "protocol")],
-        supports_check_mode=True,
+        needs_root="listing virtual servers",
     )
-    run(module, _found, needs_root="listing virtual servers")
 
 
 if __name__ == "__main__":

@@ -223,211 +223,31 @@ error_kind:
   sample: kernel
 """
 
-import os
-from typing import Any, Dict, List
-
-from ansible.module_utils.basic import AnsibleModule
-
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.mode_names import MODES_IN_EFFECT
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import boot_directories
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_parameters import (
-    ModuleParametersResource,
-    arguments_of,
-    modprobe_file,
-    parse_parameters,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_profile import modules_for
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modules import (
-    LOADED,
-    ModulesResource,
-    built_in_modules,
-    modules_load_file,
-    present_modules,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import (
-    boot_file,
-    own_file,
-    unread_warning,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.kernel_modules import changed
 
-_PROXY_FILE = "/etc/modules-load.d/kubenode-proxy.conf"
-
-
-def _named_modules(parameters: Dict[str, Any]) -> List[str]:
-    names = list(parameters["modules"])
-    if parameters["mode"]:
-        version = facts.kernel_version(facts.kernel_release())
-        for filter_backend in _filter_backends(parameters):
-            names += modules_for(
-                parameters["mode"], parameters["schedulers"], version, parameters["bridge_netfilter"], filter_backend
-            )
-    return list(dict.fromkeys(names))
-
-
-def _filter_backends(parameters: Dict[str, Any]) -> List[str]:
-    """Return the filter backends of ipvs mode whose modules are meant; an empty name in other modes."""
-    if parameters["mode"] != "ipvs":
-        return [""]
-    if parameters["ipvs_filter_backend"]:
-        return [str(parameters["ipvs_filter_backend"])]
-    return ["iptables"] if parameters["state"] == "present" else ["iptables", "nftables"]
-
-
-def _stages_present(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
-    given = parse_parameters(parameters["parameters"])
-    of_module = {key.module: arguments_of(key.module, given) for key in given}
-    resource = ModulesResource(_named_modules(parameters), parameters=of_module)
-    present = present_modules(of_module, resource.release)
-    live = ModuleParametersResource(given, present, built_in=built_in_modules(present, resource.release))
-    stages = [Stage(resource, resource.desired())]
-    if options_path:
-        # Before the module is loaded, for whatever else loads it at the same time.
-        stages.insert(0, Stage(FilesResource([options_path]), {options_path: modprobe_file(given)}))
-    if live.wanted:
-        stages.append(Stage(live, live.wanted))
-    if path:
-        stages.append(Stage(FilesResource([path]), {path: modules_load_file(resource.names)}))
-    return stages
-
-
-def _stages_absent(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
-    files = FilesResource([name for name in (path, options_path) if name])
-    names: List[str] = []
-    if parameters["unload"]:
-        names = _named_modules(parameters)
-        if not names:
-            lines = files.observe().get(path, "").splitlines()
-            names = [line.strip() for line in lines if line.strip() and line.strip()[0] not in "#;"]
-    # Removals run in reverse: a module that cannot be unloaded must stay in the file, from which the next run reads it.
-    stages: List[Stage] = [Stage(files, {})] if parameters["persistent"] else []
-    stages.append(Stage(ModulesResource((), unload=list(reversed(names))), {}))
-    return stages
-
-
-def _options_file(parameters: Dict[str, Any], path: str) -> str:
-    """Return the path of the modprobe.d file; empty if the task needs none."""
-    if not parameters["parameters"] or not parameters["persistent"]:
-        return ""
-    chosen = parameters["parameters_file"]
-    return boot_file("parameters_file", str(chosen)) if chosen else f"/etc/modprobe.d/{os.path.basename(path)}"
-
-
-def _unread_warnings(path: str, options_path: str) -> List[str]:
-    """Return a warning for each file of a task, empty for none, that is not read at boot."""
-    files = (
-        ("persistent_file", path, boot_directories.MODULES_LOAD),
-        ("parameters_file", options_path, boot_directories.MODPROBE),
-    )
-    reasons = ((option, name, boot_directories.unread(name, read) if name else "") for option, name, read in files)
-    return [unread_warning(option, name, reason) for option, name, reason in reasons if reason]
-
-
-def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> None:
-    unavailable = resource.unavailable(planned.change.added)
-    if unavailable:
-        reasons = sorted(set(unavailable.values()))
-        raise KernelError(f"kernel module {', '.join(unavailable)}: {'; '.join(reasons)}")
-
-
-def _refuse_used(resource: ModulesResource, planned: PlannedChange) -> None:
-    used = resource.in_use(planned.change.removed)
-    if used:
-        raise KernelError("; ".join(f"kernel module {name}: {reason}" for name, reason in used.items()))
-
-
-def _check_parameters(module: AnsibleModule, planned: List[PlannedChange], persistent: bool) -> None:
-    """Warn of parameters that wait until their module is loaded again, or raise KernelError, as the options say.
-
-    ``persistent``: warn of those that a boot does not set as well, because their module is built in.
-    """
-    for item in planned:
-        if not isinstance(item.resource, ModuleParametersResource):
-            continue
-        fixed = item.resource.unchangeable(item.change)
-        reasons = "; ".join(f"parameter {key}: {reason}" for key, reason in fixed.items())
-        if reasons and module.params["unchangeable"] == "fail":
-            raise KernelError(f"{reasons}; with unchangeable: warn, this is only a warning")
-        if reasons:
-            module.warn(reasons)
-        for key, reason in (item.resource.lost_at_boot() if persistent else {}).items():
-            if key not in fixed:
-                module.warn(f"parameter {key}: {reason}")
-        for key in fixed:
-            item.change.added.pop(key, None)
-            item.change.replaced.pop(key, None)
-
-
-def _argument_spec() -> Dict[str, Any]:
-    return {
-        "modules": {"type": "list", "elements": "str", "default": []},
-        "mode": {"type": "str", "choices": [*MODES_IN_EFFECT]},
-        "schedulers": {"type": "list", "elements": "str", "default": []},
-        "ipvs_filter_backend": {"type": "str", "choices": ["iptables", "nftables"]},
-        "bridge_netfilter": {"type": "bool", "default": False},
-        "parameters": {"type": "dict", "default": {}},
-        "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
-        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-        "persistent": {"type": "bool", "default": True},
-        "persistent_file": {"type": "path"},
-        "parameters_file": {"type": "path"},
-        "unload": {"type": "bool", "default": False},
-    }
-
-
-def _invalid(parameters: Dict[str, Any]) -> str:
-    """Return the fault of the combination of options; empty if there is none."""
-    if parameters["state"] == "present" and not parameters["modules"] and not parameters["mode"]:
-        return "state is present but modules is empty and mode is not given"
-    if parameters["schedulers"] and parameters["mode"] != "ipvs":
-        return "schedulers: only allowed with mode ipvs"
-    if parameters["ipvs_filter_backend"] and parameters["mode"] != "ipvs":
-        return "ipvs_filter_backend: only allowed with mode ipvs"
-    return ""
-
-
-def _changed(module: AnsibleModule) -> Dict[str, Any]:
-    """Make the modules, their parameters and files as declared and return the result. Raises ProxyError."""
-    parameters = module.params
-    present = parameters["state"] == "present"
-    listed = not present and parameters["unload"] and not parameters["modules"] and not parameters["mode"]
-    path = own_file(parameters, "mode", _PROXY_FILE, parameters["persistent"] or listed)
-    options_path = _options_file(parameters, path)
-    planned = plan((_stages_present if present else _stages_absent)(parameters, path, options_path))
-    loading = next(item for item in planned if isinstance(item.resource, ModulesResource))
-    resource = loading.resource
-    _refuse_unavailable(resource, loading)
-    _refuse_used(resource, loading)
-    _check_parameters(module, planned, bool(options_path))
-    for warning in _unread_warnings(path, options_path) if present else ():
-        module.warn(warning)
-    if not module.check_mode:
-        apply_plan(planned)
-    return {
-        "modules": list(resource.names or resource.unload),
-        "loaded": [name for name, value in loading.change.added.items() if value == LOADED],
-        "unloaded": list(loading.change.removed),
-        "persistent_file": path if parameters["persistent"] else "",
-        "parameters_file": options_path,
-        "kernel_release": facts.kernel_release(),
-        **tables.planned_result(planned, module._diff),
-    }
+_OPTIONS = {
+    "modules": {"type": "list", "elements": "str", "default": []},
+    "mode": {"type": "str", "choices": [*MODES_IN_EFFECT]},
+    "schedulers": {"type": "list", "elements": "str", "default": []},
+    "ipvs_filter_backend": {"type": "str", "choices": ["iptables", "nftables"]},
+    "bridge_netfilter": {"type": "bool", "default": False},
+    "parameters": {"type": "dict", "default": {}},
+    "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "persistent": {"type": "bool", "default": True},
+    "persistent_file": {"type": "path"},
+    "parameters_file": {"type": "path"},
+    "unload": {"type": "bool", "default": False},
+}
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
-    invalid = _invalid(module.params)
-    if invalid:
-        module.fail_json(msg=invalid, error_kind="configuration")
-    run(module, _changed, needs_root="changing kernel modules")
+    run(changed, _OPTIONS, needs_root="changing kernel modules")
 
 
 if __name__ == "__main__":

@@ -150,17 +150,16 @@ def _found(module: AnsibleModule) -> Dict[str, Any]:
     return {"changed": False, "modules": found, "kernel_release": release, **more}
 
 
+_OPTIONS = {
+    "modules": {"type": "list", "elements": "str", "required": True},
+    "ipvs_filter_backend": {"type": "bool", "default": False},
+    "schedulers": {"type": "list", "elements": "str", "default": ["rr"]},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "modules": {"type": "list", "elements": "str", "required": True},
-            "ipvs_filter_backend": {"type": "bool", "default": False},
-            "schedulers": {"type": "list", "elements": "str", "default": ["rr"]},
-        },
-        supports_check_mode=True,
-    )
-    run(module, _found)
+    run(_found, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,6 @@ error_kind:
   sample: configuration
 """
 
-import os
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -99,14 +98,13 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.comparison import adopted
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.kube_proxy_configuration import (
     ConfigMap,
     compared,
     find_configuration,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_spec, connected
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
@@ -114,11 +112,8 @@ def comparison(module: AnsibleModule) -> Dict[str, Any]:
     """Return kube-proxy's configuration and the differences. Raises ConfigurationError if they are not to be there."""
     parameters = module.params
     place = ConfigMap(parameters["namespace"], parameters["name"])
-    client = ApiClient(api_connection(parameters, os.environ), parameters["api_timeout"])
-    try:
+    with connected(module) as client:
         kube_proxy = find_configuration(client, place)
-    finally:
-        client.close()
     if kube_proxy is None:
         module.warn(
             f"{place} does not exist, so kube-proxy's configuration is unknown; if it has flags instead, as in k3s, "
@@ -151,19 +146,18 @@ def comparison(module: AnsibleModule) -> Dict[str, Any]:
     }
 
 
+_OPTIONS = {
+    "configurations": {"type": "dict", "default": {}},
+    "differences": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
+    "namespace": {"type": "str", "default": "kube-system"},
+    "name": {"type": "str", "default": "kube-proxy"},
+    **api_spec(),
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "configurations": {"type": "dict", "default": {}},
-            "differences": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
-            "namespace": {"type": "str", "default": "kube-system"},
-            "name": {"type": "str", "default": "kube-proxy"},
-            **api_spec(),
-        },
-        supports_check_mode=True,
-    )
-    run(module, comparison)
+    run(comparison, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,6 @@ error_kind:
   sample: api
 """
 
-import os
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -141,7 +140,6 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placement import (
     DEFAULT_LABEL,
     Placement,
@@ -149,29 +147,27 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placemen
     StillWaiting,
     Waiting,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_spec, connected
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
 def placed(module: AnsibleModule) -> Dict[str, Any]:
     """Keep kube-proxy off the nodes, or bring it back, and return the changes."""
     parameters = module.params
-    connection = api_connection(parameters, os.environ)
     if parameters["remove_rule"] and parameters["state"] != "absent":
         raise ConfigurationError("remove_rule: only allowed with state absent")
     placement = Placement(parameters["namespace"], parameters["name"], parameters["label"])
-    client = ApiClient(connection, parameters["api_timeout"])
     waiting = Waiting(min(parameters["wait_part"], parameters["wait_timeout"]), parameters["continued"])
-    placer, problem = Placer(client, placement, module.check_mode, waiting), ""
-    try:
-        if parameters["state"] == "present":
-            placer.keep_off(parameters["nodes"])
-        else:
-            placer.bring_back(parameters["nodes"], parameters["remove_rule"])
-    except StillWaiting as error:
-        problem = str(error)
-    finally:
-        client.close()
+    problem = ""
+    with connected(module) as client:
+        placer = Placer(client, placement, module.check_mode, waiting)
+        try:
+            if parameters["state"] == "present":
+                placer.keep_off(parameters["nodes"])
+            else:
+                placer.bring_back(parameters["nodes"], parameters["remove_rule"])
+        except StillWaiting as error:
+            problem = str(error)
     outcome = placer.outcome()
     return {
         "changed": bool(outcome.changes),
@@ -181,24 +177,23 @@ def placed(module: AnsibleModule) -> Dict[str, Any]:
     }
 
 
+_OPTIONS = {
+    "nodes": {"type": "list", "elements": "str", "default": []},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "remove_rule": {"type": "bool", "default": False},
+    "namespace": {"type": "str", "default": "kube-system"},
+    "name": {"type": "str", "default": "kube-proxy"},
+    "label": {"type": "str", "default": DEFAULT_LABEL},
+    "wait_timeout": {"type": "float", "default": 300.0},
+    "wait_part": {"type": "float", "default": 10.0},
+    "continued": {"type": "bool", "default": False},
+    **api_spec(),
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "nodes": {"type": "list", "elements": "str", "default": []},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "remove_rule": {"type": "bool", "default": False},
-            "namespace": {"type": "str", "default": "kube-system"},
-            "name": {"type": "str", "default": "kube-proxy"},
-            "label": {"type": "str", "default": DEFAULT_LABEL},
-            "wait_timeout": {"type": "float", "default": 300.0},
-            "wait_part": {"type": "float", "default": 10.0},
-            "continued": {"type": "bool", "default": False},
-            **api_spec(),
-        },
-        supports_check_mode=True,
-    )
-    run(module, placed)
+    run(placed, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -169,21 +169,19 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
     }
 
 
+_OPTIONS = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "path": {"type": "path", "default": "/etc/kubernetes/kubelet.conf"},
+    "address": {"type": "str"},
+    "servers": {"type": "list", "elements": "str"},
+    "port": {"type": "int", "default": 6443},
+    "timeout": {"type": "float", "default": 15.0},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "path": {"type": "path", "default": "/etc/kubernetes/kubelet.conf"},
-            "address": {"type": "str"},
-            "servers": {"type": "list", "elements": "str"},
-            "port": {"type": "int", "default": 6443},
-            "timeout": {"type": "float", "default": 15.0},
-        },
-        required_if=[("state", "present", ("address", "servers"))],
-        supports_check_mode=True,
-    )
-    run(module, converged)
+    run(converged, _OPTIONS, required_if=[("state", "present", ("address", "servers"))])
 
 
 if __name__ == "__main__":

@@ -109,17 +109,16 @@ def found_programs(module: AnsibleModule) -> Dict[str, Any]:
     return {"changed": False, "found": found, "missing": missing}
 
 
+_OPTIONS = {
+    "names": {"type": "list", "elements": "str", "required": True},
+    "exclusive": {"type": "bool", "default": False},
+    "ignore_findings": {"type": "list", "elements": "str", "default": []},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "names": {"type": "list", "elements": "str", "required": True},
-            "exclusive": {"type": "bool", "default": False},
-            "ignore_findings": {"type": "list", "elements": "str", "default": []},
-        },
-        supports_check_mode=True,
-    )
-    run(module, found_programs)
+    run(found_programs, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -322,7 +322,10 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.defaults import DEFAULT_UNSERVED_PERCENT
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.defaults import (
+    DEFAULT_KEEP,
+    DEFAULT_UNSERVED_PERCENT,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
     proxy_spec,
@@ -330,7 +333,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.earlier import earlier_result
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import history_spec
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
 
 
 def perform(module: AnsibleModule) -> Dict[str, Any]:
@@ -344,24 +347,23 @@ def perform(module: AnsibleModule) -> Dict[str, Any]:
     return rendered(module) if module.params["state"] == "rendered" else converged(module)
 
 
+_OPTIONS = {
+    "state": {"type": "str", "choices": ["present", "absent", "handed_over", "rendered"], "default": "present"},
+    "node_addresses": {"type": "list", "elements": "str"},
+    "confirm_timeout": {"type": "float", "default": 0.0},
+    "max_unserved_percent": {"type": "float", "default": DEFAULT_UNSERVED_PERCENT},
+    "unattended": {"type": "bool", "default": False},
+    "always_observe": {"type": "bool", "default": False},
+    **source_spec(),
+    **proxy_spec(),
+    "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
+    "keep_states": {"type": "int", "default": DEFAULT_KEEP},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["present", "absent", "handed_over", "rendered"], "default": "present"},
-            "node_addresses": {"type": "list", "elements": "str"},
-            "confirm_timeout": {"type": "float", "default": 0.0},
-            "max_unserved_percent": {"type": "float", "default": DEFAULT_UNSERVED_PERCENT},
-            "unattended": {"type": "bool", "default": False},
-            "always_observe": {"type": "bool", "default": False},
-            **source_spec(),
-            **proxy_spec(),
-            **history_spec(),
-        },
-        mutually_exclusive=SOURCES_EXCLUDE,
-        supports_check_mode=True,
-    )
-    run(module, perform)
+    run(perform, _OPTIONS, mutually_exclusive=SOURCES_EXCLUDE)
 
 
 if __name__ == "__main__":

@@ -163,18 +163,17 @@ def confirmed(module: AnsibleModule) -> Dict[str, Any]:
     }
 
 
+_OPTIONS = {
+    "state": {"type": "int"},
+    "probes": {"type": "list", "elements": "str", "default": []},
+    "probe_timeout": {"type": "float", "default": 15.0},
+    "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "int"},
-            "probes": {"type": "list", "elements": "str", "default": []},
-            "probe_timeout": {"type": "float", "default": 15.0},
-            "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
-        },
-        supports_check_mode=True,
-    )
-    run(module, confirmed)
+    run(confirmed, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -379,127 +379,29 @@ error_kind:
   sample: preflight
 """
 
-from typing import Any, Dict
-
-from ansible.module_utils.basic import AnsibleModule
-
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.traffic import (
-    chosen_services,
-    probe_targets,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import distribution, kernel_release
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import agent_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
     proxy_spec,
     source_spec,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.beside_agent import (
-    Inspection,
-    inspect_beside_agent,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import states_result
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
-    coverage_result,
-    difference_lines,
-    drift_summary,
-    probe_records,
-    report_result,
-    table_differences,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_identity
-from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import service_proxy_findings
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, label
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import inspect
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.inspection import about_node, inspected
 
-# Entries of these tables that the service proxy set cannot be distinguished from those of other programs.
-SHARED = (label(Kind.MODULES), label(Kind.SYSCTLS))
-COMPARED = (
-    *("changes", "counts", "mode", "mode_reason"),
-    *("refused", "refused_count", "refused_parts", "refused_parts_count"),
-)
-
-
-def about_node(module: AnsibleModule) -> Dict[str, Any]:
-    """Return the facts of the node that the result contains even if the inspection fails."""
-    installed = installed_identity()
-    return {
-        "agent_version": installed.text if installed is not None else "",
-        "agent": agent_state(module.params["state_directory"], installed is not None),
-        "kernel": kernel_release(),
-        "distribution": distribution().name,
-    }
-
-
-def inspected(module: AnsibleModule) -> Dict[str, Any]:
-    """Return what is programmed and, with a source of the cluster state, how the node differs from it."""
-    compare, traffic = has_source(module), module.params["traffic"]
-    if traffic and not compare:
-        raise ConfigurationError("traffic: needs the cluster state, from a snapshot or an API server")
-    request, warnings = engine_request(module, source="optional")
-    if traffic:
-        request = request._replace(traffic=chosen_services(request.cluster, module.params["traffic_services"]))
-    found = inspect_beside_agent(request) if compare else Inspection(inspect(request))
-    report = found.report
-    if found.problem:
-        warnings = (*warnings, f"the node was compared only with the given cluster state: {found.problem}")
-    warn(module, [*warnings, *report.warnings], report.refused, report.skipped)
-    programmed = {table: count for table, count in report.programmed.items() if count and table not in SHARED}
-    result = {
-        "changed": False,
-        "programmed": programmed,
-        "cautions": list(dict.fromkeys([*warnings, *report.warnings])),
-        **report_result(report),
-    }
-    if module.params["history_directory"] is not None:
-        result["states"] = states_result(History(module.params["history_directory"]))
-    if not compare:
-        return {key: value for key, value in result.items() if key not in COMPARED}
-    if request.configuration.node_proxy.network_policy.enabled:
-        result["network_policy"] = coverage_result(report)
-    result["drift"] = report.changed
-    result["summary"] = drift_summary(report.changes)
-    result["newer"] = drift_summary(found.newer)
-    result["excluded_endpoints"] = found.excluded
-    result["other_proxies"] = [
-        str(item)
-        for item in service_proxy_findings()
-        if item.name not in request.ignore_findings and not request.configuration.node_proxy.network_policy.standalone
-    ]
-    if traffic:
-        probed = probe_targets(report.targets, module.params["traffic_timeout"])
-        result["traffic"] = [{**item._asdict(), "probes": probe_records(item.probes)} for item in probed]
-        result["traffic_summary"] = "; ".join(
-            f"{item.service} ({item.reason})" for item in probed if item.reached is False
-        )
-    if request.describe:
-        result["diff"] = table_differences(report.changes, module.params["diff_lines"])
-        result["difference"] = difference_lines(report.changes, module.params["diff_lines"])
-    return result
+_OPTIONS = {
+    **source_spec(),
+    **proxy_spec(),
+    "history_directory": {"type": "path"},
+    "traffic": {"type": "bool", "default": False},
+    "traffic_services": {"type": "list", "elements": "str", "default": []},
+    "traffic_timeout": {"type": "float", "default": 5.0},
+}
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            **source_spec(),
-            **proxy_spec(),
-            "history_directory": {"type": "path"},
-            "traffic": {"type": "bool", "default": False},
-            "traffic_services": {"type": "list", "elements": "str", "default": []},
-            "traffic_timeout": {"type": "float", "default": 5.0},
-        },
-        mutually_exclusive=SOURCES_EXCLUDE,
-        supports_check_mode=True,
-    )
-    run(module, inspected, about_node(module))
+    run(inspected, _OPTIONS, about_node, mutually_exclusive=SOURCES_EXCLUDE)
 
 
 if __name__ == "__main__":

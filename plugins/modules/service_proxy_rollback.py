@@ -178,12 +178,12 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import convergence_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import history_spec, states_result
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
     change_result,
     table_differences,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.lost_endpoints import judge_state
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
     RollbackRequest,
     rollback,
@@ -214,7 +214,7 @@ def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
         "saved_state": report.saved,
         "stopped": list(report.stopped),
         "changes": change_result(report.changes),
-        "states": states_result(History(request.history_directory, request.keep)),
+        "states": [item._asdict() for item in History(request.history_directory, request.keep).list()],
         "durations": {stage: round(seconds, 3) for stage, seconds in report.durations.items()},
     }
     if request.describe:
@@ -222,20 +222,20 @@ def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
     return result
 
 
+_OPTIONS = {
+    "to": {"type": "int"},
+    "accept_loss": {"type": "bool", "default": False},
+    "ignore_findings": {"type": "list", "elements": "str", "default": []},
+    "stop_agent": {"type": "bool", "default": True},
+    **convergence_spec(),
+    "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
+    "keep_states": {"type": "int"},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "to": {"type": "int"},
-            "accept_loss": {"type": "bool", "default": False},
-            "ignore_findings": {"type": "list", "elements": "str", "default": []},
-            "stop_agent": {"type": "bool", "default": True},
-            **convergence_spec(),
-            **history_spec(keep=None),
-        },
-        supports_check_mode=True,
-    )
-    run(module, rolled_back)
+    run(rolled_back, _OPTIONS)
 
 
 if __name__ == "__main__":

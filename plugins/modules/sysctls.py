@@ -289,6 +289,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.mode_names import MODES_IN_EFFECT
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import ConntrackConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import carry_out, plan_absent, plan_present
@@ -318,6 +319,8 @@ def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
     """
     parameters = module.params
     present = parameters["state"] == "present"
+    if present and not parameters["values"] and not parameters["profile"]:
+        raise ConfigurationError("state is present but values is empty and profile is not given")
     cores = facts.cores()
     path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"])
     chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
@@ -338,39 +341,34 @@ def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
+_OPTIONS = {
+    "values": {"type": "dict", "default": {}},
+    "profile": {
+        "type": "dict",
+        "required_one_of": [["mode", "configuration"]],
+        "options": {
+            "mode": {"type": "str", "choices": [*MODES_IN_EFFECT]},
+            "configuration": {"type": "dict"},
+            "strict_arp": {"type": "bool"},
+            "route_localnet": {"type": "bool"},
+            "estimation": {"type": "bool"},
+            "bridge_netfilter": {"type": "bool", "default": False},
+            "netdev_max_backlog": {"type": "int"},
+            "reserved_node_ports": {"type": "str"},
+            "conntrack": {"type": "dict", "options": _CONNTRACK_SPEC},
+        },
+    },
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "persistent": {"type": "bool", "default": True},
+    "persistent_file": {"type": "path"},
+    "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
+}
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "values": {"type": "dict", "default": {}},
-            "profile": {
-                "type": "dict",
-                "required_one_of": [["mode", "configuration"]],
-                "options": {
-                    "mode": {"type": "str", "choices": [*MODES_IN_EFFECT]},
-                    "configuration": {"type": "dict"},
-                    "strict_arp": {"type": "bool"},
-                    "route_localnet": {"type": "bool"},
-                    "estimation": {"type": "bool"},
-                    "bridge_netfilter": {"type": "bool", "default": False},
-                    "netdev_max_backlog": {"type": "int"},
-                    "reserved_node_ports": {"type": "str"},
-                    "conntrack": {"type": "dict", "options": _CONNTRACK_SPEC},
-                },
-            },
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "persistent": {"type": "bool", "default": True},
-            "persistent_file": {"type": "path"},
-            "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
-        },
-        supports_check_mode=True,
-    )
-    parameters = module.params
-    if parameters["state"] == "present" and not parameters["values"] and not parameters["profile"]:
-        message = "state is present but values is empty and profile is not given"
-        module.fail_json(msg=message, error_kind="configuration")
     known: Dict[str, Any] = {"changed": False, "keys_set": []}
-    run(module, partial(_changed, known=known), known, needs_root="changing kernel parameters")
+    run(partial(_changed, known=known), _OPTIONS, lambda _module: known, needs_root="changing kernel parameters")
 
 
 if __name__ == "__main__":

@@ -96,11 +96,7 @@ def _found(module: AnsibleModule) -> Dict[str, Any]:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={"keys": {"type": "list", "elements": "str", "required": True, "no_log": False}},
-        supports_check_mode=True,
-    )
-    run(module, _found)
+    run(_found, {"keys": {"type": "list", "elements": "str", "required": True, "no_log": False}})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.modules import service_proxy_info
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.inspection import inspected
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service
 from tests.kernel.backends import make_network, manifests, three_backends, write_manifests
 from tests.kernel.policy_node import elements, pod, policy_node
@@ -55,7 +55,7 @@ def compared(node: AgentNode, cluster: Any, **options: Any) -> Dict[str, Any]:
         "traffic": False,
         **options,
     }
-    return service_proxy_info.inspected(StandIn(given, check=False, diff=True))
+    return inspected(StandIn(given, check=False, diff=True))
 
 
 def change(node: AgentNode) -> None:

@@ -83,7 +83,7 @@ def change(connection: IpvsSocket, declared: Sequence[Stage], path: str) -> List
         planned = plan(declared)
         apply_plan(planned)
         if path:
-            nothing = ListedTables({}, {}, frozenset())
+            nothing = ListedTables()
             kernel = plan(stages(connection, nothing, purge=(), present=True, timeouts={}, families=FAMILIES))
             saved = plan([_save_stage(path, saved_text(kernel, connection.timeouts()))])
             apply_plan(saved)

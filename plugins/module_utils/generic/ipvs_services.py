@@ -9,6 +9,7 @@ be added and removed by a separate task.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
@@ -84,7 +85,8 @@ class ListedServer(NamedTuple):
         return any(setting is not None for setting in settings)
 
 
-class ListedTables(NamedTuple):
+@dataclasses.dataclass
+class ListedTables:
     """The desired entries.
 
     ``managed``: virtual servers whose real servers are to be exactly those listed. ``lenient``: those that keep their
@@ -92,12 +94,12 @@ class ListedTables(NamedTuple):
     them. ``absent``: real servers that are to be removed.
     """
 
-    servers: Dict[VirtualServerKey, VirtualServer]
-    real_servers: Dict[RealServerKey, RealServer]
-    managed: FrozenSet[VirtualServerKey]
-    lenient: FrozenSet[VirtualServerKey] = frozenset()
-    existing: FrozenSet[VirtualServerKey] = frozenset()
-    absent: FrozenSet[RealServerKey] = frozenset()
+    servers: Dict[VirtualServerKey, VirtualServer] = dataclasses.field(default_factory=dict)
+    real_servers: Dict[RealServerKey, RealServer] = dataclasses.field(default_factory=dict)
+    managed: Set[VirtualServerKey] = dataclasses.field(default_factory=set)
+    lenient: Set[VirtualServerKey] = dataclasses.field(default_factory=set)
+    existing: Set[VirtualServerKey] = dataclasses.field(default_factory=set)
+    absent: Set[RealServerKey] = dataclasses.field(default_factory=set)
 
 
 def _address(where: str, text: str) -> str:
@@ -171,11 +173,7 @@ def _real_key(where: str, server: VirtualServerKey, listed: ListedReal) -> RealS
 
 def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
     """Return the desired tables. Raises ConfigurationError naming the first invalid field."""
-    tables = ListedTables({}, {}, frozenset())
-    managed: Set[VirtualServerKey] = set()
-    lenient: Set[VirtualServerKey] = set()
-    existing: Set[VirtualServerKey] = set()
-    absent: Set[RealServerKey] = set()
+    tables = ListedTables()
     for number, server in enumerate(listed):
         where = f"services[{number}]"
         key = _key(where, server)
@@ -183,29 +181,24 @@ def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
             raise ConfigurationError(f"{where}: virtual server {key} is given twice")
         tables.servers[key] = _settings(where, server, key)
         if not server.exclusive and not server.has_settings:
-            lenient.add(key)
+            tables.lenient.add(key)
             if server.real_servers and not any(real.present for real in server.real_servers):
-                existing.add(key)
+                tables.existing.add(key)
         if server.real_servers is None:
             continue
         if server.exclusive:
-            managed.add(key)
+            tables.managed.add(key)
         for position, real in enumerate(server.real_servers):
             place = f"{where}.real_servers[{position}]"
             real_key = _real_key(place, key, real)
-            if real_key in tables.real_servers or real_key in absent:
+            if real_key in tables.real_servers or real_key in tables.absent:
                 raise ConfigurationError(f"{place}: real server {real_key} is given twice")
             if not real.present:
-                absent.add(real_key)
+                tables.absent.add(real_key)
                 continue
             weight = _number(f"{place}.weight", real.weight, 0, _LARGEST_WEIGHT)
             tables.real_servers[real_key] = RealServer(weight, FORWARDING[real.forwarding])
-    return tables._replace(
-        managed=frozenset(managed),
-        lenient=frozenset(lenient),
-        existing=frozenset(existing),
-        absent=frozenset(absent),
-    )
+    return tables
 
 
 def listed_timeouts(timeouts: Mapping[str, Optional[int]]) -> Dict[str, int]:
@@ -296,7 +289,8 @@ def stages(
     for family in sorted(chosen):
         servers = VirtualServersResource(connection, family, marks=True)
         real_servers = RealServersResource(connection, family, marks=True)
-        wanted = tables._replace(
+        wanted = dataclasses.replace(
+            tables,
             servers={key: value for key, value in tables.servers.items() if family_of(key.address) == family},
             real_servers={
                 key: value for key, value in tables.real_servers.items() if family_of(key.server.address) == family

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, ContextManager, Dict, Mapping, Tuple
 
 from ..base.errors import ConfigurationError
 from ..base.mode_names import AUTO, IPTABLES, MODES
@@ -13,6 +15,9 @@ from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
+    from ansible.module_utils.basic import AnsibleModule
+
+    from ..cluster.api.client import ApiClient
     from ..cluster.api.connection import ApiConnection
 
 Spec = Dict[str, Dict[str, Any]]
@@ -130,3 +135,10 @@ def api_connection(parameters: Mapping[str, Any], environment: Mapping[str, str]
     from ..cluster.api.connection import ApiConnection
 
     return ApiConnection(**chosen)
+
+
+def connected(module: AnsibleModule) -> ContextManager[ApiClient]:
+    """Return a client of the API server that the options or the environment name. Raises ConfigurationError."""
+    from ..cluster.api.client import ApiClient
+
+    return contextlib.closing(ApiClient(api_connection(module.params, os.environ), module.params["api_timeout"]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Sequence
 
 from ..base.errors import ProxyError, Refusal
 
@@ -19,18 +19,23 @@ _NAMED = 3
 
 
 def run(
-    module: AnsibleModule,
     action: Callable[[AnsibleModule], Dict[str, Any]],
-    known: Optional[Mapping[str, Any]] = None,
+    options: Dict[str, Any],
+    known: Callable[[AnsibleModule], Mapping[str, Any]] = lambda _module: {},
     needs_root: str = "",
+    **rules: Any,
 ) -> None:
-    """Exit with the result of ``action``, or fail with the text of the ProxyError that it raises.
+    """Run a module with these options: exit with the result of ``action``, or fail with the ProxyError that it raises.
 
-    ``known`` is part of the result in both cases. ``needs_root``: what only root may do; others fail at once.
+    ``known`` returns what is part of the result in both cases. ``needs_root``: what only root may do; others fail at
+    once. ``rules``: about several options, as AnsibleModule has them.
 
     The failure is reported outside the exception handler, because inside it Ansible would append the texts of all
     causes of the exception.
     """
+    from ansible.module_utils.basic import AnsibleModule
+
+    module = AnsibleModule(argument_spec=options, supports_check_mode=True, **rules)
     if needs_root and os.geteuid():
         reason = f"run the task with become: true (it runs as user id {os.geteuid()})"
         module.fail_json(msg=f"{needs_root} needs root: {reason}", error_kind="preflight")
@@ -38,6 +43,7 @@ def run(
     # of a large cluster would take a third of the time.
     gc.disable()
     failure: Dict[str, str] = {}
+    known_now = known(module)
     result: Dict[str, Any] = {}
     try:
         result = action(module)
@@ -47,8 +53,8 @@ def run(
 
         failure = failed(error)
     if failure:
-        module.fail_json(**(known or {}), **failure)
-    module.exit_json(**{**(known or {}), **result})
+        module.fail_json(**known_now, **failure)
+    module.exit_json(**{**known_now, **result})
 
 
 def warn(

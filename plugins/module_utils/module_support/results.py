@@ -13,7 +13,7 @@ from ..configuration.node_proxy import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..differences import unified
-from .tables import text_difference
+from .tables import change_record, text_difference
 
 # Without a limit, one invalid object per tenant would make the result as large as the cluster.
 REFUSED_LIMIT = 100
@@ -37,14 +37,7 @@ def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Di
 def change_result(changes: Iterable[TableChange]) -> List[Dict[str, Any]]:
     """Return counts per table that differs, and the names of the first few entries."""
     return [
-        {
-            "table": change.table,
-            "added": change.added,
-            "replaced": change.replaced,
-            "removed": change.removed,
-            "entries": list(change.entries),
-            "truncated": change.added + change.replaced + change.removed > len(change.entries),
-        }
+        change_record(change.table, (change.added, change.replaced, change.removed), change.entries)
         for change in changes
     ]
 

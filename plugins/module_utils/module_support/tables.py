@@ -90,6 +90,12 @@ def _label(key: Any) -> str:
     return str(key)
 
 
+def change_record(table: str, sizes: Tuple[int, int, int], entries: Sequence[str]) -> Dict[str, Any]:
+    """Return the record of a table that differs; ``sizes``: how many entries were added, replaced and removed."""
+    counts = dict(zip(("added", "replaced", "removed"), sizes))
+    return {"table": table, **counts, "entries": list(entries), "truncated": sum(sizes) > len(entries)}
+
+
 def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT) -> List[Dict[str, Any]]:
     """Return a result's ``changes``: for each table that differs, the counts and the first ``limit`` names."""
     records = []
@@ -97,16 +103,8 @@ def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT)
         resource, change = item.resource, item.change
         if change:
             names = [_label(key) for key in (*change.added, *change.replaced, *change.removed)]
-            records.append(
-                {
-                    "table": resource.label,
-                    "added": len(change.added),
-                    "replaced": len(change.replaced),
-                    "removed": len(change.removed),
-                    "entries": names[:limit],
-                    "truncated": len(names) > limit,
-                }
-            )
+            sizes = (len(change.added), len(change.replaced), len(change.removed))
+            records.append(change_record(resource.label, sizes, names[:limit]))
     return records
 
 

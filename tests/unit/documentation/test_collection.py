@@ -9,6 +9,7 @@ import importlib
 import re
 
 import pytest
+from ansible.module_utils import basic
 from ansible.release import __version__ as ansible_version
 
 from tests.conftest import ROOT
@@ -100,14 +101,14 @@ class _Specified(Exception):
 def _specification(monkeypatch, name):
     """Return the argument specification of a module; empty if an action plugin runs in its place."""
 
-    def capture(argument_spec, **_others):
+    def capture(_self, argument_spec, **_others):
         raise _Specified(argument_spec)
 
     module = importlib.import_module(f"ansible_collections.kubenode.proxy.plugins.modules.{name}")
     if not hasattr(module, "main"):
         return {}
     with monkeypatch.context() as patch, pytest.raises(_Specified) as specified:
-        patch.setattr(module, "AnsibleModule", capture)
+        patch.setattr(basic.AnsibleModule, "__init__", capture)
         module.main()
     return specified.value.args[0]
 

@@ -20,8 +20,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modu
     ModuleParametersResource,
     parse_parameters,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import kernel_modules
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Stage, plan
-from ansible_collections.kubenode.proxy.plugins.modules import kernel_modules
+from ansible_collections.kubenode.proxy.plugins.modules import kernel_modules as module
 
 BUILT_IN = "on the kernel's command line, since the module is built into the kernel"
 
@@ -35,15 +36,15 @@ def test_the_file_stays_while_its_modules_cannot_be_unloaded(tmp_path: Path, mon
     path = tmp_path / "own.conf"
     path.write_text("ip_vs\nip_vs_rr\n")
     given = {"state": "absent", "unload": True, "persistent_file": str(path)}
-    defaults = {name: option.get("default") for name, option in kernel_modules._argument_spec().items()}
+    defaults = {name: option.get("default") for name, option in module._OPTIONS.items()}
     task = SimpleNamespace(params={**defaults, **given}, check_mode=True, _diff=False)
     for task.check_mode in (True, False):
         with pytest.raises(KernelError, match=r"^kernel module ip_vs_rr: cannot be unloaded, it has 2 user\(s\)$"):
-            kernel_modules._changed(task)
+            kernel_modules.changed(task)
     assert calls == []
     text = text.replace("ip_vs_rr 16 2", "ip_vs_rr 16 0")
     with pytest.raises(KernelError, match=r"^kernel module ip_vs_rr: cannot be unloaded: busy"):
-        kernel_modules._changed(task)
+        kernel_modules.changed(task)
     assert calls == ["ip_vs_rr"] and path.exists()
 
 
@@ -76,9 +77,9 @@ def test_parameters_of_built_in_modules_are_promised_for_this_boot_only(
         ),
     ):
         resource = ModuleParametersResource(given, ["zswap"], str(tmp_path), built_in=built_in)
-        kernel_modules._check_parameters(task, plan([Stage(resource, resource.wanted)]), persistent)
+        kernel_modules.check_parameters(task, plan([Stage(resource, resource.wanted)]), persistent)
         assert warnings == expected
         warnings.clear()
     task.params["unchangeable"] = "fail"
     with pytest.raises(KernelError, match=r"since the module is built into the kernel; with unchangeable: warn, this"):
-        kernel_modules._check_parameters(task, plan([Stage(resource, resource.wanted)]), True)
+        kernel_modules.check_parameters(task, plan([Stage(resource, resource.wanted)]), True)

@@ -1,0 +1,171 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The work of the module ``kernel_modules``: kernel modules, their parameters, and the files for the next boot."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Dict, List
+
+from ..base.errors import ConfigurationError, KernelError
+from ..kernel import facts
+from ..kernel.files import FilesResource
+from ..kernel.modules import boot_directories
+from ..kernel.modules.module_parameters import (
+    ModuleParametersResource,
+    arguments_of,
+    modprobe_file,
+    parse_parameters,
+)
+from ..kernel.modules.module_profile import modules_for
+from ..kernel.modules.modules import LOADED, ModulesResource, built_in_modules, modules_load_file, present_modules
+from ..resources import PlannedChange, Stage, apply_plan, plan
+from . import tables
+from .own_file import boot_file, own_file, unread_warning
+
+if TYPE_CHECKING:
+    from ansible.module_utils.basic import AnsibleModule
+
+_PROXY_FILE = "/etc/modules-load.d/kubenode-proxy.conf"
+
+
+def _named_modules(parameters: Dict[str, Any]) -> List[str]:
+    names = list(parameters["modules"])
+    if parameters["mode"]:
+        version = facts.kernel_version(facts.kernel_release())
+        for filter_backend in _filter_backends(parameters):
+            names += modules_for(
+                parameters["mode"], parameters["schedulers"], version, parameters["bridge_netfilter"], filter_backend
+            )
+    return list(dict.fromkeys(names))
+
+
+def _filter_backends(parameters: Dict[str, Any]) -> List[str]:
+    """Return the filter backends of ipvs mode whose modules are meant; an empty name in other modes."""
+    if parameters["mode"] != "ipvs":
+        return [""]
+    if parameters["ipvs_filter_backend"]:
+        return [str(parameters["ipvs_filter_backend"])]
+    return ["iptables"] if parameters["state"] == "present" else ["iptables", "nftables"]
+
+
+def _stages_present(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
+    given = parse_parameters(parameters["parameters"])
+    of_module = {key.module: arguments_of(key.module, given) for key in given}
+    resource = ModulesResource(_named_modules(parameters), parameters=of_module)
+    present = present_modules(of_module, resource.release)
+    live = ModuleParametersResource(given, present, built_in=built_in_modules(present, resource.release))
+    stages = [Stage(resource, resource.desired())]
+    if options_path:
+        # Before the module is loaded, for whatever else loads it at the same time.
+        stages.insert(0, Stage(FilesResource([options_path]), {options_path: modprobe_file(given)}))
+    if live.wanted:
+        stages.append(Stage(live, live.wanted))
+    if path:
+        stages.append(Stage(FilesResource([path]), {path: modules_load_file(resource.names)}))
+    return stages
+
+
+def _stages_absent(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
+    files = FilesResource([name for name in (path, options_path) if name])
+    names: List[str] = []
+    if parameters["unload"]:
+        names = _named_modules(parameters)
+        if not names:
+            lines = files.observe().get(path, "").splitlines()
+            names = [line.strip() for line in lines if line.strip() and line.strip()[0] not in "#;"]
+    # Removals run in reverse: a module that cannot be unloaded must stay in the file, from which the next run reads it.
+    stages: List[Stage] = [Stage(files, {})] if parameters["persistent"] else []
+    stages.append(Stage(ModulesResource((), unload=list(reversed(names))), {}))
+    return stages
+
+
+def _options_file(parameters: Dict[str, Any], path: str) -> str:
+    """Return the path of the modprobe.d file; empty if the task needs none."""
+    if not parameters["parameters"] or not parameters["persistent"]:
+        return ""
+    chosen = parameters["parameters_file"]
+    return boot_file("parameters_file", str(chosen)) if chosen else f"/etc/modprobe.d/{os.path.basename(path)}"
+
+
+def _unread_warnings(path: str, options_path: str) -> List[str]:
+    """Return a warning for each file of a task, empty for none, that is not read at boot."""
+    files = (
+        ("persistent_file", path, boot_directories.MODULES_LOAD),
+        ("parameters_file", options_path, boot_directories.MODPROBE),
+    )
+    reasons = ((option, name, boot_directories.unread(name, read) if name else "") for option, name, read in files)
+    return [unread_warning(option, name, reason) for option, name, reason in reasons if reason]
+
+
+def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> None:
+    unavailable = resource.unavailable(planned.change.added)
+    if unavailable:
+        reasons = sorted(set(unavailable.values()))
+        raise KernelError(f"kernel module {', '.join(unavailable)}: {'; '.join(reasons)}")
+
+
+def _refuse_used(resource: ModulesResource, planned: PlannedChange) -> None:
+    used = resource.in_use(planned.change.removed)
+    if used:
+        raise KernelError("; ".join(f"kernel module {name}: {reason}" for name, reason in used.items()))
+
+
+def check_parameters(module: AnsibleModule, planned: List[PlannedChange], persistent: bool) -> None:
+    """Warn of parameters that wait until their module is loaded again, or raise KernelError, as the options say.
+
+    ``persistent``: warn of those that a boot does not set as well, because their module is built in.
+    """
+    for item in planned:
+        if not isinstance(item.resource, ModuleParametersResource):
+            continue
+        fixed = item.resource.unchangeable(item.change)
+        reasons = "; ".join(f"parameter {key}: {reason}" for key, reason in fixed.items())
+        if reasons and module.params["unchangeable"] == "fail":
+            raise KernelError(f"{reasons}; with unchangeable: warn, this is only a warning")
+        if reasons:
+            module.warn(reasons)
+        for key, reason in (item.resource.lost_at_boot() if persistent else {}).items():
+            if key not in fixed:
+                module.warn(f"parameter {key}: {reason}")
+        for key in fixed:
+            item.change.added.pop(key, None)
+            item.change.replaced.pop(key, None)
+
+
+def _check_options(parameters: Dict[str, Any]) -> None:
+    """Raise ConfigurationError for options that do not fit each other."""
+    if parameters["state"] == "present" and not parameters["modules"] and not parameters["mode"]:
+        raise ConfigurationError("state is present but modules is empty and mode is not given")
+    for name in ("schedulers", "ipvs_filter_backend"):
+        if parameters[name] and parameters["mode"] != "ipvs":
+            raise ConfigurationError(f"{name}: only allowed with mode ipvs")
+
+
+def changed(module: AnsibleModule) -> Dict[str, Any]:
+    """Make the modules, their parameters and files as declared and return the result. Raises ProxyError."""
+    parameters = module.params
+    _check_options(parameters)
+    present = parameters["state"] == "present"
+    listed = not present and parameters["unload"] and not parameters["modules"] and not parameters["mode"]
+    path = own_file(parameters, "mode", _PROXY_FILE, parameters["persistent"] or listed)
+    options_path = _options_file(parameters, path)
+    planned = plan((_stages_present if present else _stages_absent)(parameters, path, options_path))
+    loading, resource = next((item, item.resource) for item in planned if isinstance(item.resource, ModulesResource))
+    _refuse_unavailable(resource, loading)
+    _refuse_used(resource, loading)
+    check_parameters(module, planned, bool(options_path))
+    for warning in _unread_warnings(path, options_path) if present else ():
+        module.warn(warning)
+    if not module.check_mode:
+        apply_plan(planned)
+    return {
+        "modules": list(resource.names or resource.unload),
+        "loaded": [name for name, value in loading.change.added.items() if value == LOADED],
+        "unloaded": list(loading.change.removed),
+        "persistent_file": path if parameters["persistent"] else "",
+        "parameters_file": options_path,
+        "kernel_release": facts.kernel_release(),
+        **tables.planned_result(planned, module._diff),
+    }
