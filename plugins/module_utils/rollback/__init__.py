@@ -28,7 +28,8 @@ a change waits, another convergence is refused with HistoryError.
 ``decisions``       what these changes share with those of iptables chains
 ``directory``       ``HistoryDirectory(directory)``: ``outcome``, ``note``
 ``store``           ``History(directory, keep)``: ``save``, ``load``, ``list``, ``newest``
-``restore``         ``rollback``, ``restore_stages``
+``restore``         ``rollback``
+``stages``          ``restore_stages``
 ``converged``       ``converge``: a convergence that can be undone
 ``guard``           the rollback hooks of a convergence
 ``arm``             the timer, and the program that it runs

@@ -190,16 +190,6 @@ def _decode_tables(reader: _Reader, name: str) -> Dict[str, RawTable]:
     return {family: _decode_nftables(reader, rows) for family, rows in found if family in FAMILIES}
 
 
-def _check_sysctls(reader: _Reader, values: Dict[str, str]) -> None:
-    """Raise HistoryError for anything but the numbers that modes set: other kernel parameters can start programs."""
-    reader.field = "sysctls"
-    for key, value in values.items():
-        if key not in KEYS:
-            raise reader.fail(f"a mapping of kernel parameters that a service proxy sets: {key!r}")
-        if not _NUMBER.match(value):
-            raise reader.fail(f"a mapping to numbers: {key}: {value!r}")
-
-
 def _decode_sets(reader: _Reader) -> Dict[str, ipvs.SetDefinition]:
     rows = [reader.row(row, (str, str, str, int)) for row in reader.get("sets", list)]
     return {name: ipvs.SetDefinition(*definition) for name, *definition in rows}
@@ -230,39 +220,43 @@ def _decode_values(reader: _Reader, name: str, kind: type) -> Dict[str, Any]:
     return {key: reader.row([value], (kind,))[0] for key, value in reader.get(name, dict).items()}
 
 
+def _decode_sysctls(reader: _Reader) -> Dict[str, str]:
+    """Return the kernel parameters. Raises HistoryError for other values than numbers, and for any that no mode sets.
+
+    Other kernel parameters can start programs.
+    """
+    values = _decode_values(reader, "sysctls", str)
+    for key, value in values.items():
+        if key not in KEYS:
+            raise reader.fail(f"a mapping of kernel parameters that a service proxy sets: {key!r}")
+        if not _NUMBER.match(value):
+            raise reader.fail(f"a mapping to numbers: {key}: {value!r}")
+    return values
+
+
 def decode_state(document: Any) -> NodeState:
     """Return the state in JSON values. Raises HistoryError, naming the field."""
     reader = _Reader(document)
-    chains = tuple(_decode_chains(reader, item) for item in reader.get("chains", list))
-    nftables = _decode_tables(reader, "nftables")
-    # States saved by versions without this table do not have the field.
-    ipvs_tables = _decode_tables(reader, "ipvs_tables") if "ipvs_tables" in document else {}
     policy = None
     if "network_policy" in document:
         policy = _decode_nftables(reader, reader.get("network_policy", list))
-    sets = _decode_sets(reader)
-    elements = {ipvs.SetElementKey(*reader.row(row, (str, str))): True for row in reader.get("set_elements", list)}
-    servers, real_servers = _decode_servers(reader), _decode_real_servers(reader)
-    addresses = {reader.address(reader.line(value)): True for value in reader.get("addresses", list)}
-    devices, sysctls, timeouts = (
-        _decode_values(reader, name, kind) for name, kind in (("devices", str), ("sysctls", str), ("timeouts", int))
-    )
-    _check_sysctls(reader, sysctls)
-    excluded = tuple(map(reader.line, reader.get("exclude_cidrs", list)))
     return NodeState(
-        chains=chains,
-        nftables=nftables,
-        ipvs_tables=ipvs_tables,
+        chains=tuple(_decode_chains(reader, item) for item in reader.get("chains", list)),
+        nftables=_decode_tables(reader, "nftables"),
+        # States saved by versions without this table do not have the field.
+        ipvs_tables=_decode_tables(reader, "ipvs_tables") if "ipvs_tables" in document else {},
         network_policy=policy,
-        sets=sets,
-        set_elements=elements,
-        virtual_servers=servers,
-        real_servers=real_servers,
-        devices=devices,
-        addresses=addresses,
-        timeouts=timeouts,
-        sysctls=sysctls,
-        exclude_cidrs=excluded,
+        sets=_decode_sets(reader),
+        set_elements={
+            ipvs.SetElementKey(*reader.row(row, (str, str))): True for row in reader.get("set_elements", list)
+        },
+        virtual_servers=_decode_servers(reader),
+        real_servers=_decode_real_servers(reader),
+        devices=_decode_values(reader, "devices", str),
+        addresses={reader.address(reader.line(value)): True for value in reader.get("addresses", list)},
+        timeouts=_decode_values(reader, "timeouts", int),
+        sysctls=_decode_sysctls(reader),
+        exclude_cidrs=tuple(map(reader.line, reader.get("exclude_cidrs", list))),
         policies_standalone="policies_standalone" in document and reader.get("policies_standalone", bool),
     )
 

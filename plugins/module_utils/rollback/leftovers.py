@@ -10,13 +10,12 @@ rollback keeps as long as they have any.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, FrozenSet, Mapping, Set
+from typing import Any, Dict
 
 from ..base.addresses import FAMILIES
 from ..convergence.modes.stages.still_connected import node_ports
 from ..kernel.nftables.raw.reading import RawSet
 from ..kernel.nftables.raw.resource import key_and_data
-from ..rendering.ipvs import model as ipvs
 from ..rendering.ipvs.nftables_layout import NODE_PORTS
 from ..rendering.nftables.objects import ElementKey, ObjectKey
 from .state import NodeState
@@ -43,26 +42,13 @@ def without_leftovers(state: NodeState) -> NodeState:
         for key, value in state.virtual_servers.items()
         if key.address not in state.addresses and (key.protocol, key.port) not in ports
     }
-    matched = _matched_sets(state)
+    matched = {name for rule in state.rules() for name in _MATCHED_SET.findall(rule)}
     return state._replace(
         virtual_servers=servers,
         real_servers={key: value for key, value in state.real_servers.items() if key.server in servers},
         ipvs_tables={},
-        sets=_of_sets(state.sets, matched),
+        sets={name: value for name, value in state.sets.items() if name in matched},
         set_elements={key: value for key, value in state.set_elements.items() if key.set in matched},
         devices={},
         addresses={},
     )
-
-
-def _matched_sets(state: NodeState) -> FrozenSet[str]:
-    found: Set[str] = set()
-    for item in state.chains:
-        for rules in item.chains.values():
-            for rule in rules:
-                found.update(_MATCHED_SET.findall(rule))
-    return frozenset(found)
-
-
-def _of_sets(sets: Mapping[str, ipvs.SetDefinition], names: FrozenSet[str]) -> Dict[str, ipvs.SetDefinition]:
-    return {name: value for name, value in sets.items() if name in names}

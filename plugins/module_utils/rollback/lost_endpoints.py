@@ -57,8 +57,7 @@ _SOURCES = Sources()
 
 def endpoints_of(state: NodeState) -> FrozenSet[str]:
     """Return the endpoints that a state forwards to, as ``ip:port``."""
-    rules = (rule for item in state.chains for rules in item.chains.values() for rule in rules)
-    found: Set[str] = {target for rule in rules for target in _DNAT.findall(rule)}
+    found: Set[str] = {target for rule in state.rules() for target in _DNAT.findall(rule)}
     found.update(address_and_port(key.ip, key.port) for key in state.real_servers)
     for table in state.nftables.values():
         found.update(_in_nftables(table))

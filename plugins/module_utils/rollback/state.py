@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..base.addresses import FAMILIES, Network, family_of, networks_of
 from ..base.errors import HistoryError
@@ -96,6 +96,12 @@ class NodeState(NamedTuple):
             "set_elements": len(self.set_elements),
             "addresses": len(self.addresses),
         }
+
+    def rules(self) -> Iterator[str]:
+        """Yield the rules of all chains."""
+        for item in self.chains:
+            for rules in item.chains.values():
+                yield from rules
 
     @property
     def uses_ipvs(self) -> bool:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import os
-from typing import List, Sequence, Tuple
+from typing import List, Sequence, Tuple, Type
 
-from ..base.errors import HistoryError, KernelError
+from ..base.errors import HistoryError, KernelError, ProxyError
 from ..kernel.programs import Completed, find_program, run
 
 #: A scheduled convergence, which the timer starts.
@@ -58,19 +58,20 @@ def running_units() -> List[str]:
     return [unit for unit in CONVERGING_UNITS if is_active(unit)]
 
 
+def _require(done: Completed, failure: str, kind: Type[ProxyError] = KernelError) -> None:
+    if done.status:
+        raise kind(f"{failure}: {' '.join(done.errors.split())}")
+
+
 def stop(units: Sequence[str]) -> None:
     """Stop units without disabling them. Raises KernelError."""
     if units:
-        done = systemctl("stop", *units)
-        if done.status:
-            raise KernelError(f"{', '.join(units)}: cannot be stopped: {' '.join(done.errors.split())}")
+        _require(systemctl("stop", *units), f"{', '.join(units)}: cannot be stopped")
 
 
 def start_now(unit: str) -> None:
     """Start a unit without waiting until it has started. Raises KernelError."""
-    done = systemctl("start", "--no-block", unit)
-    if done.status:
-        raise KernelError(f"{unit}: cannot be started: {' '.join(done.errors.split())}")
+    _require(systemctl("start", "--no-block", unit), f"{unit}: cannot be started")
 
 
 def start_timer(unit: str, seconds: float, description: str, command: Sequence[str]) -> None:
@@ -85,8 +86,7 @@ def start_timer(unit: str, seconds: float, description: str, command: Sequence[s
         f"--description={description}",
     ]
     done = run([find_program("systemd-run") or "systemd-run", *options, "--", *command], timeout=_TIMEOUT_SECONDS)
-    if done.status:
-        raise HistoryError(f"the timer {unit}.timer cannot be created: {' '.join(done.errors.split())}")
+    _require(done, f"the timer {unit}.timer cannot be created", HistoryError)
 
 
 def stop_timer(unit: str) -> Tuple[str, ...]:

@@ -35,7 +35,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     ObjectKey,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Kind, Resource, apply_plan, plan
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import restore
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import stages
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.leftovers import without_leftovers
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import ChainsState, NodeState
 
@@ -136,17 +136,17 @@ def node(monkeypatch) -> Any:
         addresses=Held(log, Kind.ADDRESSES, "IPv4", {"10.96.0.7": True}),
     )
     resources = IpvsResources(held.servers, held.real_servers, held.addresses, dict, dict)
-    monkeypatch.setattr(restore, "FAMILIES", ("IPv4",))
-    monkeypatch.setattr(restore, "ipvs_resources", lambda _handles, _family: resources)
+    monkeypatch.setattr(stages, "FAMILIES", ("IPv4",))
+    monkeypatch.setattr(stages, "ipvs_resources", lambda _handles, _family: resources)
     monkeypatch.setattr(
-        restore, "filter_backend_resources", lambda _handles, _family: FilterBackendResources(None, held.ipvs)
+        stages, "filter_backend_resources", lambda _handles, _family: FilterBackendResources(None, held.ipvs)
     )
     monkeypatch.setattr(ipvs_stages, "used_connections", lambda _family: {REAL[BY_TABLE]: 1})
-    monkeypatch.setattr(restore, "RawTableResource", lambda _family: held.nftables)
-    monkeypatch.setattr(restore, "RawIpvsTableResource", lambda _family: held.ipvs)
-    monkeypatch.setattr(restore, "DummyDeviceResource", lambda _route: Held(log, Kind.DEVICES, "", {"kube-ipvs0": 1}))
-    monkeypatch.setattr(restore, "chains_resources", lambda _states: [])
-    monkeypatch.setattr(restore, "userspace_removal_stages", lambda _handles: [])
+    monkeypatch.setattr(stages, "RawTableResource", lambda _family: held.nftables)
+    monkeypatch.setattr(stages, "RawIpvsTableResource", lambda _family: held.ipvs)
+    monkeypatch.setattr(stages, "DummyDeviceResource", lambda _route: Held(log, Kind.DEVICES, "", {"kube-ipvs0": 1}))
+    monkeypatch.setattr(stages, "chains_resources", lambda _states: [])
+    monkeypatch.setattr(stages, "userspace_removal_stages", lambda _handles: [])
     held.log, held.port = log, port
     held.handles = SimpleNamespace(has_ipvs=lambda: True, has_nftables=lambda: True, route=None, ipvs=None)
     return held
@@ -156,10 +156,10 @@ def test_the_table_beside_ipvs_masquerades_until_nftables_mode_serves(node):
     ours = {key: value for key, value in LEFTOVERS.virtual_servers.items() if key != OTHER_PROGRAM}
     real_servers = {REAL[key]: ipvs.RealServer(1) for key in ours}
     saved = without_leftovers(LEFTOVERS._replace(virtual_servers=ours, real_servers=real_servers))
-    apply_plan(plan(restore.restore_stages(saved, node.handles, False, to_end=False)[0]), removals=False)
+    apply_plan(plan(stages.restore_stages(saved, node.handles, False, to_end=False)[0]), removals=False)
     assert node.log == [Kind.TABLE_OBJECTS, Kind.IPVS_OBJECTS]
     assert SETTLING not in node.ipvs.table and len(node.servers.table) == 2
-    apply_plan(plan(restore.restore_stages(saved, node.handles, False)[0]))
+    apply_plan(plan(stages.restore_stages(saved, node.handles, False)[0]))
     # Only what has connections now is kept, whatever had some when the state was saved.
     assert list(node.servers.table) == [BY_TABLE] and list(node.real_servers.table) == [REAL[BY_TABLE]]
     assert [key for key in node.ipvs.table if isinstance(key, ElementKey)] == [node.port]

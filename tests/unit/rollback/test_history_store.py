@@ -21,6 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
     directory,
     guard,
     restore,
+    stages,
     state,
     store,
 )
@@ -126,11 +127,11 @@ def test_the_connection_tracking_limit_is_kept_only_if_it_would_be_lowered(
     monkeypatch, saved, current, tracked, restored
 ):
     values = {"net.netfilter.nf_conntrack_max": current, "net.netfilter.nf_conntrack_count": tracked}
-    monkeypatch.setattr(restore, "read_value", values.get)
+    monkeypatch.setattr(stages, "read_value", values.get)
     monkeypatch.setattr(sysctls, "read_value", lambda key, _root: values.get(key))
-    monkeypatch.setattr(restore, "unchangeable", lambda _keys: {})
+    monkeypatch.setattr(stages, "unchangeable", lambda _keys: {})
     wanted = {"net.netfilter.nf_conntrack_max": saved}
-    stage, warnings = restore._sysctl_stage(state.NodeState(sysctls=wanted))
+    stage, warnings = stages._sysctl_stage(state.NodeState(sysctls=wanted))
     assert stage.desired == (wanted if restored else {})
     assert bool(warnings) is not restored
 
