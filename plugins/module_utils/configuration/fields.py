@@ -26,6 +26,7 @@ from .values import (
     HOST_NAME,
     HOST_PORT,
     JOINED_NETWORKS,
+    MINIMUM_PERIOD,
     NAMESPACES,
     NETWORKS,
     NODE_PORT_ADDRESSES,
@@ -37,7 +38,6 @@ from .values import (
     TEXT,
     TIMEOUT,
     choice,
-    duration,
     duration_between,
     integer,
 )
@@ -126,10 +126,7 @@ FIELDS: Tuple[Field, ...] = (
         modes=IPTABLES,
     ),
     agent_only(
-        "iptables.minSyncPeriod",
-        duration(zero_is_unset=True),
-        "minimum time between syncs; at most syncPeriod",
-        modes=IPTABLES,
+        "iptables.minSyncPeriod", MINIMUM_PERIOD, "minimum time between syncs; at most syncPeriod", modes=IPTABLES
     ),
     agent_only(
         "ipvs.syncPeriod", PERIOD, "as for iptables, and the time between [full checks](#full-checks)", modes=IPVS
@@ -155,7 +152,7 @@ FIELDS: Tuple[Field, ...] = (
     honoured("nftables.masqueradeBit", integer(0, 31, in_every_mode=False), "as for iptables", modes=NFTABLES),
     honoured("nftables.masqueradeAll", FLAG, "as for iptables", modes=NFTABLES),
     agent_only("nftables.syncPeriod", PERIOD, "as for iptables", modes=NFTABLES),
-    agent_only("nftables.minSyncPeriod", duration(zero_is_unset=True), "as for iptables", modes=NFTABLES),
+    agent_only("nftables.minSyncPeriod", MINIMUM_PERIOD, "as for iptables", modes=NFTABLES),
     unused("winkernel", None, "for Windows"),
     honoured(
         "detectLocalMode",

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ..base.errors import ConfigurationError
 from ..cluster.fields import shown, suggestion
@@ -39,6 +39,14 @@ def raise_all(*findings: Findings) -> None:
         raise ConfigurationError("; ".join(found))
 
 
+def _seconds(value: Any) -> Any:
+    return parse_duration(value) if isinstance(value, str) else None
+
+
+def _is_list_of_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 class Section:
     """An object of the configuration.
 
@@ -64,74 +72,49 @@ class Section:
         """Record that the value of a field is not ``expected``."""
         self.findings.problem(self.field(name), f"{shown(value)} is not {expected}")
 
+    def _read(self, name: str, default: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
+        """Return the value of a field; the default if it is absent, null, or recorded as not ``expected``."""
+        value = self._get(name)
+        if value is None or is_valid(value):
+            return default if value is None else value
+        self.wrong(name, value, expected)
+        return default
+
     def text(self, name: str, default: str = "") -> str:
         """Read a string; an empty one gives the default too."""
-        value = self._get(name)
-        if value is not None and not isinstance(value, str):
-            self.wrong(name, value, "a string")
-            return default
-        return value or default
+        return self._read(name, default, lambda value: isinstance(value, str), "a string") or default
 
     def flag(self, name: str, default: bool) -> bool:
         """Read a boolean."""
-        value = self._get(name)
-        if value is not None and not isinstance(value, bool):
-            self.wrong(name, value, "true or false")
-            return default
-        return default if value is None else value
+        return bool(self._read(name, default, lambda value: isinstance(value, bool), "true or false"))
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         """Read an integer from ``low`` to ``high``."""
-        value = self._get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool):
-            self.wrong(name, value, "an integer")
-        elif not low <= value <= high:
-            self.wrong(name, value, f"between {low} and {high}")
-        else:
+        value: int = self._read(name, default, lambda value: type(value) is int, "an integer")
+        if low <= value <= high:
             return value
+        self.wrong(name, value, f"between {low} and {high}")
         return default
 
     def number(self, name: str, default: float) -> float:
         """Read a number; 0 gives the default too."""
-        value = self._get(name)
-        if value is None or (type(value) in (int, float) and not value):
-            return default
-        if type(value) not in (int, float):
-            self.wrong(name, value, "a number")
-            return default
-        return float(value)
+        return float(self._read(name, default, lambda value: type(value) in (int, float), "a number") or default)
 
     def duration(self, name: str, default: float, zero: Optional[float] = None) -> float:
         """Read a duration and return seconds. ``zero`` replaces a duration of 0 where the API treats 0 as unset."""
-        value = self._get(name)
-        if value is None:
-            return default
-        seconds = parse_duration(value) if isinstance(value, str) else None
-        if seconds is None:
-            self.wrong(name, value, "a duration such as 30s or 1m30s")
-            return default
+        value = self._read(name, None, lambda value: _seconds(value) is not None, "a duration such as 30s or 1m30s")
+        seconds = default if value is None else _seconds(value)
         return zero if zero is not None and seconds == 0 else seconds
 
     def strings(self, name: str) -> Tuple[str, ...]:
         """Read a list of strings."""
-        value = self._get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self.wrong(name, value, "a list of strings")
-            return ()
-        return tuple(value)
+        return tuple(self._read(name, (), _is_list_of_strings, "a list of strings"))
 
     def section(self, name: str) -> Section:
         """Return the object in a field, the same at each call; an empty one if it is absent."""
         if name not in self._sections:
-            value = self._get(name)
-            if value is not None and not isinstance(value, dict):
-                self.wrong(name, value, "an object")
-                value = None
-            self._sections[name] = Section(value or {}, self.field(name), self.findings)
+            value = self._read(name, {}, lambda value: isinstance(value, dict), "an object")
+            self._sections[name] = Section(value, self.field(name), self.findings)
         return self._sections[name]
 
     def items(self, name: str) -> Tuple[Tuple[str, Any], ...]:

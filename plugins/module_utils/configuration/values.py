@@ -27,14 +27,6 @@ _HOST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9]
 _ZERO_UNITS = re.compile("(?<=[hm])0[ms]")
 
 
-def _valid(_value: Any) -> str:
-    return ""
-
-
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 def _quoted(default: Any) -> str:
     return f"`{default}`" if default else "none"
 
@@ -48,22 +40,9 @@ class FieldType(NamedTuple):
     """
 
     read: Callable[[Section, str, Any], Any]
-    problem: Callable[[Any], str] = _valid
-    to_json: Callable[[Any], Any] = _unchanged
+    problem: Callable[[Any], str] = lambda _value: ""
+    to_json: Callable[[Any], Any] = lambda value: value
     documented: Callable[[Any], str] = _quoted
-
-
-def _text(section: Section, name: str, default: Any) -> Any:
-    return section.text(name, default)
-
-
-def _host_name(section: Section, name: str, default: Any) -> Any:
-    return section.text(name, default).strip().lower()
-
-
-def _host_port(section: Section, name: str, _default: Any) -> Any:
-    # The default depends on other fields, so an absent field is read as an empty string.
-    return section.text(name)
 
 
 def _not_host_port(value: Any) -> str:
@@ -76,18 +55,6 @@ def _not_host_port(value: Any) -> str:
 
 def _not_scheduler(value: Any) -> str:
     return "" if not value or _SCHEDULER.fullmatch(value) else f"{shown(value)} is not a valid name of a scheduler"
-
-
-def _flag(section: Section, name: str, default: Any) -> Any:
-    return section.flag(name, default)
-
-
-def _number(section: Section, name: str, default: Any) -> Any:
-    return section.number(name, default)
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if value == int(value) else value
 
 
 def _flush_frequency(section: Section, name: str, default: Any) -> Any:
@@ -136,7 +103,7 @@ def converted(convert: Callable[[str], Any], expected: str, documented: Callable
 def choice(*words: str) -> FieldType:
     """Return the type of a field with one of several words."""
     expected = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
-    return FieldType(_text, lambda value: "" if value in words else f"{shown(value)} is not {expected}")
+    return FieldType(Section.text, lambda value: "" if value in words else f"{shown(value)} is not {expected}")
 
 
 def list_of(convert: Callable[[str], Any], expected: str, most: int = 0) -> FieldType:
@@ -217,14 +184,20 @@ def _service_key(text: str) -> Optional[str]:
     return text if is_dns_label(namespace) and is_dns_label(name) else None
 
 
-TEXT = FieldType(_text)
-HOST_NAME = FieldType(_host_name)
+TEXT = FieldType(Section.text)
+HOST_NAME = FieldType(lambda section, name, default: section.text(name, default).strip().lower())
 ADDRESS = converted(canonical_address, "an IP address")
-HOST_PORT = FieldType(_host_port, _not_host_port)
-SCHEDULER = FieldType(_text, _not_scheduler)
-FLAG = FieldType(_flag, documented=lambda default: f"`{str(default).lower()}`")
-NUMBER = FieldType(_number, to_json=_whole, documented=lambda default: f"{default:g}")
+# The default depends on other fields, so an absent field is read as an empty string.
+HOST_PORT = FieldType(lambda section, name, _default: section.text(name), _not_host_port)
+SCHEDULER = FieldType(Section.text, _not_scheduler)
+FLAG = FieldType(Section.flag, documented=lambda default: f"`{str(default).lower()}`")
+NUMBER = FieldType(
+    Section.number,
+    to_json=lambda value: int(value) if value == int(value) else value,
+    documented=lambda default: f"{default:g}",
+)
 PERIOD = duration(zero_is_unset=True, positive=True)
+MINIMUM_PERIOD = duration(zero_is_unset=True)
 TIMEOUT = duration()
 FLUSH_FREQUENCY = FieldType(_flush_frequency, to_json=format_duration, documented=_short_duration)
 NETWORKS = FieldType(_networks, to_json=list)
