@@ -78,9 +78,17 @@ def source_identity(directory: str) -> Identity:
 
 
 def source_files(directory: str) -> Dict[str, bytes]:
+    """Return the engine's files as :func:`python_files` does. Raises ConfigurationError if some are missing, too."""
+    found = python_files(directory)
+    if "command/cli.py" not in found:
+        raise ConfigurationError(f"{directory}: does not contain the engine: command/cli.py is missing")
+    return found
+
+
+def python_files(directory: str) -> Dict[str, bytes]:
     """Read the engine's Python files below its top package: relative path with forward slashes to content, sorted.
 
-    Raises ConfigurationError if the directory does not contain the engine or a file cannot be read.
+    Raises ConfigurationError if a file cannot be read.
     """
     paths: List[str] = []
     for place, directories, files in os.walk(directory):
@@ -94,8 +102,6 @@ def source_files(directory: str) -> Dict[str, bytes]:
         name = os.path.join(directory, path)
         with os_errors(ConfigurationError, name), open(name, "rb") as file:
             found[path.replace(os.sep, "/")] = file.read()
-    if "command/cli.py" not in found:
-        raise ConfigurationError(f"{directory}: does not contain the engine: command/cli.py is missing")
     return found
 
 

@@ -15,19 +15,7 @@ from typing import Dict
 
 from ..base.errors import ConfigurationError, os_errors
 from .archive import PACKAGE, zip_application
-from .identity import NOT_SHIPPED
-
-
-def _from_directory(top: str) -> Dict[str, bytes]:
-    found = {}
-    for place, directories, files in os.walk(top):
-        directories[:] = [name for name in directories if name != "__pycache__"]
-        for name in files:
-            if name.endswith(".py"):
-                path = os.path.join(place, name)
-                with open(path, "rb") as file:
-                    found[os.path.relpath(path, top).replace(os.sep, "/")] = file.read()
-    return found
+from .identity import NOT_SHIPPED, python_files
 
 
 def _from_archive(top: str) -> Dict[str, bytes]:
@@ -51,8 +39,10 @@ def running_files(package: str = "") -> Dict[str, bytes]:
     places = list(getattr(sys.modules.get(top), "__path__", ()))
     if not places:
         raise ConfigurationError(f"{top}: the source of the running engine cannot be found")
+    if os.path.isdir(places[0]):
+        return python_files(places[0])
     with os_errors(ConfigurationError, places[0]):
-        found = _from_directory(places[0]) if os.path.isdir(places[0]) else _from_archive(places[0])
+        found = _from_archive(places[0])
     return {path: content for path, content in found.items() if path.split("/")[0] not in NOT_SHIPPED}
 
 

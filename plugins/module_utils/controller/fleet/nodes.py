@@ -22,6 +22,8 @@ _NAMES_READ = 20
 # Names of pods and of policies that are read of each node.
 _POLICY_NAMES_READ = 100
 _SERVICES_READ = 100
+# Texts of a result that a Node has by the same name.
+_TEXTS = ("mode", "mode_reason", "variant", "summary", "kernel", "distribution")
 
 
 class Agent(NamedTuple):
@@ -214,22 +216,17 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
         )
         for item in map(_mapping, _list(found.get("changes")))
     )
+    same: Dict[str, Any] = {name: text(found.get(name)) for name in _TEXTS}
+    same.update((name, count(counts.get(name))) for name in ("services", "service_ports", "endpoints"))
     return Node(
         name=name,
         node_name=text(found.get("node_name"), NAME_LIMIT),
         failure=failure,
         message=message,
         error_kind=text(found.get("error_kind")) if failure else "",
-        mode=text(found.get("mode")),
-        mode_reason=text(found.get("mode_reason")),
-        variant=text(found.get("variant")),
         families=tuple(text(family) for family in _list(found.get("families"))),
-        services=count(counts.get("services")),
-        service_ports=count(counts.get("service_ports")),
-        endpoints=count(counts.get("endpoints")),
         drift=_flag(found.get("drift")),
         changes=changes,
-        summary=text(found.get("summary")),
         programmed={
             text(table): number
             for table, number in sorted(_mapping(found.get("programmed")).items(), key=str)
@@ -238,13 +235,12 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
         refused_count=count(found.get("refused_count")) or 0,
         refused=tuple(map(_refused, _list(found.get("refused")))),
         engine=text(found.get("agent_version")),
-        kernel=text(found.get("kernel")),
-        distribution=text(found.get("distribution")),
         warnings=tuple(dict.fromkeys(text(item) for item in _list(found.get("cautions")) if text(item))),
         agent=_agent(found.get("agent")),
         unselected_pods=_names(policy.get("unselected_pods")),
         unused_policies=_names(policy.get("unused_policies")),
         traffic=_traffic(found.get("traffic")),
+        **same,
     )
 
 
