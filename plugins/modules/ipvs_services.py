@@ -300,11 +300,76 @@ error_kind:
   sample: kernel
 """
 
+import os
+from typing import Any, Dict, List, Mapping
+
+from ansible.module_utils.basic import AnsibleModule
+
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.ipvs_schedulers import SCHEDULER_FLAGS
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import ipvs_services as ipvs
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_saving import change, predict
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.ipvs_services import changed
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange
+
+_SAVE_DIRECTORY = "/etc/sysconfig"
+
+
+def _server(options: Mapping[str, Any]) -> ipvs.ListedServer:
+    real_servers = options["real_servers"]
+    if real_servers is not None:
+        real_servers = tuple(
+            ipvs.ListedReal(
+                real["address"], real["port"], real["weight"], real["forwarding"], real["state"] == "present"
+            )
+            for real in real_servers
+        )
+    flags = None if options["flags"] is None else tuple(options["flags"])
+    return ipvs.ListedServer(**{**options, "flags": flags, "real_servers": real_servers})
+
+
+def _save_file(parameters: Mapping[str, Any]) -> str:
+    if not parameters["save"]:
+        return ""
+    default = f"{_SAVE_DIRECTORY}/ipvsadm" if os.path.isdir(_SAVE_DIRECTORY) else "/etc/ipvsadm.rules"
+    return str(parameters["save_file"] or default)
+
+
+def _planned(parameters: Mapping[str, Any], wanted: ipvs.ListedTables, path: str, check: bool) -> List[PlannedChange]:
+    """Plan and, unless ``check`` is set, apply all changes; ``path``: the file to write, empty for none."""
+    purge = ipvs.purged_addresses(parameters["purge"])
+    timeouts = ipvs.listed_timeouts(parameters["timeouts"] or {})
+    present = parameters["state"] == "present"
+    problem = ipvs.unavailable_schedulers(wanted) if present else ""
+    if problem:
+        raise KernelError(problem)
+    families = FAMILIES if path else ()
+    with ipvs.connect() as connection:
+        declared = ipvs.stages(connection, wanted, purge=purge, present=present, timeouts=timeouts, families=families)
+        return predict(connection, declared, path, timeouts) if check else change(connection, declared, path)
+
+
+def changed(module: AnsibleModule) -> Dict[str, Any]:
+    """Make the virtual servers as declared and return the result. Raises ProxyError."""
+    parameters = module.params
+    if not any(parameters[name] for name in ("services", "purge", "timeouts", "save")):
+        raise ConfigurationError("services, purge, timeouts and save are all empty: nothing to do")
+    path = _save_file(parameters)
+    wanted = ipvs.listed_tables(_server(options) for options in parameters["services"])
+    if wanted.absent and parameters["state"] == "absent":
+        raise ConfigurationError("state: absent removes whole virtual servers; their real servers need no state")
+    planned = _planned(parameters, wanted, path, bool(module.check_mode))
+    return {
+        "virtual_servers": len(wanted.servers),
+        "real_servers": len(wanted.real_servers),
+        "save_file": path,
+        **tables.planned_result(planned, module._diff),
+    }
+
 
 _REAL_SERVER = {
     "address": {"type": "str", "required": True},
