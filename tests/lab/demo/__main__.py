@@ -260,7 +260,7 @@ class Demonstration:
         self._print(
             f"all facts shown are true: a preview that changes nothing, {modes} modes that serve the same Services,\n"
             "a second run without a change, drift found and repaired, nodes left as they were.\n"
-            "Next: preview your own nodes, which changes nothing on them (README.md, Install),\n"
+            "Next: preview your own nodes, which changes nothing on them (README.md, Installation),\n"
             "or look around in a laboratory that stays up: .venv/bin/python -m tests.lab.demo --keep"
         )
 
