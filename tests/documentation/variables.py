@@ -24,7 +24,7 @@ def _row(path: str, option: Mapping[str, Any]) -> str:
     kind = f"{kind} of {option['elements']}" if "elements" in option else kind
     choices = [choice for choice in option.get("choices") or () if choice != ""]
     text = cell(option["description"])
-    if choices:
+    if any(value(choice) not in text for choice in choices):
         text += " One of " + ", ".join(value(choice) for choice in choices) + "."
     default = "**required**" if option.get("required") else ""
     if option.get("default") is not None and option["default"] != "":
