@@ -19,7 +19,7 @@ from typing import Any, Dict, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.command.live_lines import follow_flows
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.connection_lines import follow_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import restore

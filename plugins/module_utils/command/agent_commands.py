@@ -13,9 +13,8 @@ from ..base.errors import ProxyError, UnknownDestination, some_of
 from ..convergence.runtime.agent_client import RELOAD, AgentBusy, NoAgent, ask_agent
 from ..convergence.runtime.agent_status import AgentStatus, MemoryStatus, PolicyStatus, ask_status
 from ..explain.target import ServiceTarget
-from .connection_lines import PASSING, connection_lines
-from .drain.lines import drain_line
-from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, Refused, valid
+from .connection_lines import PASSING, connection_lines, follow_flows, traced_lines
+from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, Refused, drain_line, valid
 
 #: The maximum number of names in one line of the status; --output json has all of them.
 _NAMES = 10
@@ -183,8 +182,6 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
         raise ProxyError(f"{error}: {why_absent(arguments, end.namespace, end.name)}") from error
     lines = valid(lambda: connection_lines(document, arguments.why_not))
     if arguments.live is not None:
-        from .live_lines import follow_flows, traced_lines
-
         follow_flows(document, arguments.live)
         lines += traced_lines(document, arguments.live)
     good = document["allowed"] and not document.get("differences")

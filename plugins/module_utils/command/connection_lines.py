@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The text of ``explain --from END --to END``."""
+"""The text of ``explain --from END --to END``, and with ``--live`` the rules that decided about its packets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import textwrap
 from typing import Any, Dict, Iterator, List
 
 from ..base.addresses import address_and_port
+from ..base.errors import KernelError
 
 #: The verdicts with which packets are neither refused nor dropped.
 PASSING = ("forwarded", "unchanged", "left")
@@ -152,3 +153,35 @@ def _side_lines(side: Dict[str, Any], why_not: bool) -> Iterator[str]:
         yield f"      denied by {side['deniedBy']}"
     if why_not:
         yield from (f"      {miss}" for miss in side["misses"])
+
+
+def follow_flows(document: Dict[str, Any], seconds: float) -> None:
+    """Follow the first flow of an explanation, and add the packets seen to the document, as ``traced``."""
+    from ..kernel.nftables.traffic.tracing import Tracer
+    from ..rendering.decision import Arrival, Client
+
+    for flow in document.get("flows", ())[:1]:
+        client = Client(str(flow["source"]), int(flow["sourcePort"]))
+        arrival = Arrival(str(flow["protocol"]), str(flow["destination"]), int(flow["port"]))
+        try:
+            with Tracer(str(flow["family"]), client, arrival) as tracer:
+                document["traced"] = [hit._asdict() for hit in tracer.follow(seconds)]
+        except KernelError as error:
+            document["traced"] = []
+            document.setdefault("problems", []).append(str(error))
+
+
+def traced_lines(document: Dict[str, Any], seconds: float) -> List[str]:
+    """Return the packets seen as text."""
+    if "traced" not in document:
+        return []
+    lines = [f"  followed for at most {seconds:g} s:"]
+    if not document["traced"]:
+        return [*lines, "    no packet met a rule of nf_tables"]
+    packet = 0
+    for hit in document["traced"]:
+        if hit["packet"] != packet:
+            packet = hit["packet"]
+            lines.append(f"    packet {packet}")
+        lines += wrapped(6, f"{hit['table']} {hit['chain']}: {hit['verdict']} ({hit['rule']})")
+    return lines

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
 
 from ..base.errors import ProxyError
+from ..base.timestamps import timestamp
 from ..convergence.runtime.agent_client import Answer, ask_agent
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ class CommandResult(NamedTuple):
     lines: List[str]
     document: Dict[str, Any]
     warnings: Tuple[str, ...] = ()
+
+
+def drain_line(answer: Mapping[str, Any]) -> str:
+    """Return an agent's drain in one line. Raises LookupError, TypeError or ValueError if the answer is not valid."""
+    if not answer["drained"]:
+        return f"not drained; ignored: {answer['problem']}" if answer["problem"] else "not drained"
+    since, until = (timestamp(float(answer[name])) for name in ("since", "until"))
+    return f"drained since {since} until {until} ({float(answer['remainingSeconds']):.0f} s left)"
 
 
 def change_lines(changes: Sequence[TableChange], checking: bool, with_entries: bool) -> List[str]:
