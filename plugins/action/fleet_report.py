@@ -13,14 +13,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
-    SCHEMA,
-    About,
-    document_text,
-    make_report,
-    one_sentence,
-    summary,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet import document
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries, read_previous
@@ -45,7 +38,7 @@ _ARGUMENTS = {
 def earlier(path: Optional[str]) -> Optional[Dict[str, Any]]:
     """Return the document of the earlier report, None with a warning if the file holds something else."""
     try:
-        return None if path is None else read_previous(path, SCHEMA)
+        return None if path is None else read_previous(path, document.SCHEMA)
     except ProxyError as error:
         Display().warning(f"nothing is compared with the previous report: {error}")
         return None
@@ -54,21 +47,21 @@ def earlier(path: Optional[str]) -> Optional[Dict[str, Any]]:
 def reported(options: Dict[str, Any], check: bool) -> Dict[str, Any]:
     """Read the results, write the requested files unless ``check``, and return the summary. Raises ProxyError."""
     nodes = read_nodes(read_entries(options["source"]))
-    about = About(
+    about = document.About(
         generated=time.time(),
         title=options["title"],
         collection_version=collection_version(_ENGINE),
         engine=source_identity(_ENGINE).text,
         stale_after=options["stale_after"],
     )
-    report = make_report(nodes, about, earlier(options["previous"]))
+    report = document.make_report(nodes, about, earlier(options["previous"]))
     result: Dict[str, Any] = {
         "changed": False,
-        "sentence": one_sentence(report),
-        "summary": summary(report),
+        "sentence": document.one_sentence(report),
+        "summary": document.summary(report),
         "exceptions": {found.kind: found.nodes for found in report.exceptions},
     }
-    for option, write in (("html_file", page), ("json_file", document_text)):
+    for option, write in (("html_file", page), ("json_file", document.document_text)):
         path = options[option]
         if path is not None:
             changed = replace_file(path, write(report).encode("utf-8"), check=check)

@@ -12,16 +12,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
-    BEFORE_INVENTORY,
-    OWNER,
-    collection_variables,
-    invalid_values,
-    known_variables,
-    options_of,
-    unknown_in_inventory,
-    unknown_variables,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import variable_names
 
 _COLLECTION = Path(__file__).resolve().parents[2]
 _ARGUMENTS = {
@@ -44,23 +35,26 @@ class ActionModule(ActionBase):
         role, invalid = self._task._role, set()
         if role is None:
             hosts = [task_vars["hostvars"].raw_get(host) for host in task_vars["ansible_play_hosts_all"]]
-            valid, extra = options_of(_COLLECTION), load_extra_vars(self._loader)
+            valid, extra = variable_names.options_of(_COLLECTION), load_extra_vars(self._loader)
             # Of the variables of the play as well, which an import of the playbook sets.
             for variables in (task_vars, *hosts):
-                invalid.update(invalid_values(variables, valid, ArgumentSpecValidator))
+                invalid.update(variable_names.invalid_values(variables, valid, ArgumentSpecValidator))
             # What the play sets wins over the inventory.
             invalid |= {
                 f"{name} has no effect in an inventory: pass it with -e"
-                for name in BEFORE_INVENTORY
+                for name in variable_names.BEFORE_INVENTORY
                 for variables in hosts
                 if name in variables and name not in extra and task_vars.get(name, variables[name]) == variables[name]
             }
             names = frozenset(name for variables in hosts for name in variables)
-            owner, found = OWNER, unknown_in_inventory(names, collection_variables(_COLLECTION))
+            owner, found = (
+                variable_names.OWNER,
+                variable_names.unknown_in_inventory(names, variable_names.collection_variables(_COLLECTION)),
+            )
         else:
             prefix = f"{role.get_name().rpartition('.')[2]}_"
-            known = known_variables(Path(role._role_path)).union(options["facts"])
-            owner, found = "the role", unknown_variables(task_vars, prefix, known)
+            known = variable_names.known_variables(Path(role._role_path)).union(options["facts"])
+            owner, found = "the role", variable_names.unknown_variables(task_vars, prefix, known)
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
         if options["strict"]:

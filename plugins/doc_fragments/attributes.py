@@ -10,7 +10,8 @@ class ModuleDocFragment:
     """Document the capabilities of the modules; a module's own ``attributes`` take precedence.
 
     ``kubenode.proxy.attributes`` is for every module, ``attributes.posix`` for modules that run on the controller,
-    ``attributes.cluster`` for modules that change the cluster, and ``attributes.info`` for modules that change nothing.
+    ``attributes.cluster`` for modules that change the cluster, ``attributes.info`` for modules that change nothing, and
+    ``attributes.api`` for those of the action group ``kubernetes_api`` alone.
     """
 
     DOCUMENTATION = r"""
@@ -41,6 +42,17 @@ attributes:
     description: Target operating system.
     support: full
     platforms: posix
+"""
+
+    API = r"""
+attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.kubernetes_api)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.kubernetes_api
 """
 
     INFO = r"""

@@ -131,13 +131,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import NODES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.fields import Invalid
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import object_key
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.border import (
-    GROUPS_OF_ANSIBLE,
-    GROUPS_OF_NODES,
-    canonical_host,
-    is_address,
-    other_meaning,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import border
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.node_hosts import (
     NodeHost,
     node_host,
@@ -174,7 +168,7 @@ class _ReportedGroups:
         self._inventory = inventory
         self._display = display
         self._kind = kind
-        self._own = (*GROUPS_OF_ANSIBLE, *own)
+        self._own = (*border.GROUPS_OF_ANSIBLE, *own)
         self._parents = parents
         self._earlier = {name for name, group in inventory.groups.items() if group not in _MADE}.difference(merge)
 
@@ -253,7 +247,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             self.inventory.add_host(host.name, group=group)
             _MADE.add(self.inventory.hosts[host.name])
         added = {host.name: self._complete(host, groups, others) for host in usable}
-        own.update(reported, GROUPS_OF_NODES)
+        own.update(reported, border.GROUPS_OF_NODES)
         keyed = _ReportedGroups(self.inventory, self.display, "keyed group", own=own, merge=merge, parents=parents)
         self._add_keyed_groups(added, keyed)
 
@@ -263,7 +257,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     def _earlier_addresses(self) -> Dict[str, str]:
         """Return the names of hosts of other sources, except of this plugin, by where Ansible finds them."""
         return {
-            canonical_host(str(host.vars.get("ansible_host", name))): name
+            border.canonical_host(str(host.vars.get("ansible_host", name))): name
             for name, host in self.inventory.hosts.items()
             if host not in _MADE
         }
@@ -271,13 +265,15 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     def _is_usable(self, host: NodeHost, groups: Collection[str], others: Mapping[str, str]) -> bool:
         """Return whether the name of a Node means nothing else to Ansible, and show a warning if it does."""
         name = host.name
-        meaning = other_meaning(name)
+        meaning = border.other_meaning(name)
         if name in groups:
             # Ansible would put the group in place of the host into other groups, or refuse the whole inventory.
             meaning = "the name of a group"
         elif name in self.inventory.hosts and not self.get_option("merge_hosts"):
             meaning = meaning or "a host of an earlier source (see merge_hosts)"
-        if is_address(name) and (canonical_host(name) in host.shared or others.get(canonical_host(name), name) != name):
+        if border.is_address(name) and (
+            border.canonical_host(name) in host.shared or others.get(border.canonical_host(name), name) != name
+        ):
             meaning = meaning or "an address of another Node or host"
         if meaning:
             refusal = Refusal(NODES.kind, "", name, "metadata.name", f"{name} is {meaning}")

@@ -46,13 +46,7 @@ from ansible.plugins.lookup import LookupBase
 from ansible.utils.display import Display
 from ansible.utils.vars import load_extra_vars
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
-    OWNER,
-    collection_variables,
-    invalid_values,
-    options_of,
-    unknown_extra,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import variable_names
 
 _COLLECTION = Path(__file__).resolve().parents[2]
 _GROUP = "k8s_cluster"
@@ -131,12 +125,14 @@ class LookupModule(LookupBase):
         given = load_extra_vars(self._loader)
         extra = frozenset(given) - _checked
         _checked.update(extra)
-        found = unknown_extra(extra, collection_variables(_COLLECTION)) if extra else []
-        misspelt = [item.text(OWNER) for item in found if item.nearest]
+        found = variable_names.unknown_extra(extra, variable_names.collection_variables(_COLLECTION)) if extra else []
+        misspelt = [item.text(variable_names.OWNER) for item in found if item.nearest]
         if extra:
             values = {name: given[name] for name in extra}
-            misspelt += invalid_values(values, options_of(_COLLECTION), ArgumentSpecValidator)
+            misspelt += variable_names.invalid_values(
+                values, variable_names.options_of(_COLLECTION), ArgumentSpecValidator
+            )
         if misspelt:
             raise AnsibleLookupError("; ".join(misspelt))
         for item in found:
-            Display().warning(item.text(OWNER))
+            Display().warning(item.text(variable_names.OWNER))

@@ -18,6 +18,7 @@ description:
     the token.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.cluster
+  - kubenode.proxy.attributes.api
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
@@ -61,13 +62,6 @@ options:
     choices: [present, absent]
     default: present
 attributes:
-  action_group:
-    description:
-      - Use C(group/kubenode.proxy.kubernetes_api)
-        in C(module_defaults) to set options that all modules of the group have.
-    support: full
-    membership:
-      - kubenode.proxy.kubernetes_api
   diff_mode:
     description: The result describes the changes in RV(changes).
     support: none
@@ -139,13 +133,7 @@ import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.su
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection, resolve
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.service_account import (
-    Account,
-    AccountChange,
-    ensure,
-    remove,
-    rotate,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import service_account
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 
@@ -168,12 +156,14 @@ def _refuse_loopback(connection: ApiConnection) -> None:
         )
 
 
-def _change(client: ApiClient, account: Account, parameters: Dict[str, Any], check: bool) -> AccountChange:
+def _change(
+    client: ApiClient, account: service_account.Account, parameters: Dict[str, Any], check: bool
+) -> service_account.AccountChange:
     if parameters["state"] == "absent":
-        return remove(client, account, check=check)
-    ended = rotate(client, account, check=check) if parameters["rotate"] else ()
+        return service_account.remove(client, account, check=check)
+    ended = service_account.rotate(client, account, check=check) if parameters["rotate"] else ()
     shared, policies = parameters["shared_token"], parameters["network_policy"]
-    outcome = ensure(client, account, shared=shared, policies=policies, check=check)
+    outcome = service_account.ensure(client, account, shared=shared, policies=policies, check=check)
     return outcome._replace(changes=(*ended, *outcome.changes))
 
 
@@ -184,7 +174,7 @@ def access(module: AnsibleModule) -> Dict[str, Any]:
     if not parameters["allow_loopback"]:
         _refuse_loopback(connection)
     client = ApiClient(connection, parameters["api_timeout"])
-    account = Account(parameters["namespace"], parameters["name"])
+    account = service_account.Account(parameters["namespace"], parameters["name"])
     try:
         outcome = _change(client, account, parameters, module.check_mode)
     finally:

@@ -93,13 +93,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, os_errors
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import (
-    Target,
-    cache_name,
-    install,
-    pack_directory,
-    pip_arguments,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import libraries as bundle
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
@@ -125,19 +119,19 @@ def libraries(module: AnsibleModule) -> Dict[str, Any]:
     """Return the path of the archive, creating it if it does not exist."""
     parameters = module.params
     directory, wheelhouse = parameters["directory"], parameters["wheelhouse"] or ""
-    target = Target(parameters["python_version"], parameters["machine"])
+    target = bundle.Target(parameters["python_version"], parameters["machine"])
     pinned = parameters["requirements_file"] or ""
     requirements = [] if pinned else parameters["requirements"]
-    path = os.path.join(directory, cache_name(target, requirements, _wheels(wheelhouse), _pins(pinned)))
+    path = os.path.join(directory, bundle.cache_name(target, requirements, _wheels(wheelhouse), _pins(pinned)))
     with tempfile.TemporaryDirectory(dir=module.tmpdir) as scratch:
-        arguments = pip_arguments(target, requirements, scratch, wheelhouse, pinned)
+        arguments = bundle.pip_arguments(target, requirements, scratch, wheelhouse, pinned)
         if os.path.exists(path):
             return {"changed": False, "path": path}
         if not module.check_mode:
-            install(sys.executable, arguments)
+            bundle.install(sys.executable, arguments)
             with os_errors(ConfigurationError, f"directory: {directory}"):
                 os.makedirs(directory, mode=0o700, exist_ok=True)
-            replace_file(path, pack_directory(scratch), check=False)
+            replace_file(path, bundle.pack_directory(scratch), check=False)
     return {"changed": True, "path": path}
 
 

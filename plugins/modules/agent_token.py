@@ -20,6 +20,7 @@ description:
   - Set C(no_log) on the task, because the result contains the token.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.cluster
+  - kubenode.proxy.attributes.api
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
@@ -40,13 +41,6 @@ options:
     type: int
     default: 86400
 attributes:
-  action_group:
-    description:
-      - Use C(group/kubenode.proxy.kubernetes_api)
-        in C(module_defaults) to set options that all modules of the group have.
-    support: full
-    membership:
-      - kubenode.proxy.kubernetes_api
   check_mode:
     description: Requests no token and returns none.
     support: full

@@ -17,6 +17,7 @@ description:
     omitted, so that an unchanged cluster produces an unchanged file.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
+  - kubenode.proxy.attributes.api
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
@@ -73,13 +74,6 @@ options:
     elements: str
     default: []
 attributes:
-  action_group:
-    description:
-      - Use C(group/kubenode.proxy.kubernetes_api)
-        in C(module_defaults) to set options that all modules of the group have.
-    support: full
-    membership:
-      - kubenode.proxy.kubernetes_api
   check_mode:
     description: Reads from the API server and reports whether the file would change, without writing it.
     support: full
@@ -144,9 +138,7 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import read_snapshot, write_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import is_read, object_key
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    NetworkPolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NetworkPolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.snapshots import snapshot_difference

@@ -255,9 +255,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_chang
     apply_changes,
     refuse_unconfirmed,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import (
-    ListedChainsResource,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import Jump, ListedChain
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import confirm
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant

@@ -111,13 +111,8 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import modules
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_parameters import shown_parameters
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modules import (
-    available_modules,
-    canonical_name,
-    loaded_modules,
-    present_modules,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
@@ -134,8 +129,12 @@ def _ipvs_filter_backend(schedulers: Sequence[str]) -> Dict[str, str]:
 def _found(module: AnsibleModule) -> Dict[str, Any]:
     """Return the result. Raises ProxyError."""
     release = facts.kernel_release()
-    names = [canonical_name(name) for name in module.params["modules"]]
-    present, loaded, installed = present_modules(names, release), loaded_modules(), available_modules(release)
+    names = [modules.canonical_name(name) for name in module.params["modules"]]
+    present, loaded, installed = (
+        modules.present_modules(names, release),
+        modules.loaded_modules(),
+        modules.available_modules(release),
+    )
     found = {
         name: {
             "present": name in present,

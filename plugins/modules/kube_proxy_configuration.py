@@ -17,6 +17,7 @@ description:
   - The playbook kubenode.proxy.migrate uses it before any host is touched.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.info
+  - kubenode.proxy.attributes.api
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
@@ -40,14 +41,6 @@ options:
       - In it C(config.conf) is read, as kubeadm writes it, or else the only entry with a KubeProxyConfiguration.
     type: str
     default: kube-proxy
-attributes:
-  action_group:
-    description:
-      - Use C(group/kubenode.proxy.kubernetes_api)
-        in C(module_defaults) to set options that all modules of the group have.
-    support: full
-    membership:
-      - kubenode.proxy.kubernetes_api
 notes:
   - Requires permission to get the ConfigMap, and the DaemonSet if it mounts one of another name.
   - Command-line flags of kube-proxy, as k3s has them, are not read.

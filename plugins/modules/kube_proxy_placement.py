@@ -18,6 +18,7 @@ description:
     pods of the DaemonSet once, a few at a time, when the rule is added and when it is removed.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.cluster
+  - kubenode.proxy.attributes.api
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
@@ -71,13 +72,6 @@ options:
     type: bool
     default: false
 attributes:
-  action_group:
-    description:
-      - Use C(group/kubenode.proxy.kubernetes_api)
-        in C(module_defaults) to set options that all modules of the group have.
-    support: full
-    membership:
-      - kubenode.proxy.kubernetes_api
   diff_mode:
     description: Shows the affinity of the DaemonSet and the label of the nodes, before and after.
     support: full
@@ -140,13 +134,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placement import (
-    DEFAULT_LABEL,
-    Placement,
-    Placer,
-    StillWaiting,
-    Waiting,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import placement as kube_proxy
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_spec, connected
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
@@ -156,17 +144,17 @@ def placed(module: AnsibleModule) -> Dict[str, Any]:
     parameters = module.params
     if parameters["remove_rule"] and parameters["state"] != "absent":
         raise ConfigurationError("remove_rule: only allowed with state absent")
-    placement = Placement(parameters["namespace"], parameters["name"], parameters["label"])
-    waiting = Waiting(min(parameters["wait_part"], parameters["wait_timeout"]), parameters["continued"])
+    placement = kube_proxy.Placement(parameters["namespace"], parameters["name"], parameters["label"])
+    waiting = kube_proxy.Waiting(min(parameters["wait_part"], parameters["wait_timeout"]), parameters["continued"])
     problem = ""
     with connected(module) as client:
-        placer = Placer(client, placement, module.check_mode, waiting)
+        placer = kube_proxy.Placer(client, placement, module.check_mode, waiting)
         try:
             if parameters["state"] == "present":
                 placer.keep_off(parameters["nodes"])
             else:
                 placer.bring_back(parameters["nodes"], parameters["remove_rule"])
-        except StillWaiting as error:
+        except kube_proxy.StillWaiting as error:
             problem = str(error)
     outcome = placer.outcome()
     return {
@@ -183,7 +171,7 @@ _OPTIONS = {
     "remove_rule": {"type": "bool", "default": False},
     "namespace": {"type": "str", "default": "kube-system"},
     "name": {"type": "str", "default": "kube-proxy"},
-    "label": {"type": "str", "default": DEFAULT_LABEL},
+    "label": {"type": "str", "default": kube_proxy.DEFAULT_LABEL},
     "wait_timeout": {"type": "float", "default": 300.0},
     "wait_part": {"type": "float", "default": 10.0},
     "continued": {"type": "bool", "default": False},

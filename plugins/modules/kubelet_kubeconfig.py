@@ -119,15 +119,10 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
-    KubeconfigChange,
-    parse_place,
-    point_to,
-    restore,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import kubelet
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 
-_NOTHING = KubeconfigChange("", "", "")
+_NOTHING = kubelet.KubeconfigChange("", "", "")
 
 
 def _store(module: AnsibleModule, path: str, content: bytes) -> None:
@@ -146,16 +141,16 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
         _store(module, path, content)
 
     def parse(text: str) -> Place:
-        return parse_place(text, parameters["port"])
+        return kubelet.parse_place(text, parameters["port"])
 
     servers = [parse(text) for text in parameters["servers"] or ()]
     seconds = parameters["timeout"]
     if parameters["state"] == "absent":
         kept = parse(parameters["address"]) if parameters["address"] else None
-        outcome = restore(check=check, store=store, kept=kept, servers=servers, seconds=seconds) or _NOTHING
+        outcome = kubelet.restore(check=check, store=store, kept=kept, servers=servers, seconds=seconds) or _NOTHING
     else:
         address = parse(parameters["address"])
-        outcome = point_to(parameters["path"], address, servers, seconds=seconds, check=check, store=store)
+        outcome = kubelet.point_to(parameters["path"], address, servers, seconds=seconds, check=check, store=store)
     warn(module, outcome.warnings, ())
     header = {"before_header": outcome.path, "after_header": outcome.path}
     before, after = (f"server: {url}\n" if url else "" for url in (outcome.before, outcome.after))

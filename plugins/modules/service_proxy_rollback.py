@@ -184,10 +184,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.lost_endpoints import judge_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
-    RollbackRequest,
-    rollback,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import RollbackRequest, rollback
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 
 
