@@ -14,13 +14,7 @@ from ..cluster.fields import shown
 from .feature_gates import GATES, LATER_GATES, REMOVED_GATES
 from .field import NOTHING, given_value, problems, value_of
 from .fields import FIELDS, NODE_FIELDS
-from .model import (
-    BRIDGE_INTERFACE,
-    CLUSTER_CIDR,
-    INTERFACE_NAME_PREFIX,
-    PRIMARY,
-    KubeProxyConfiguration,
-)
+from .model import BRIDGE_INTERFACE, CLUSTER_CIDR, INTERFACE_NAME_PREFIX, PRIMARY, KubeProxyConfiguration
 from .node_proxy import NodeProxyConfiguration
 from .reader import Findings, raise_all
 

@@ -328,13 +328,8 @@ class Placer:
 
     def _pods(self, node: str) -> List[Object]:
         selector = (self._read().get("spec") or {}).get("selector") or {}
-        pods = ResourceType(
-            f"/api/v1/namespaces/{self._placement.namespace}/pods",
-            "pods",
-            "Pod",
-            _label_selector(selector),
-            f"spec.nodeName={node}",
-        )
+        path = f"/api/v1/namespaces/{self._placement.namespace}/pods"
+        pods = ResourceType(path, "pods", "Pod", _label_selector(selector), f"spec.nodeName={node}")
         return self._client.list(pods).items
 
     def _still_there(self, node: str) -> str:

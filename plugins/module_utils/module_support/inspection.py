@@ -19,14 +19,7 @@ from .agent_state import agent_state
 from .beside_agent import Inspection, inspect_beside_agent
 from .execution import warn
 from .requests import engine_request
-from .results import (
-    coverage_result,
-    difference_lines,
-    drift_summary,
-    probe_records,
-    report_result,
-    table_differences,
-)
+from .results import coverage_result, difference_lines, drift_summary, probe_records, report_result, table_differences
 from .sources import has_source
 
 if TYPE_CHECKING:

@@ -12,12 +12,7 @@ from ..base.errors import ConfigurationError, KernelError
 from ..kernel import facts
 from ..kernel.files import FilesResource
 from ..kernel.modules import boot_directories
-from ..kernel.modules.module_parameters import (
-    ModuleParametersResource,
-    arguments_of,
-    modprobe_file,
-    parse_parameters,
-)
+from ..kernel.modules.module_parameters import ModuleParametersResource, arguments_of, modprobe_file, parse_parameters
 from ..kernel.modules.module_profile import modules_for
 from ..kernel.modules.modules import LOADED, ModulesResource, built_in_modules, modules_load_file, present_modules
 from ..resources import PlannedChange, Stage, apply_plan, plan

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 from ..base.errors import Refusal
 from ..configuration.model import KubeProxyConfiguration
@@ -26,12 +26,15 @@ def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Di
 
     The parts are not called ``skipped`` here: Ansible takes a task with a result of that name as skipped.
     """
-    return {
-        "refused": [refusal._asdict() for refusal in refused[:REFUSED_LIMIT]],
-        "refused_count": len(refused),
-        "refused_parts": [part._asdict() for part in skipped[:REFUSED_LIMIT]],
-        "refused_parts_count": len(skipped),
-    }
+    return _first_of({"refused": refused, "refused_parts": skipped})
+
+
+def _first_of(lists: Mapping[str, Sequence[Any]]) -> Dict[str, Any]:
+    """Return the first items of each list, and by its name with ``_count`` how many there are."""
+    found: Dict[str, Any] = {f"{name}_count": len(items) for name, items in lists.items()}
+    for name, items in lists.items():
+        found[name] = [item._asdict() if isinstance(item, Refusal) else item for item in items[:REFUSED_LIMIT]]
+    return found
 
 
 def change_result(changes: Iterable[TableChange]) -> List[Dict[str, Any]]:
@@ -79,13 +82,7 @@ def report_result(report: Report) -> Dict[str, Any]:
 
 def coverage_result(report: Report) -> Dict[str, Any]:
     """Return the part of a result about pods that no policy selects, and policies that select no pod."""
-    pods, policies = report.unselected_pods, report.unused_policies
-    return {
-        "unselected_pods": list(pods[:REFUSED_LIMIT]),
-        "unselected_pods_count": len(pods),
-        "unused_policies": list(policies[:REFUSED_LIMIT]),
-        "unused_policies_count": len(policies),
-    }
+    return _first_of({"unselected_pods": report.unselected_pods, "unused_policies": report.unused_policies})
 
 
 def kernel_settings(configuration: KubeProxyConfiguration, filter_backend: str, localhost: bool) -> Dict[str, Any]:
