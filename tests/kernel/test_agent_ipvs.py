@@ -9,10 +9,13 @@ import contextlib
 import signal
 import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers import IpvsSocket
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service
 from tests.waiting import wait_for
 
@@ -120,6 +123,41 @@ def test_manual_changes_are_repaired_and_counted(node):
     assert_repaired(node, before, "after the loss of the device", [("ipvsadm", "-C")])
     assert node.stop() == 0
     assert output("ip", "-o", "link", "show", "type", "nlmon") == ""
+
+
+#: Asks IPVS again and again, without the right to, to remove everything (linux/ip_vs.h, linux/genetlink.h).
+FLUSHES = """
+import socket, struct, sys, time
+family = int(sys.argv[1])
+sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16)
+while True:
+    sock.send(struct.pack("=IHHIIBBH", 20, family, 5, 1, 0, 17, 1, 0))
+    assert struct.unpack_from("=i", sock.recv(4096), 16)[0] == -1
+    time.sleep(0.01)
+"""
+
+
+def test_requests_without_rights_keep_the_agent_no_busier_than_a_tenth(node):
+    """The monitoring device shows what any user sends, before the kernel refuses it."""
+    for number in range(6, 300):
+        node.store.put(service(number))
+        node.store.put(endpoint_slice(number))
+    node.start()
+    before = servers().count("->")
+    with IpvsSocket() as ipvs:
+        command = ["setpriv", "--reuid", "65534", "--clear-groups", sys.executable, "-c", FLUSHES, str(ipvs.family_id)]
+    with subprocess.Popen(command) as flood:
+        try:
+            wait_for(lambda: "nothing to repair" in node.log and "request of another program" in node.log, 30.0)
+            began, used = time.monotonic(), node.processor_seconds()
+            time.sleep(5.0)
+            assert node.processor_seconds() - used < 0.3 * (time.monotonic() - began)
+            assert flood.poll() is None
+        finally:
+            flood.kill()
+    assert servers().count("->") == before
+    subprocess.run(["ipvsadm", "-C"], check=True)
+    wait_for(lambda: servers().count("->") == before, 30.0, 0.1)
 
 
 def unload(*names):

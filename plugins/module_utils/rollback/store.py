@@ -154,6 +154,8 @@ class History(HistoryDirectory):
                 continue
             outcome = outcomes.get(number, {}).get("outcome", "")
             state = record.state
-            saved = SavedState(number, record.created, record.reason, state.mode(), state.counts(), size, outcome)
+            saved = SavedState(
+                number, record.created, record.reason, state.mode(), state.counts(), size_bytes=size, outcome=outcome
+            )
             found.append(saved)
         return found

@@ -38,6 +38,10 @@ class Watch:
         """Return a descriptor that becomes readable when :meth:`poll` should be called; -1 if there is none."""
         return -1
 
+    def rest(self) -> float:
+        """Return the seconds for which there is no descriptor, after which there is one again; else 0."""
+        return 0.0
+
     def poll(self, found: Dict[str, str]) -> None:
         """Add families that need to be observed. Raises KernelError."""
 

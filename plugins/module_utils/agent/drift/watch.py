@@ -113,6 +113,7 @@ class DriftWatch:
         if self._suspects:
             times.append(self._settled_at)
         times += [now for watch in self._watches if watch.interval and watch not in self._due]
+        times += [now + rest for rest in (watch.rest() for watch in self._watches) if rest]
         return max(0.0, min(times) - now) if times else float("inf")
 
     def poll(self, now: float) -> DriftReport:

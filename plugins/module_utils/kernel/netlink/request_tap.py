@@ -11,6 +11,7 @@ linux/filter.h, linux/ip_vs.h, linux/netfilter/ipset/ip_set.h.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from typing import List, Sequence, Tuple
@@ -28,6 +29,8 @@ _TYPE_AT, _FLAGS_AT, _PORT_AT, _COMMAND_AT = 4, 6, 12, 16
 # Not an offset but the extension SKF_AD_PROTOCOL.
 _PROTOCOL_OF_PACKET = 0xFFFFF000
 _KEPT_BYTES = 64
+#: More than its buffer has room for. Requests that come faster than they are read must not keep the caller.
+_MOST_AT_ONCE = 1024
 _ETH_P_ALL = 3
 
 
@@ -106,8 +109,7 @@ class RequestTap:
     def pop_seen(self) -> bool:
         """Return whether a request came since the last call, without waiting. Raises OSError if the device is gone."""
         seen = False
-        while True:
-            try:
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            for _count in range(_MOST_AT_ONCE):
                 seen = bool(self._socket.recv(_KEPT_BYTES)) or seen
-            except (BlockingIOError, InterruptedError):
-                return seen
+        return seen
