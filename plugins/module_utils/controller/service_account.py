@@ -100,40 +100,24 @@ def wanted_objects(account: Account, shared: bool = True, policies: bool = False
             raise ConfigurationError(f"{field}: {value!r} is not a DNS label of lower case letters, digits and dashes")
     namespace, name = account
     core = f"/api/v1/namespaces/{namespace}"
-    roles = "/apis/rbac.authorization.k8s.io/v1"
-    group = "rbac.authorization.k8s.io"
+    roles, group = "/apis/rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
-    annotations = {"kubernetes.io/service-account.name": name}
     own_token: Dict[str, List[str]] = {"apiGroups": [""], "resources": ["serviceaccounts/token"], "verbs": ["create"]}
     own_token["resourceNames"] = [name]
-    rules = [*RULES, *(POLICY_RULES if policies else ())]
-    secret = Wanted(f"{core}/secrets", {**_head("v1", "Secret", name, namespace, annotations), "type": _SECRET_TYPE})
-    namespaced = f"{roles}/namespaces/{namespace}"
-    return [
-        Wanted(
-            f"{core}/serviceaccounts",
-            {**_head("v1", "ServiceAccount", name, namespace), "automountServiceAccountToken": False},
-        ),
-        Wanted(f"{roles}/clusterroles", {**_head(f"{group}/v1", "ClusterRole", name), "rules": rules}),
-        Wanted(
-            f"{roles}/clusterrolebindings",
-            {
-                **_head(f"{group}/v1", "ClusterRoleBinding", name),
-                "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
-                "subjects": [subject],
-            },
-        ),
-        Wanted(f"{namespaced}/roles", {**_head(f"{group}/v1", "Role", name, namespace), "rules": [own_token]}),
-        Wanted(
-            f"{namespaced}/rolebindings",
-            {
-                **_head(f"{group}/v1", "RoleBinding", name, namespace),
-                "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
-                "subjects": [subject],
-            },
-        ),
-        *([secret] if shared else []),
-    ]
+    service_account = {**_head("v1", "ServiceAccount", name, namespace), "automountServiceAccountToken": False}
+    objects = [Wanted(f"{core}/serviceaccounts", service_account)]
+    for kind, place, where, rules in (
+        ("ClusterRole", roles, "", [*RULES, *(POLICY_RULES if policies else ())]),
+        ("Role", f"{roles}/namespaces/{namespace}", namespace, [own_token]),
+    ):
+        role = {**_head(f"{group}/v1", kind, name, where), "rules": rules}
+        binding = _head(f"{group}/v1", f"{kind}Binding", name, where)
+        binding.update(roleRef={"apiGroup": group, "kind": kind, "name": name}, subjects=[subject])
+        objects.append(Wanted(f"{place}/{kind.lower()}s", role))
+        objects.append(Wanted(f"{place}/{kind.lower()}bindings", binding))
+    annotations = {"kubernetes.io/service-account.name": name}
+    secret = {**_head("v1", "Secret", name, namespace, annotations), "type": _SECRET_TYPE}
+    return [*objects, Wanted(f"{core}/secrets", secret)] if shared else objects
 
 
 def _head(
@@ -231,10 +215,14 @@ def rotate(client: ApiClient, account: Account, *, check: bool = False) -> Tuple
             continue
         if not _is_ours(existing):
             raise ConfigurationError(f"{item}: lacks the label {MANAGED_LABEL}={MANAGED_BY}, so it is not deleted")
-        changes.append(f"{item} deleted")
-        if not check:
-            client.send("DELETE", item.path, None, f"delete {item}")
+        changes.append(_delete(client, item, check))
     return tuple(changes)
+
+
+def _delete(client: ApiClient, item: Wanted, check: bool) -> str:
+    if not check:
+        client.send("DELETE", item.path, None, f"delete {item}")
+    return f"{item} deleted"
 
 
 class NodeToken(NamedTuple):
@@ -321,12 +309,5 @@ def _is_ours(existing: Optional[Object]) -> bool:
 
 def remove(client: ApiClient, account: Account, *, check: bool = False) -> AccountChange:
     """Delete the objects that have the label of this collection. Raises ApiError."""
-    changes: List[str] = []
-    for item in reversed(wanted_objects(account)):
-        existing = _read(client, item)
-        if not _is_ours(existing):
-            continue
-        changes.append(f"{item} deleted")
-        if not check:
-            client.send("DELETE", item.path, None, f"delete {item}")
-    return AccountChange(tuple(changes))
+    objects = reversed(wanted_objects(account))
+    return AccountChange(tuple(_delete(client, item, check) for item in objects if _is_ours(_read(client, item))))
