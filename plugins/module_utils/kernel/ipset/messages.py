@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...base.addresses import IPV4, IPV6, packed, unpacked
 from ...base.errors import KernelError
-from ...rendering.ipvs.model import SetDefinition
 from ..netlink.attributes import (
     NLA_F_NET_BYTEORDER,
     attribute,
@@ -27,6 +26,9 @@ from ..netlink.attributes import (
 )
 from ..netlink.outcomes import MessageError, errno_text
 from ..netlink.protocol import NLM_F_CREATE, Message
+
+if TYPE_CHECKING:
+    from ...rendering.ipvs.model import SetDefinition
 
 _SUBSYSTEM = 6 << 8
 PROTOCOL, CREATE, DESTROY, SWAP, LIST, ADD, DELETE, TYPE = (
@@ -251,6 +253,9 @@ def listed_name(view: memoryview, start: int, end: int) -> str:
 
 def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str, SetDefinition]]:
     """Return name and definition from a LIST answer; None if this part of the answer has none."""
+    # Imported late: who lists only the names of sets needs no model of IPVS.
+    from ...rendering.ipvs.model import SetDefinition
+
     found = parse_attributes(view, start + 4, end)
     if _TYPENAME not in found or _SETNAME not in found:
         return None
