@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 from ..base.errors import ConfigurationError
-from ..explain.target import Target, parse_target
+from ..explain.target import parse_target
 from .options import STATUS, Options
 from .result import UsageError
 
@@ -18,41 +18,38 @@ from .result import UsageError
 _LONGEST_LIVE = 600
 
 
-def _target(text: str) -> Target:
+def _argument(parse: Callable[[str], Any], text: str) -> Any:
     try:
-        return parse_target(text)
+        return parse(text)
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _end_of(text: str, destination: bool) -> Any:
+def _end(text: str, destination: bool) -> Any:
     from ..explain.ends import parse_end
 
-    try:
-        return parse_end(text, destination)
-    except ConfigurationError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return parse_end(text, destination)
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         nargs="?",
-        type=_target,
+        type=partial(_argument, parse_target),
         metavar="ADDRESS:PORT[/PROTOCOL]|SERVICE",
         help="10.96.0.10:53/udp, or a Service: shop/web, shop/web:http, web.shop:80",
     )
     parser.add_argument(
         "--from",
         dest="source",
-        type=partial(_end_of, destination=False),
+        type=partial(_argument, partial(_end, destination=False)),
         metavar="END",
         help="a pod (shop/web) or an address, with :PORT for one flow; with a Service, the address of a client",
     )
     parser.add_argument(
         "--to",
         dest="destination",
-        type=partial(_end_of, destination=True),
+        type=partial(_argument, partial(_end, destination=True)),
         metavar="END:PORT",
         help="shop/db:5432/tcp, 10.0.0.1:80",
     )

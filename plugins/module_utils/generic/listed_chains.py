@@ -29,24 +29,10 @@ _RESERVED = frozenset(
     )
 )
 _CHAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,27}\Z")
-_COMMANDS = frozenset(
-    (
-        *("-A", "-C", "-D", "-E", "-F", "-I", "-L", "-N", "-P", "-R", "-S", "-X", "-Z", "-t", "-c", "-4", "-6", "-M"),
-        *(
-            "--append",
-            "--check",
-            "--delete",
-            "--rename-chain",
-            "--flush",
-            "--insert",
-            "--list",
-            "--new-chain",
-            "--policy",
-        ),
-        *("--replace", "--list-rules", "--delete-chain", "--zero", "--table", "--modprobe", "--set-counters"),
-        *("--ipv4", "--ipv6"),
-    )
-)
+_COMMAND_WORDS = """-A -C -D -E -F -I -L -N -P -R -S -X -Z -t -c -4 -6 -M --append --check --delete --rename-chain
+    --flush --insert --list --new-chain --policy --replace --list-rules --delete-chain --zero --table --modprobe
+    --set-counters --ipv4 --ipv6"""
+_COMMANDS = frozenset(_COMMAND_WORDS.split())
 _BARE = re.compile(r"[^\s\"'\\]+\Z")
 #: What iptables takes for an IPv4 address, in short forms and with hexadecimal parts.
 _NUMBERS = re.compile(r"(?:0x[0-9a-f]+|[0-9]+)(?:\.(?:0x[0-9a-f]+|[0-9]+))*\Z", re.IGNORECASE)
