@@ -58,13 +58,13 @@ def picture(text: str, title: str) -> str:
 
 
 def shorten(lines: Sequence[str]) -> List[str]:
-    """Remove blank lines and Ansible's messages about included files, which say nothing about nodes."""
+    """Remove what says nothing about nodes: blank lines, messages about included files, how long the machine took."""
     kept: List[str] = []
     for line in lines:
         if line.startswith("included: "):
             if kept and kept[-1].startswith("TASK ["):
                 kept.pop()
-        elif line.strip():
+        elif line.strip() and not line.startswith("prepared in "):
             kept.append(line.rstrip())
     return kept
 

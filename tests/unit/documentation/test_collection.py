@@ -227,7 +227,7 @@ def test_semantic_markup_becomes_markdown():
 
 
 def test_a_session_becomes_a_picture():
-    recording = "=== One\n$ command\nincluded: x\n+added <&>\n\n=== Two\nomitted\n"
+    recording = "=== One\nprepared in 1 s\n$ command\nincluded: x\n+added <&>\n\n=== Two\nomitted\n"
     extract = session.excerpt(recording, {"One": 2})
     assert extract == "=== One\n$ command\n[1 more lines]\n"
     assert session.excerpt(recording, {"One": 3}) == "=== One\n$ command\n+added <&>\n"
