@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
 
 _PROXY_FILE = "/etc/modules-load.d/kubenode-proxy.conf"
+#: Modes whose kernel modules depend on schedulers and on the filter backend.
+_WITH_SCHEDULERS = frozenset(("ipvs",))
 
 
 def _named_modules(parameters: Dict[str, Any]) -> List[str]:
@@ -38,7 +40,7 @@ def _named_modules(parameters: Dict[str, Any]) -> List[str]:
 
 def _filter_backends(parameters: Dict[str, Any]) -> List[str]:
     """Return the filter backends of ipvs mode whose modules are meant; an empty name in other modes."""
-    if parameters["mode"] != "ipvs":
+    if parameters["mode"] not in _WITH_SCHEDULERS:
         return [""]
     if parameters["ipvs_filter_backend"]:
         return [str(parameters["ipvs_filter_backend"])]
@@ -134,7 +136,7 @@ def _check_options(parameters: Dict[str, Any]) -> None:
     if parameters["state"] == "present" and not parameters["modules"] and not parameters["mode"]:
         raise ConfigurationError("state is present but modules is empty and mode is not given")
     for name in ("schedulers", "ipvs_filter_backend"):
-        if parameters[name] and parameters["mode"] != "ipvs":
+        if parameters[name] and parameters["mode"] not in _WITH_SCHEDULERS:
             raise ConfigurationError(f"{name}: only allowed with mode ipvs")
 
 
