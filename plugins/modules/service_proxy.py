@@ -326,11 +326,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.default
     DEFAULT_KEEP,
     DEFAULT_UNSERVED_PERCENT,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
-    SOURCES_EXCLUDE,
-    proxy_spec,
-    source_spec,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import arguments
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.earlier import earlier_result
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
@@ -354,8 +350,8 @@ _OPTIONS = {
     "max_unserved_percent": {"type": "float", "default": DEFAULT_UNSERVED_PERCENT},
     "unattended": {"type": "bool", "default": False},
     "always_observe": {"type": "bool", "default": False},
-    **source_spec(),
-    **proxy_spec(),
+    **arguments.source_spec(),
+    **arguments.proxy_spec(),
     "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
     "keep_states": {"type": "int", "default": DEFAULT_KEEP},
 }
@@ -363,7 +359,7 @@ _OPTIONS = {
 
 def main() -> None:
     """Run the module."""
-    run(perform, _OPTIONS, mutually_exclusive=SOURCES_EXCLUDE)
+    run(perform, _OPTIONS, mutually_exclusive=arguments.SOURCES_EXCLUDE)
 
 
 if __name__ == "__main__":

@@ -381,17 +381,13 @@ error_kind:
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
-    SOURCES_EXCLUDE,
-    proxy_spec,
-    source_spec,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import arguments
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.inspection import about_node, inspected
 
 _OPTIONS = {
-    **source_spec(),
-    **proxy_spec(),
+    **arguments.source_spec(),
+    **arguments.proxy_spec(),
     "history_directory": {"type": "path"},
     "traffic": {"type": "bool", "default": False},
     "traffic_services": {"type": "list", "elements": "str", "default": []},
@@ -401,7 +397,7 @@ _OPTIONS = {
 
 def main() -> None:
     """Run the module."""
-    run(inspected, _OPTIONS, about_node, mutually_exclusive=SOURCES_EXCLUDE)
+    run(inspected, _OPTIONS, about_node, mutually_exclusive=arguments.SOURCES_EXCLUDE)
 
 
 if __name__ == "__main__":
