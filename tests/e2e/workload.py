@@ -32,6 +32,8 @@ BALANCERS = (
     Target("198.51.100.8", PORT, _LOCAL_NODE_PORT, _LOCAL_HEALTH_PORT),
 )
 _CLIENT = "client"
+# A health check may be slow on a busy machine, where every node is one.
+_PATIENCE = 15.0
 
 
 def _listeners() -> str:
@@ -138,7 +140,7 @@ class Workload:
         for target in BALANCERS:
             control.run("ip", "route", "add", f"{target.address}/32", "dev", BRIDGE)
             with system.inside(self._outside):
-                self._balancers.append(LoadBalancer(target, addresses, "output"))
+                self._balancers.append(LoadBalancer(target, addresses, "output", _PATIENCE))
 
     @staticmethod
     def _make_client(node: KubernetesNode) -> None:

@@ -42,11 +42,15 @@ class LoadBalancer:
 
     It works in the caller's network namespace, for what the hook (prerouting or output) sees. The kernel translates
     addresses and remembers which node each connection uses. ``addresses`` are those of the nodes by their numbers.
+    ``patience``: the seconds after which a node without an answer is taken for one that is down.
     """
 
-    def __init__(self, target: Target, addresses: Mapping[int, str], hook: str = "prerouting") -> None:
+    def __init__(
+        self, target: Target, addresses: Mapping[int, str], hook: str = "prerouting", patience: float = 1.0
+    ) -> None:
         self.nodes: Tuple[int, ...] = ()
         self._target = target
+        self._patience = patience
         self._addresses = addresses
         self._table = f"ip lb-{target.health_port}"
         self._stop = threading.Event()
@@ -58,7 +62,8 @@ class LoadBalancer:
     def _run(self) -> None:
         while not self._stop.wait(PROBE_SECONDS):
             for number, address in self._addresses.items():
-                status, _body = answer_of(address, self._target.health_port, self._target.health_path, timeout=1.0)
+                place = (address, self._target.health_port, self._target.health_path)
+                status, _body = answer_of(*place, timeout=self._patience)
                 self._failed[number] = 0 if status == 200 else self._failed[number] + 1
             chosen = tuple(number for number in self._addresses if self._failed[number] < FALL)
             if chosen != self.nodes:
