@@ -18,9 +18,13 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-        """Print the sentence and return the result of the task."""
+        """Print the sentence and the lines, and return the result of the task."""
         result: Dict[str, Any] = super().run(tmp, task_vars)
-        _validation, options = self.validate_argument_spec({"sentence": {"type": "str", "required": True}})
+        _validation, options = self.validate_argument_spec(
+            {"sentence": {"type": "str", "required": True}, "lines": {"type": "list", "elements": "str", "default": []}}
+        )
         sentence = " ".join(options["sentence"].split())
-        Display().display(f"{(task_vars or {}).get('inventory_hostname', '')}: {sentence}")
+        for line in (f"{(task_vars or {}).get('inventory_hostname', '')}: {sentence}", *options["lines"]):
+            # A host may not write control sequences to the terminal.
+            Display().display("".join(character if character.isprintable() else "?" for character in line))
         return {**result, "changed": False, "sentence": sentence}

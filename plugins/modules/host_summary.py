@@ -21,6 +21,11 @@ options:
     description: What to print.
     type: str
     required: true
+  lines:
+    description: Lines to print below it, such as a diff.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Nothing is changed in any mode.

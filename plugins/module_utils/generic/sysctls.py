@@ -145,7 +145,7 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
     unchanged_here: Dict[str, str] = {}
     for key, reason in blocked.items():
         old, new = change.replaced[key]
-        message = f"sysctl {key}: is {old or 'not set'}, wanted {new}: {reason}"
+        message = f"sysctl {key}: {sysctls.stated_difference(old, new)}: {reason}"
         if parameters["unchangeable"] == "fail":
             raise ProxyError(f"{message}, or leave it with unchangeable=warn (in the role: kernel_unchangeable)")
         warnings.append(message)

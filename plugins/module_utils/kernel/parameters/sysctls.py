@@ -278,7 +278,8 @@ def unchangeable(keys: Iterable[str], root: str = "") -> Dict[str, str]:
     return reasons
 
 
-def _difference(old: str, new: str) -> str:
+def stated_difference(old: str, new: str) -> str:
+    """Return a difference in words, the same in each module, so that Ansible prints a warning once."""
     return f"is {old or 'not set'}, wanted {new}"
 
 
@@ -320,7 +321,7 @@ class SysctlsResource(Resource[str, str]):
         blocked = unchangeable(change.replaced, self.root)
         for key, (old, new) in change.replaced.items():
             if key in blocked:
-                raise KernelError(f"sysctl {key}: {_difference(old, new)}: {blocked[key]}")
+                raise KernelError(f"sysctl {key}: {stated_difference(old, new)}: {blocked[key]}")
         kept = {key: value for key, value in self.observe().items() if key not in change.replaced and value}
         for key in unchangeable(kept, self.root):
             del kept[key]
@@ -342,7 +343,7 @@ class SysctlsResource(Resource[str, str]):
                 return
         key, (old, new) = next(iter(moved.items()))
         raise KernelError(
-            f"sysctl {key}: {_difference(old, new)}: the kernel resets it when another of the keys is set"
+            f"sysctl {key}: {stated_difference(old, new)}: the kernel resets it when another of the keys is set"
         )
 
     def _set(self, key: str, old: str, new: str) -> None:
@@ -352,7 +353,7 @@ class SysctlsResource(Resource[str, str]):
         """
         refusal = self._write(key, new)
         if refusal:
-            raise KernelError(f"sysctl {key}: {_difference(old, new)}: the kernel refused it: {refusal}")
+            raise KernelError(f"sysctl {key}: {stated_difference(old, new)}: the kernel refused it: {refusal}")
         current = read_value(key, self.root)
         if not _holds(key, current, new):
             made = f"sysctl {key}: wanted {new}, but the kernel made it {current or 'empty'}"

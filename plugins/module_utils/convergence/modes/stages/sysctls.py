@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Tuple
+from typing import Dict, List, Mapping, Tuple
 
 from ....configuration.model import ConntrackConfiguration, KubeProxyConfiguration
 from ....kernel.facts import NodeFacts
@@ -16,7 +16,14 @@ from ....kernel.parameters.sysctl_profile import (
     profile,
     wanted_values,
 )
-from ....kernel.parameters.sysctls import TCP_BE_LIBERAL, SysctlsResource, Wanted, resolve, unchangeable
+from ....kernel.parameters.sysctls import (
+    TCP_BE_LIBERAL,
+    SysctlsResource,
+    Wanted,
+    resolve,
+    stated_difference,
+    unchangeable,
+)
 from ....resources import Stage
 
 
@@ -67,12 +74,11 @@ def sysctl_stage(wanted: Mapping[str, Wanted]) -> Tuple[Stage, List[str]]:
     skipped with a warning: it must be set on the host. Raises KernelError if a parameter cannot be read.
     """
     resource = SysctlsResource(wanted)
-    desired = resolve(wanted, resource.observe())
-    blocked = unchangeable(_differing(resource.observe(), desired))
-    warnings = [f"sysctl {key}: wanted {desired[key]}: {reason}" for key, reason in blocked.items()]
+    observed = resource.observe()
+    desired = resolve(wanted, observed)
+    blocked = unchangeable(key for key, value in desired.items() if observed.get(key, value) != value)
+    warnings = [
+        f"sysctl {key}: {stated_difference(observed[key], desired[key])}: {why}" for key, why in blocked.items()
+    ]
     kept = {key: value for key, value in desired.items() if key not in blocked}
     return Stage(SysctlsResource(kept), kept), warnings
-
-
-def _differing(observed: Mapping[str, str], desired: Mapping[str, str]) -> Iterable[str]:
-    return [key for key, value in desired.items() if key in observed and observed[key] != value]
