@@ -222,7 +222,7 @@ class Agent:
         self.parts.forwarding.configure(settings.configuration)
         self.parts.tell_pods_apart()
         proxiers = self.sync.set_up(self.parts.request())
-        self.policy.configure(settings.configuration.node_proxy.network_policy, settings.node_name)
+        self.policy.configure(settings.configuration, settings.node_name)
         self.parts.traffic.configure(settings.configuration.node_proxy.traffic)
         self.parts.post(None, NORMAL, Reason.STARTING, "StartKubeProxy", "")
         deprecation = proxiers.mode.deprecation
@@ -264,7 +264,7 @@ class Agent:
         return succeeded
 
     def _delay(self) -> float:
-        delays = [self.sync.delay(), self.supervisor.delay(), self.timers.delay()]
+        delays = [self.sync.delay(), self.policy.delay(), self.supervisor.delay(), self.timers.delay()]
         if self.views.preliminary:
             delays.append(self._cluster_pause())
         if self.readiness.waits_for_lists:

@@ -121,7 +121,7 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
         parts.source.follow_node(after.followed_node, before.followed_node, after.follows_every_node)
     if after.node_name != before.node_name:
         parts.log.info("the name of this node has changed", node=after.node_name, before=before.node_name)
-    parts.policy.configure(node_proxy.network_policy, after.node_name)
+    parts.policy.configure(configuration, after.node_name)
     parts.traffic.configure(node_proxy.traffic)
     parts.source.follow_others(parts.policy.resources)
     parts.settings = after

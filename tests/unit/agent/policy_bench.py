@@ -8,12 +8,19 @@ from __future__ import annotations
 import io
 from typing import Any, Dict, List, Optional
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import inputs, policy, policy_table
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import (
+    inputs,
+    policy,
+    policy_table,
+    settings,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     NetworkPolicySettings,
+    NodeProxyConfiguration,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, Resource
 from tests.unit.agent.reports_in_memory import reports_to
@@ -80,7 +87,7 @@ def table_in_memory(monkeypatch: Any) -> Kernel:
     """Return the table that the agent watches, without other programs and interfaces of the node."""
     made = Kernel()
     monkeypatch.setattr(policy_table, "TableMonitor", lambda _ports, _table: made)
-    monkeypatch.setattr(policy, "policy_findings", lambda *_arguments: [])
+    monkeypatch.setattr(settings, "policy_findings", lambda *_arguments: [])
     monkeypatch.setattr(inputs, "find_links", lambda *_arguments: None)
     monkeypatch.setattr(inputs, "AddressMonitor", NoInterfaces)
     monkeypatch.setattr(inputs.PolicyLinks, "filenos", lambda _self: [])
@@ -93,11 +100,23 @@ def follower(
     timers: Optional[Timers] = None,
     stream: Optional[io.StringIO] = None,
     events: Optional[List[Any]] = None,
-    **settings: str,
+    **options: str,
 ) -> policy.PolicySync:
     """Return what enforces policies on node1, with these settings; it logs to ``stream``, and posts ``events``."""
     posted = [] if events is None else events
     reports = reports_to(stream, lambda *event: posted.append(event))
     sync = policy.PolicySync(view, kernel, timers or Timers(), reports=reports, health=ProxyHealth(60.0))
-    sync.configure(NetworkPolicySettings(enabled=True, **settings), "node1")
+    sync.configure(with_policies(enabled=True, **options), "node1")
     return sync
+
+
+def with_policies(**options: Any) -> KubeProxyConfiguration:
+    """Return a configuration with these settings of network policies."""
+    node_proxy = NodeProxyConfiguration(network_policy=NetworkPolicySettings(**options))
+    return KubeProxyConfiguration(node_proxy=node_proxy)
+
+
+def turn(sync: policy.PolicySync, timers: Timers) -> None:
+    """Do what the agent's loop does when it wakes."""
+    timers.run()
+    sync.sync(())

@@ -13,11 +13,17 @@ from typing import Any, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import connection_cuts, policy, policy_table
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import (
+    connection_cuts,
+    policy,
+    policy_table,
+    settings,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.inputs import PAUSE_FACTOR, PolicyChoices
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     NetworkPolicySettings,
 )
@@ -28,7 +34,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.so
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import InterfaceAddress
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
-from tests.unit.agent.policy_bench import KINDS, Kernel, follower, table_in_memory
+from tests.unit.agent.policy_bench import KINDS, Kernel, follower, table_in_memory, turn, with_policies
 
 
 @pytest.fixture
@@ -44,7 +50,7 @@ class Cycle:
 
 
 def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeypatch):
-    monkeypatch.setattr(policy, "policy_findings", policy_findings)
+    monkeypatch.setattr(settings, "policy_findings", policy_findings)
     view = ClusterView()
     objects = cases.steps("default-deny-ingress")[0].objects
     node = next(item for key, item in objects.items() if key[0] == "Node" and key[2] == "node1")
@@ -72,7 +78,7 @@ def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeyp
 
 
 def test_addresses_of_unknown_pods_are_denied_while_the_node_is_registered_again(kernel, monkeypatch):
-    monkeypatch.setattr(policy, "policy_findings", policy_findings)
+    monkeypatch.setattr(settings, "policy_findings", policy_findings)
     view = ClusterView()
     objects = cases.steps("default-deny-ingress")[0].objects
     for item in objects.values():
@@ -90,7 +96,7 @@ def test_addresses_of_unknown_pods_are_denied_while_the_node_is_registered_again
     view.state.upsert(node)
     sync.sync(())
     assert kernel.entries == before and kernel.observed == 1
-    sync.configure(NetworkPolicySettings(enabled=True), "node1")
+    sync.configure(with_policies(enabled=True), "node1")
     sync.sync(())
     assert not any(key[:2] == ("element", "pod-ranges4") for key in kernel.entries)
 
@@ -216,15 +222,15 @@ def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_co
     sync = follower(kernel, view, timers, established_connections="cut")
     sync.sync(())
     timers.run()
-    assert len(kernel.applied) == len(judged) == 1 and timers.delay() > 0
+    assert len(kernel.applied) == len(judged) == 1 and timers.delay() > 0 and sync.delay() > 0
     now[0] += connection_cuts.PAUSE_SECONDS
     for item in isolated:
         view.state.upsert(item)
     sync.sync(())
     assert len(kernel.applied) == 2 and any(key[:2] == ("element", "isolated-out4") for key in kernel.entries)
     assert len(judged) == 1, "connections that later grants allow would be cut"
-    while timers.delay() == 0:
-        timers.run()
+    while min(timers.delay(), sync.delay()) == 0:
+        turn(sync, timers)
     now[0] += connection_cuts.PAUSE_SECONDS
     timers.run()
     assert len(kernel.applied) > 3 and judged == [1, len(kernel.applied)]
@@ -255,7 +261,7 @@ def test_policies_are_chosen_again_within_seconds_but_not_all_the_time():
     now = [0.0]
     timers = Timers(lambda: now[0])
     crowded: Any = _Crowded(now)
-    choices = PolicyChoices(timers, lambda: choices.reconsider(crowded))
+    choices = PolicyChoices(timers, lambda: choices.reconsider_if_due(crowded, fresh=False))
     for _round in range(2):
         choices.update(crowded, None)
         assert crowded.choices == 1
@@ -291,7 +297,7 @@ def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, m
         sync.sync(())
     assert sync.status()["error"] == "no memory" and sync.filenos() == []
     now[0] += policy.RETRY_SECONDS
-    timers.run()
+    turn(sync, timers)
     assert not sync.status()["error"] and sync.filenos() == [kernel.fileno()]
 
 
@@ -307,7 +313,7 @@ def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, m
     ],
 )
 def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypatch, module, name):
-    """Whichever step it is in; it is tried again, less and less often, with a new state."""
+    """Whichever step it is in; it is tried again with a new state, for a tenth of the time at most."""
     view = ClusterView()
     objects = cases.steps("default-deny-ingress")[0].objects
     for item in objects.values():
@@ -325,6 +331,7 @@ def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypat
 
     def fail(*_arguments: Any, **_named: Any) -> None:
         tries.append(now[0])
+        now[0] += 1
         raise KeyError("a defect")
 
     with monkeypatch.context() as patched:
@@ -332,7 +339,7 @@ def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypat
         # These are called for a new state, or at the regular check.
         patched.setattr(NodePolicy, "too_large", {("x", "y"): "is refused"})
         if name in ("node_policy", "desired_table", "reconsider"):
-            now[0] += policy.CHECK_SECONDS
+            now[0] += KubeProxyConfiguration().check_period
             if name == "node_policy":
                 sync._policy = None
             timers.run()
@@ -342,13 +349,12 @@ def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypat
             # These come after the change has been applied.
             assert kernel.entries == before
         patched.setattr(policy, "node_policy", fail)
-        for pause in (1, 2, 4):
-            sync.sync(())
-            now[0] += pause * policy.RETRY_SECONDS
-            timers.run()
+        for _second in range(30):
+            now[0] += 1
+            turn(sync, timers)
         assert len(tries) == 4 and sync.filenos() == []
-    now[0] += policy.CHECK_SECONDS
-    timers.run()
+    now[0] += policy.RETRY_FACTOR
+    turn(sync, timers)
     assert not sync.status()["error"] and sync.status()["inForce"] and kernel.entries != before
 
 
@@ -362,7 +368,7 @@ def test_new_settings_wait_for_the_objects_that_they_need_and_the_previous_ones_
     assert sync.filenos() == [] and not sync.status()["inForce"]
     sync.sync(())
     assert sync.filenos() == [77] and sync.status()["inForce"]
-    sync.configure(NetworkPolicySettings(enabled=True, cluster_policies=True), "node1")
+    sync.configure(with_policies(enabled=True, cluster_policies=True), "node1")
     before = dict(kernel.entries)
     # A change by another program is noticed, and its descriptor is read, so that the loop does not spin.
     kernel.entries.clear()
@@ -399,7 +405,7 @@ def test_what_both_settings_need_is_followed_while_one_waits(kernel):
     sync.sync(())
     assert sync.in_force
     both = sync.resources
-    sync.configure(NetworkPolicySettings(enabled=True, unknown_pods="deny"), "node1")
+    sync.configure(with_policies(enabled=True, unknown_pods="deny"), "node1")
     assert set(sync.resources) == set(both)
     view.forget("ClusterNetworkPolicy")
     assert sync.filenos() == []
@@ -419,27 +425,35 @@ def test_the_ranges_of_unknown_pods_are_kept_after_a_defect(kernel, monkeypatch)
         patched.setattr(NodePolicy, "update", fail)
         sync.sync(())
     now[0] += policy.RETRY_SECONDS
-    timers.run()
+    turn(sync, timers)
     assert sync.in_force and [key for key in kernel.entries if key[:2] == ("element", "pod-ranges4")]
 
 
-def test_a_defect_that_shows_again_after_each_success_is_tried_less_and_less_often(kernel, monkeypatch):
+def test_a_defect_that_shows_again_after_each_success_takes_a_tenth_of_the_time(kernel, monkeypatch):
     view = known_cluster()
     now = [0.0]
     timers = Timers(lambda: now[0])
     sync = follower(kernel, view, timers)
     sync.sync(())
-    monkeypatch.setattr(NodePolicy, "update", fail)
     pod = a_pod(view)
     made = []
+
+    def made_slowly(*words: Any, **more: Any) -> Any:
+        made.append(now[0])
+        return original(*words, **more)
+
+    def fail_slowly(*_arguments: Any, **_named: Any) -> None:
+        now[0] += 2
+        raise KeyError("a defect")
+
     original = policy.node_policy
-    monkeypatch.setattr(policy, "node_policy", lambda *words, **more: made.append(now[0]) or original(*words, **more))
-    for number in range(600):
-        view.state.upsert({**pod, "metadata": {**pod["metadata"], "labels": {"number": str(number)}}})
-        sync.sync(())
+    monkeypatch.setattr(policy, "node_policy", made_slowly)
+    monkeypatch.setattr(NodePolicy, "update", fail_slowly)
+    while now[0] < 200:
+        view.state.upsert({**pod, "metadata": {**pod["metadata"], "labels": {"number": str(now[0])}}})
+        turn(sync, timers)
         now[0] += 1
-        timers.run()
-    assert 5 < len(made) < 12
+    assert 8 <= len(made) < 12
 
 
 def test_equal_settings_do_not_hide_a_defect(kernel, monkeypatch):
@@ -451,7 +465,7 @@ def test_equal_settings_do_not_hide_a_defect(kernel, monkeypatch):
     view.state.delete(a_pod(view))
     monkeypatch.setattr(NodePolicy, "update", fail)
     sync.sync(())
-    sync.configure(NetworkPolicySettings(enabled=True), "node1")
+    sync.configure(with_policies(enabled=True), "node1")
     assert "a defect" in sync.status()["error"] and sync.status()["elements"] == elements
     with pytest.raises(ProxyError, match="a defect"):
         sync.explainer(())
@@ -465,7 +479,7 @@ def test_a_table_that_cannot_be_removed_is_reported(kernel, monkeypatch):
         raise KernelError("busy")
 
     monkeypatch.setattr(policy_table.PolicyTable, "remove", refuse)
-    sync.configure(NetworkPolicySettings(), "node1")
+    sync.configure(with_policies(), "node1")
     sync.sync(())
     assert sync.status()["error"] == "busy"
 
@@ -522,9 +536,9 @@ def test_a_repair_that_fails_is_reported_once_and_counted_when_it_succeeds(kerne
         patched.setattr(kernel, "apply", refuse)
         sync.sync(())
         now[0] += policy.RETRY_SECONDS
-        timers.run()
+        turn(sync, timers)
     now[0] += policy.RETRY_SECONDS
-    timers.run()
+    turn(sync, timers)
     assert sync.in_force and sync.status()["repaired"] == 1
     assert [event[2] for event in events] == ["DriftNotRepaired", "DriftRepaired"]
 

@@ -18,10 +18,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.room i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import write_cache
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    NetworkPolicySettings,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from tests.unit.agent.policy_bench import with_policies
 from tests.unit.agent.source_bench import KINDS
 from tests.unit.agent.source_bench import Bench as SourceBench
 from tests.unit.agent.test_memory import Bench, Group, service
@@ -149,5 +147,5 @@ def test_an_agent_reserves_room_if_it_enforces_policies(tmp_path):
     parts.memory._group = Group(100 << 20)
     capacity = parts.memory.capacity
     assert parts.memory.carries(capacity)
-    parts.policy.configure(NetworkPolicySettings(enabled=True), "node1")
+    parts.policy.configure(with_policies(enabled=True), "node1")
     assert not parts.memory.carries(capacity) and parts.memory.carries(capacity, reserve=1.0)

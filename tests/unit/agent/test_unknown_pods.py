@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
-from tests.unit.agent.policy_bench import KINDS, Kernel, follower, table_in_memory
+from tests.unit.agent.policy_bench import KINDS, Kernel, follower, table_in_memory, turn
 
 OUTSIDE = "198.51.100.7"
 
@@ -106,7 +106,7 @@ def test_a_pod_that_gets_another_address_later_opens_nothing(kernel, view, monke
         patched.setattr(NodePolicy, "update", fail)
         sync.sync(())
     now[0] += policy.RETRY_SECONDS
-    timers.run()
+    turn(sync, timers)
     assert sync.in_force and denies(kernel)
     view.state.delete(outside_pod())
     sync.sync(())

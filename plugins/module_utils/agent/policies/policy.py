@@ -11,51 +11,42 @@ refuses a change, the table does not change.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from ...base.addresses import Network
 from ...base.errors import KernelError, ProxyError, defect_text
 from ...cluster.account import BYTES_IN_NFTABLES
 from ...cluster.api.resource_types import ResourceType
 from ...cluster.model import NamespacedName
-from ...configuration.node_proxy import (
-    ALLOW,
-    DENY,
-    NetworkPolicySettings,
-)
+from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
-from ...convergence.policy import (
-    annotation_warnings,
-    node_policy,
-    pod_ranges,
-    policy_findings,
-    policy_options,
-    raw_addresses,
-)
+from ...convergence.policy import annotation_warnings, node_policy, raw_addresses
 from ...convergence.runtime.agent_status import PolicyStatus
 from ...explain.policy import PolicyExplainer, Resolved
 from ...networkpolicy.coverage import unselected_pods, unused_policies
 from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
-from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.sets import NO_LOG
 from ...resources import PlannedChange
 from ..drift.repairs import Repairs
 from ..ports.health import ProxyHealth
 from ..reports import Reports
 from ..source.view import ClusterView
+from ..sync.schedule import RegularCheck, Schedule
 from ..sync.table_sync import TableSync
 from ..sync.tables import FULL
 from ..threads.failures import NOT_OF_ONE_OBJECT, error_text
 from ..threads.timers import Timers
 from .connection_cuts import ConnectionCuts
 from .denied_log import DeniedLog
-from .inputs import PolicyChoices, PolicyLinks, UnknownPods
+from .inputs import PolicyChoices, PolicyLinks
 from .policy_table import FAMILY, PolicyTable
+from .settings import SettingsInEffect
 
 RETRY_SECONDS = 2.0
-CHECK_SECONDS = 300.0
+#: A defect may show again at each attempt, which computes everything: they take a tenth of the time at most.
+RETRY_FACTOR = 9.0
 
 Addresses = Tuple[Tuple[str, str], ...]
 
@@ -79,64 +70,47 @@ class PolicySync:
         self._health = health
         self._view = view
         self._log, self._limited = reports.log, reports.limited
-        self._settings = NetworkPolicySettings()
-        # The settings in effect: those requested, without what this node cannot do.
-        self._effective = self._settings
-        self._ranges: Tuple[Network, ...] = ()
-        self._node_name = ""
-        self._unknown = UnknownPods("", self._limited)
-        self._links = PolicyLinks(timers, self._limited, self._sync_again)
-        # New settings that need objects which are not known yet, and the name of the node.
-        self._waiting: Optional[Tuple[NetworkPolicySettings, str]] = None
-        # The addresses of the node that the table is for, and those of the last call of :meth:`sync`.
+        self._settings = SettingsInEffect(view, reports)
+        # The addresses of the node that the table is for.
         self._addresses: Addresses = ()
-        self._latest_addresses: Addresses = ()
         self._policy: Optional[NodePolicy] = None
         self._progress = handles.progress
-        cuts = ConnectionCuts(timers, reports, handles.progress)
-        self._table = PolicyTable(handles, cuts)
+        self._table = PolicyTable(handles, ConnectionCuts(timers, reports, handles.progress))
         self._tables = TableSync(Repairs(reports))
         self._remove = False
-        self._failed = False
-        self._choose = False
         self._clock = timers.clock
-        self._pause = RETRY_SECONDS
-        self._defect_at = float("-inf")
         self._denied = DeniedLog(reports)
         self._warned: FrozenSet[str] = frozenset()
-        self._choices = PolicyChoices(timers, self._choose_again)
-        self._retry = timers.add("retry network policies", self._try_again)
-        self._check = timers.add("check network policies", self._check_everything)
-        self._rest = timers.add("program further grants of network policies", self._sync_again)
+        self._schedule = _schedule()
+        self._links = PolicyLinks(timers, self._limited, self._sync_again)
+        self._choices = PolicyChoices(timers, self._sync_again)
+        self._check_period = 0.0
+        self._check = RegularCheck(timers, "check network policies", self._check_everything)
 
     @property
     def bytes(self) -> int:
         """The bytes of memory that the elements of the table take."""
         return self._elements * BYTES_IN_NFTABLES.others
 
-    def configure(self, settings: NetworkPolicySettings, node_name: str) -> None:
+    def configure(self, configuration: KubeProxyConfiguration, node_name: str) -> None:
         """Adopt settings and the name of the node; the next sync applies them.
 
         While they need objects that are not known yet, the previous settings remain in effect.
         """
-        self._waiting = None
-        if (settings, node_name) == (self._settings, self._node_name):
-            return
-        if self._policy is not None and settings.enabled and not self._knows(settings):
-            self._waiting = (settings, node_name)
-            return
-        self._adopt(settings, node_name)
+        settings = configuration.node_proxy.network_policy
+        self._check_period = configuration.check_period
+        self._settings.request(settings, node_name)
+        if self._policy is None or not settings.enabled or self._settings.are_replaceable:
+            self._adopt()
 
-    def _adopt(self, settings: NetworkPolicySettings, node_name: str) -> None:
-        self._waiting = None
-        self._settings, self._node_name = settings, node_name
+    def _adopt(self) -> None:
+        if not self._settings.replace():
+            return
         self._policy = None
-        self._ranges = ()
-        self._unknown = UnknownPods(node_name, self._limited)
-        self._failed = False
+        self._schedule = _schedule()
         # A table of an earlier run, or of the previous settings.
-        self._remove = not settings.enabled
-        if settings.enabled:
+        self._remove = not self.enabled
+        if self.enabled:
             # As at the start of a family: from now on, a change that stays pending is unhealthy.
             self._health.updated(FAMILY)
             self._health.queued(FAMILY)
@@ -151,7 +125,7 @@ class PolicySync:
         ``inForce``: the table is that of the policies that are known. ``warnings``: policies and pods with a problem,
         and what keeps traffic of unknown pods from being denied.
         """
-        if not self._settings.enabled and not self._error:
+        if not self.enabled and not self._error:
             return {}
         policy, objects = self._policy, self._view.state.policy
         return {
@@ -164,16 +138,12 @@ class PolicySync:
             "lastSync": round(self._last_sync, 3),
             "failures": self._failures,
             "repaired": self._tables.repairs.count,
-            "warnings": self._warnings(policy) if policy is not None else [],
+            "warnings": [*self._settings.warnings, *annotation_warnings(policy)] if policy is not None else [],
         }
 
     def _awaited(self) -> str:
         """Return what must be known before the settings can be applied; empty if they are in effect."""
-        if self._policy is None:
-            return "waiting for pods, namespaces and policies"
-        if self._waiting is not None:
-            return "waiting for the objects that the new settings need; the previous settings are in effect"
-        return ""
+        return self._settings.awaited if self._policy is not None else "waiting for pods, namespaces and policies"
 
     def coverage(self) -> PolicyStatus:
         """Return the pods of this node that no policy selects, and the policies that select no pod at all, by name."""
@@ -187,13 +157,12 @@ class PolicySync:
     @property
     def resources(self) -> Tuple[ResourceType, ...]:
         """The types of objects to follow: what the settings in effect need, and those that are to replace them."""
-        wanted = [self._settings] if self._waiting is None else [self._settings, self._waiting[0]]
-        return tuple(dict.fromkeys(item for settings in wanted for item in settings.resources))
+        return self._settings.resources
 
     @property
     def enabled(self) -> bool:
         """Whether the agent enforces network policies, or is about to."""
-        return self._settings.enabled
+        return self._settings.requested.enabled
 
     @property
     def in_force(self) -> bool:
@@ -203,14 +172,14 @@ class PolicySync:
     def explainer(self, endpoints: Sequence[Resolved]) -> PolicyExplainer:
         """Return an explainer of the state that is in force. Raises ProxyError if there is none."""
         if self._policy is None:
-            reason = "does not know the cluster yet" if self._settings.enabled else "does not enforce network policies"
+            reason = "does not know the cluster yet" if self.enabled else "does not enforce network policies"
             raise ProxyError(self._error or f"the agent {reason}")
         return PolicyExplainer(
             self._view.state,
             self._policy,
-            node_name=self._node_name,
+            node_name=self._settings.node_name,
             node_addresses=[address for _interface, address in self._addresses],
-            options=policy_options(self._effective),
+            options=self._settings.options,
             endpoints=endpoints,
         )
 
@@ -219,80 +188,76 @@ class PolicySync:
 
         Raises KernelError.
         """
-        return [] if self._policy is None else self._table.compared(self._policy, policy_options(self._effective))
+        return [] if self._policy is None else self._table.compared(self._policy, self._settings.options)
 
     def filenos(self) -> List[int]:
         """Return the descriptors to wait for; none while none is read: after a failure, and before policies apply."""
-        if self._failed or self._policy is None or not self._knows(self._settings):
+        if self._schedule.rests(self._clock()) or self._policy is None or not self._settings.are_known:
             return []
         return [*self._table.filenos(), *self._links.filenos(), *self._denied.filenos()]
 
-    def _knows(self, settings: NetworkPolicySettings) -> bool:
-        """Return whether the cluster is known completely: partial knowledge would deny or allow wrongly."""
-        return settings.kinds <= self._view.known
+    def delay(self) -> float:
+        """Return the seconds until :meth:`sync` must be called even if nothing has changed."""
+        return self._schedule.delay(self._clock())
 
     def sync(self, addresses: Addresses) -> None:
-        """Apply what changed; failures are logged and retried later. ``addresses``: of the node."""
-        self._latest_addresses = addresses
-        if self._failed:
+        """Apply what changed; failures are logged, and tried again by the schedule. ``addresses``: of the node."""
+        began = self._clock()
+        if self._schedule.rests(began):
             return
-        if self._waiting is not None and self._knows(self._waiting[0]):
-            self._adopt(*self._waiting)
+        if self._settings.are_replaceable:
+            self._adopt()
+        self._schedule.started()
+        cool_down = 0.0
         try:
             if self._remove:
                 self._table.remove()
                 self._links.close()
                 self._denied.follow(NO_LOG)
                 self._remove = False
-            elif self._settings.enabled and self._knows(self._settings):
-                self._follow(addresses)
+            elif self.enabled and self._settings.are_known:
+                self._follow(addresses, began)
                 self._last_sync = time.time()
                 self._health.updated(FAMILY)
         except KernelError as error:
-            self._not_programmed(error, RETRY_SECONDS)
+            self._not_programmed(error)
+            cool_down = RETRY_SECONDS
         except NOT_OF_ONE_OBJECT:
             raise
         except Exception as error:
             # Services need no network policies. The state may be incomplete, so it is computed again.
             self._policy = None
-            self._not_programmed(error, self._next_pause())
+            self._not_programmed(error)
+            cool_down = max(RETRY_SECONDS, RETRY_FACTOR * (self._clock() - began))
         else:
             self._error = ""
+        self._schedule.ended(self._clock(), not self._error, cool_down)
 
-    def _next_pause(self) -> float:
-        """Return the seconds until the next attempt after a defect, which may show again after each success."""
-        now = self._clock()
-        lasted = now - self._defect_at
-        self._pause = RETRY_SECONDS if lasted > 2 * CHECK_SECONDS else min(2 * self._pause, CHECK_SECONDS)
-        self._defect_at = now
-        return self._pause
-
-    def _not_programmed(self, error: Exception, pause: float) -> None:
-        """Report that the table is not that of the policies, and try again after a pause in seconds."""
+    def _not_programmed(self, error: Exception) -> None:
+        """Report that the table is not that of the policies."""
         self._error = error_text(error)
         self._failures += 1
-        if self._settings.enabled:
+        if self.enabled:
             self._health.queued(FAMILY)
         text = "network policies cannot be programmed; the last state remains in force"
         self._limited.error("network policies", text, error=self._error)
-        self._failed = self._table.needs_full = True
-        self._retry.restart(pause)
+        self._table.needs_full = True
 
-    def _follow(self, addresses: Addresses) -> None:
+    def _follow(self, addresses: Addresses, began: float) -> None:
         """Follow the objects, the node's addresses and the kernel; nothing is computed if none of them changed."""
         objects = self._view.state.policy
         changed = bool(objects.changes) or addresses != self._addresses
-        # A Node may get its ranges some time after it was created.
-        ranges = self._current_ranges()
-        fresh = self._policy is None or ranges != self._ranges or self._unknown_pods_changed()
+        fresh = self._policy is None or self._settings.have_changed()
         if self._policy is None or fresh:
             objects.pop_changes()
-            self._ranges = ranges
-            self._effective = self._feasible(ranges)
-            # Ranges are needed only to deny unknown pods.
-            used = ranges if self._effective.unknown_pods == DENY else ()
+            ranges = self._settings.determine()
             self._policy = node_policy(
-                self._view.state, self._effective, self._node_name, addresses, used, progress=self._progress
+                self._view.state,
+                self._settings.effective,
+                self._settings.node_name,
+                addresses,
+                ranges,
+                progress=self._progress,
             )
             self._addresses, self._table.needs_full = addresses, True
         elif objects.changes:
@@ -300,16 +265,14 @@ class PolicySync:
         elif self._policy.pending:
             self._policy.proceed()
             changed = True
-        if self._choose and not fresh:
-            self._choices.reconsider(self._policy)
-        self._choose = False
+        self._choices.reconsider_if_due(self._policy, fresh)
         if addresses != self._addresses:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
         self._table.notice_changes(self._tables.suspects)
         self._links.notice_changes()
         if changed or self._links.due or self._is_due or self._policy.table.journal:
-            self._apply(self._policy)
+            self._apply(self._policy, began)
         if fresh:
             # The state of a large cluster is long-lived, and a garbage collection that visits all of it would delay a
             # change by a tenth of a second. The state that it replaces may be collected.
@@ -318,7 +281,7 @@ class PolicySync:
             gc.freeze()
         if self._policy.pending:
             # Events come first: a new pod is isolated before the grants of an earlier pod are complete.
-            self._rest.start(0)
+            self._schedule.request()
         self._report_denied(self._policy)
 
     @property
@@ -326,48 +289,19 @@ class PolicySync:
         """Whether the whole table must be compared with the kernel."""
         return self._table.needs_full or bool(self._tables.suspects)
 
-    def _unknown_pods_changed(self) -> bool:
-        """Follow changes of pods; return whether traffic of unknown pods must no longer be treated as it is."""
-        if self._settings.unknown_pods != DENY:
-            return False
-        objects = self._view.state.policy
-        self._unknown.follow(objects.pods, objects.changes.pods)
-        return self._unknown.denied != (self._effective.unknown_pods == DENY)
-
-    def _feasible(self, ranges: Tuple[Network, ...]) -> NetworkPolicySettings:
-        """Return the settings without what this node cannot do, and log obstacles."""
-        for finding in policy_findings(self._view.state, self._settings, self._node_name):
-            # Whether unknown pods are denied changes with the pods, and has a warning of its own.
-            if finding.name != UNKNOWN_PODS:
-                self._log.warning(str(finding))
-        if self._settings.unknown_pods == DENY:
-            self._unknown.begin(self._view.state.policy.pods, ranges)
-            if not self._unknown.denied:
-                return self._settings._replace(unknown_pods=ALLOW)
-        return self._settings
-
     def _report_denied(self, policy: NodePolicy) -> None:
         """Log packets that were denied; the policies are in force without it."""
         try:
-            self._denied.report(self._view.state.policy, policy, self._effective.cluster_policies)
+            self._denied.report(self._view.state.policy, policy, self._settings.effective.cluster_policies)
         except NOT_OF_ONE_OBJECT:
             raise
         except Exception as error:
             text = "denied packets cannot be logged, which is a defect of the agent"
             self._limited.error("denied packets", text, error=defect_text(error))
 
-    def _current_ranges(self) -> Tuple[Network, ...]:
-        """Return the node's pod ranges; the last ones while its Node is gone or has none, to deny what they deny."""
-        ranges = pod_ranges(self._view.state, self._settings, self._node_name)
-        if ranges or not self._ranges or self._settings.unknown_pods != DENY:
-            return ranges
-        text = "the Node has no pod CIDRs; addresses of unknown pods are still denied in its last ones"
-        self._limited.warning("ranges", text, node=self._node_name)
-        return self._ranges
-
-    def _apply(self, policy: NodePolicy) -> None:
-        options = policy_options(self._effective)
-        self._links.follow(policy, self._effective, everything=self._is_due)
+    def _apply(self, policy: NodePolicy, began: float) -> None:
+        options = self._settings.options
+        self._links.follow(policy, self._settings.effective, everything=self._is_due)
         suspicion = self._tables.pop_suspects().get(FAMILY, "")
         self._table.follow(policy, options)
         try:
@@ -382,15 +316,12 @@ class PolicySync:
                 rows=len(policy.table.rows),
                 **synced.result.counts,
             )
-        if synced.kind == FULL or synced.compared:
-            self._check.restart(CHECK_SECONDS)
+        compared = synced.kind == FULL or synced.compared
+        self._check.synced(self._check_period, compared, self._clock() - began)
         self.pods = {address: pods[0].key for address, pods in policy.owners.local.items()}
         self._pod_count, self._elements = len(policy.local), len(policy.table.rows)
         self._denied.follow(options.log_group)
         self._warn(policy)
-
-    def _warnings(self, policy: NodePolicy) -> List[str]:
-        return [*filter(None, [self._unknown.warning]), *annotation_warnings(policy)]
 
     def _warn(self, policy: NodePolicy) -> None:
         """Log each warning once for as long as it applies."""
@@ -401,22 +332,19 @@ class PolicySync:
         self._warned = frozenset(lines)
 
     def _sync_again(self) -> None:
-        self.sync(self._latest_addresses)
-
-    def _try_again(self) -> None:
-        self._failed = False
-        self._sync_again()
+        # New settings replace the schedule.
+        self._schedule.request()
 
     def _check_everything(self) -> None:
         self._tables.suspect(FAMILY, "regular check")
-        self._choose_again()
-
-    def _choose_again(self) -> None:
-        self._choose = True
-        self._sync_again()
+        self._choices.request()
 
     def close(self) -> None:
         """Stop watching; the table remains in force."""
         self._denied.follow(NO_LOG)
         self._links.close()
         self._table.stop_watching()
+
+
+def _schedule() -> Schedule:
+    return Schedule(0.0, RETRY_SECONDS, math.inf)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Callable, Optional
 
 from ..drift.repairs import PARAMETERS_SECONDS
+from ..sync.schedule import RegularCheck
 from ..threads.timers import Timers
 from .other_modes import DRAIN_SECONDS
 from .setup import Proxiers
@@ -15,8 +16,6 @@ from .slow_start import SlowStart
 from .syncer import Syncer, SyncOutcome
 
 GAUGES_SECONDS = 30.0
-#: A full check costs O(cluster): it may take 1 % of a CPU, however short the periods are.
-CHECK_PAUSE_FACTOR = 100.0
 
 
 class Followups:
@@ -42,7 +41,7 @@ class Followups:
         self._slow_start = slow_start
         self._proxiers = proxiers
         self._changed = changed
-        self._check = timers.add("check everything", check)
+        self._check = RegularCheck(timers, "check everything", check)
         self._held = timers.add("apply a change that was held back", request)
         self._examine = timers.add("examine connections", request)
         self._rise = timers.add("raise the share of new endpoints", request)
@@ -53,12 +52,7 @@ class Followups:
     def synced(self, proxiers: Proxiers, outcome: SyncOutcome, started: float) -> None:
         """Start the timers after a sync that ``started`` at that time; some run until they are due."""
         now = self._clock()
-        period = proxiers.configuration.check_period
-        if outcome.observed:
-            self._check.restart(max(period, CHECK_PAUSE_FACTOR * (now - started + outcome.earlier)))
-        else:
-            # Also after the first sync of an empty node, which observes nothing at its end.
-            self._check.start(period)
+        self._check.synced(proxiers.configuration.check_period, outcome.observed, now - started + outcome.earlier)
         pause = self._slow_start.delay()
         if pause:
             self._rise.restart(pause)
