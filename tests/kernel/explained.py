@@ -36,11 +36,11 @@ def explain_everything(request: Request) -> Dict[str, Dict[str, Any]]:
     configuration = in_mode(request.configuration, mode.name)
     view = view_node(request, configuration, mode)
     families = explained_families(request.cluster, configuration, view, mode)
-    with KernelHandles() as handles:
+    with KernelHandles(loads=False) as handles:
 
         def stages(family: Any) -> Any:
             tables = FamilyTables(family.context, family.tables.desired)
-            return mode.stages(configuration, [tables], handles, mode.is_loaded(handles))
+            return mode.stages(configuration, [tables], handles)
 
         explainer = FlowExplainer(request.cluster, families, mode, Kernel(handles, stages))
         found = {

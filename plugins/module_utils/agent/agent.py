@@ -341,7 +341,7 @@ class Agent:
 
     def _answer(self, question: Dict[str, Any]) -> Dict[str, Any]:
         try:
-            return answer(self.parts.state(), question)
+            return answer(self.parts, question)
         except ProxyError as error:
             return error_answer(error)
         except Exception as error:
@@ -393,7 +393,7 @@ class Agent:
 
     def _show_status(self) -> None:
         if self.sync.proxiers is not None:
-            self.systemd.status(status_text(self.parts.state()))
+            self.systemd.status(status_text(self.parts))
 
     def _reload_if_requested(self) -> None:
         if self._reloads.run():

@@ -20,7 +20,6 @@ from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..event_reasons import Reason
 from ..preflight.findings import KUBE_PROXY
-from .answers.agent_state import AgentState
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
@@ -204,27 +203,6 @@ class Parts:
             state_directory=self.options.state_directory,
             ignore_findings=self.options.ignore_findings,
             agent=True,
-        )
-
-    def state(self) -> AgentState:
-        """Return the state from which questions of the node command are answered."""
-        return AgentState(
-            node=self.node_name,
-            started=self.started,
-            reload_error=self.reload_error,
-            healthy=self.health.healthy,
-            source=self.source,
-            sync=self.sync,
-            view=self.views.current,
-            forwarding=self.forwarding,
-            checks=self.checks,
-            policy=self.policy,
-            servers=self.api.servers,
-            handles=self.handles,
-            drain=self.drain,
-            traffic=self.traffic,
-            memory=self.memory,
-            other_proxy=self.other_proxy.text,
         )
 
     def tell_pods_apart(self) -> None:

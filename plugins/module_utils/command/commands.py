@@ -276,12 +276,11 @@ def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:
             endpoints=endpoints,
         )
 
-    with KernelHandles() as handles:
-        loaded = node.mode.serves and not arguments.no_kernel and node.mode.is_loaded(handles)
+    with KernelHandles(loads=False) as handles:
 
         def stages(family: ExplainedFamily) -> List[Stage]:
             tables = FamilyTables(family.context, family.tables.desired)
-            return node.mode.stages(node.configuration, [tables], handles, loaded)
+            return node.mode.stages(node.configuration, [tables], handles)
 
         kernel = None if arguments.no_kernel else Kernel(handles, stages)
         known = settings.enabled or node.cluster.policy.pods or not node.mode.serves

@@ -74,7 +74,8 @@ def run_convergence(
             forget_record(request.state_directory)
         listeners = AskedListeners(control_socket(request.state_directory))
         watched = witness is not None and not request.check
-        handles = stack.enter_context(KernelHandles(listeners=listeners, commits=[] if watched else None))
+        commits: Optional[List[int]] = [] if watched else None
+        handles = stack.enter_context(KernelHandles(listeners=listeners, commits=commits, loads=not request.check))
         convergence = _Convergence(request, handles, make_guard(request, handles))
         convergence.warnings += warnings
         if request.state == "handed_over":
@@ -182,8 +183,7 @@ class _Convergence:
         """Return the stages of the mode; in a check, subsystems that are not loaded count as empty."""
         desired = mode.rendering.desired_tables
         tables = [FamilyTables(item.context, desired(item.service_ports, item.context.settings)) for item in families]
-        loaded = not self.request.check or mode.is_loaded(self.handles)
-        stages = mode.stages(configuration, tables, self.handles, loaded)
+        stages = mode.stages(configuration, tables, self.handles)
         self.of_cluster += [stage.resource for stage in stages]
         return [*stages, *mode.extra_stages([item.context for item in families])]
 

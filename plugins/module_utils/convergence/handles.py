@@ -79,7 +79,8 @@ class KernelHandles(Closing):
 
     ``progress`` is called between the parts of long work with the kernel. ``listeners``: those of userspace mode, which
     are in the agent and not in the kernel. ``commits``: a list to which the generation of nf_tables after each own
-    transaction is added; see :class:`.NftablesResource`.
+    transaction is added; see :class:`.NftablesResource`. ``loads``: whether a socket may be opened that makes the
+    kernel load a module.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class KernelHandles(Closing):
         progress: Progress = unheeded,
         listeners: Optional[ListenerAccess] = None,
         commits: Optional[List[int]] = None,
+        loads: bool = True,
     ) -> None:
+        self.loads = loads
         self.progress = progress
         self.commits = commits
         self.listeners = listeners or ListenerAccess()

@@ -122,12 +122,12 @@ class FlowExplainer:
         _judge(found, decision)
 
     def _remembered(self, flow: Flow, port: Optional[ServicePortInfo], handles: KernelHandles) -> List[Remembered]:
-        return [] if port is None else self._mode.remembered(flow, port, handles)
+        return [] if port is None else self._mode.serving(port).remembered(flow, port, handles)
 
     def _live(self, flow: Flow, port: Optional[ServicePortInfo], handles: KernelHandles) -> List[LiveConnection]:
         if port is None:
             return self._mode.tracked_connections(flow)
-        return self._mode.live_connections(flow, port, handles)
+        return self._mode.serving(port).live_connections(flow, port, handles)
 
 
 _NOTHING: Dict[str, Any] = {

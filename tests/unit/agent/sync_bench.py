@@ -76,7 +76,7 @@ class DictMode(Mode):
         self.resources = {family: DictResource(family) for family in FAMILIES}
         self.resource = self.resources["IPv4"]
 
-    def stages(self, configuration, families, handles, loaded=True):
+    def stages(self, configuration, families, handles):
         return [Stage(self.resources[context.family], tables[RESOURCE]) for context, tables in families]
 
 

@@ -117,7 +117,7 @@ def test_another_program_at_a_port_of_the_agent_is_a_conflict(tmp_path, ignored,
             parts = Parts(options, Log(log), lambda: None)
             stack.callback(parts.surface.close)
             parts.ports.open()
-            document = status_document(parts.state())
+            document = status_document(parts)
             assert document["healthy"] is not named and bool(document["otherProxy"]) is named
             # Nobody knows whose port it is: other software must not be stopped because it is taken for a kube-proxy.
             for words in (f"port {port} (healthz) is in use", "healthzBindAddress can be changed"):
@@ -125,4 +125,4 @@ def test_another_program_at_a_port_of_the_agent_is_a_conflict(tmp_path, ignored,
             assert parts.health.answer(with_eligibility=False).code == (503 if named else 200)
             other.close()
             parts.ports.open()
-            assert parts.state().other_proxy == "" and parts.health.healthy
+            assert parts.other_proxy.text == "" and parts.health.healthy

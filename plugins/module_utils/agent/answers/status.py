@@ -28,18 +28,18 @@ from ...explain.flows import Kernel
 from ...explain.target import parse_target
 from ...packaging.identity import identity
 from ...resources import plan
+from ..parts import Parts
 from ..services.notices import failures_of
 from ..services.proxier import Proxier
 from ..services.setup import Proxiers
-from .agent_state import AgentState
 
 #: How many lines of a kind about objects the status has: two Services may have tens of thousands of conflicts.
 _MOST_NAMED = 100
 
 
-def status_document(state: AgentState) -> AgentStatus:
+def status_document(parts: Parts) -> AgentStatus:
     """Return the state of a running agent."""
-    proxiers, view = state.sync.proxiers, state.view
+    proxiers, view = parts.sync.proxiers, parts.views.current
     families: Dict[str, FamilyStatus] = {}
     for family in proxiers.families if proxiers is not None else ():
         totals = family.summaries.totals
@@ -51,38 +51,38 @@ def status_document(state: AgentState) -> AgentStatus:
             "entries": {table: len(rows) for table, rows in family.tables.desired.items()},
             "iptables": str(family.variant) if family.variant is not None else "",
         }
-    reflectors = state.source.reflectors
+    reflectors = parts.source.reflectors
     refused = (*view.state.refusals, *view.state.skipped)
     failed = sorted(failures_of(view, proxiers.families if proxiers is not None else ()))
     return {
         "agent": "running",
         "version": identity().text,
         "engine": identity().engine,
-        "node": state.node,
+        "node": parts.node_name,
         "mode": proxiers.configuration.mode if proxiers is not None else "",
         "modeReason": proxiers.mode_reason if proxiers is not None else "",
-        "behaviour": state.sync.configuration.behaviour.name,
+        "behaviour": parts.sync.configuration.behaviour.name,
         "ipvsFilterBackend": proxiers.mode.filter_backend if proxiers is not None else "",
-        "healthy": state.healthy,
-        "otherProxy": state.other_proxy,
-        "since": round(state.started, 3),
-        "uptimeSeconds": round(time.time() - state.started, 1),
+        "healthy": parts.health.healthy,
+        "otherProxy": parts.other_proxy.text,
+        "since": round(parts.started, 3),
+        "uptimeSeconds": round(time.time() - parts.started, 1),
         "apiServer": {
             reflector.resource.name: "watching" if reflector.connected else reflector.error or "connecting"
             for reflector in reflectors
         },
         "apiServerLostSeconds": {reflector.resource.name: round(reflector.lost_for, 1) for reflector in reflectors},
-        "apiServers": state.servers.status(),
-        "startedFromCache": state.source.from_cache,
+        "apiServers": parts.api.servers.status(),
+        "startedFromCache": parts.source.from_cache,
         "staticServices": {str(key): item.static for key, item in sorted(view.state.static_services.items())},
-        "checks": state.checks.status(),
-        "unchecked": _named(state.checks.unchecked),
-        "clusterKnown": view is state.source.view,
-        "lastSync": round(state.sync.last_sync_end, 3),
-        "lastError": state.sync.syncer.last_error,
-        "reloadError": state.reload_error,
-        "syncs": state.sync.syncer.syncs,
-        "driftRepaired": state.sync.syncer.repairs.count,
+        "checks": parts.checks.status(),
+        "unchecked": _named(parts.checks.unchecked),
+        "clusterKnown": view is parts.source.view,
+        "lastSync": round(parts.sync.last_sync_end, 3),
+        "lastError": parts.sync.syncer.last_error,
+        "reloadError": parts.reload_error,
+        "syncs": parts.sync.syncer.syncs,
+        "driftRepaired": parts.sync.syncer.repairs.count,
         "refused": [str(refusal) for refusal in refused[:_MOST_NAMED]],
         "refusedCount": len(refused),
         "failed": [f"{item.name}: {item.error}" for item in failed[:_MOST_NAMED]],
@@ -91,10 +91,10 @@ def status_document(state: AgentState) -> AgentStatus:
         "conflicts": [str(conflict) for conflict in view.state.conflicts.first(_MOST_NAMED)],
         "conflictCount": len(view.state.conflicts),
         "families": families,
-        "forwarding": state.forwarding.status(),
-        "drain": state.drain.status(),
-        "memory": state.memory.status(),
-        "networkPolicy": {**state.policy.status(), **state.policy.coverage()},
+        "forwarding": parts.forwarding.status(),
+        "drain": parts.drain.status(),
+        "memory": parts.memory.status(),
+        "networkPolicy": {**parts.policy.status(), **parts.policy.coverage()},
     }
 
 
@@ -109,41 +109,41 @@ def _named(lines: List[str]) -> List[str]:
     return [*lines[:_MOST_NAMED], f"and {others} more"] if others > 0 else lines
 
 
-def status_text(state: AgentState) -> str:
+def status_text(parts: Parts) -> str:
     """Return the agent's state in one line, for the service manager."""
-    drain = state.drain.status()
+    drain = parts.drain.status()
     prefix = f"drained until {timestamp(drain['until'])}; " if drain["drained"] else ""
-    return prefix + _served_text(state)
+    return prefix + _served_text(parts)
 
 
-def _served_text(state: AgentState) -> str:
-    proxiers, syncer = state.sync.proxiers, state.sync.syncer
+def _served_text(parts: Parts) -> str:
+    proxiers, syncer = parts.sync.proxiers, parts.sync.syncer
     if proxiers is None:
         return "waiting for the API server"
-    if state.other_proxy:
-        return state.other_proxy
+    if parts.other_proxy.text:
+        return parts.other_proxy.text
     if syncer.last_error:
         return f"last sync failed: {syncer.last_error}"
-    if state.reload_error:
-        return f"reload failed, the previous configuration is in effect: {state.reload_error}"
-    if state.memory.exceeded:
+    if parts.reload_error:
+        return f"reload failed, the previous configuration is in effect: {parts.reload_error}"
+    if parts.memory.exceeded:
         return "memory limit exceeded: programmed rules are kept, updates are suspended"
-    policy_error = state.policy.status().get("error")
+    policy_error = parts.policy.status().get("error")
     if policy_error:
         return f"network policies: {policy_error}"
     if not proxiers.mode.serves:
-        return f"network policies only: {state.policy.status().get('policies', 0)} policies"
+        return f"network policies only: {parts.policy.status().get('policies', 0)} policies"
     services = max((len(family.summaries) for family in proxiers.families), default=0)
     endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
     origin = "state of the API server"
-    if state.view is not state.source.view:
+    if parts.views.current is not parts.source.view:
         origin = "essential Services only; waiting for the API server"
-    elif state.source.from_cache and not state.source.listed:
+    elif parts.source.from_cache and not parts.source.listed:
         origin = "state kept on disk, API server unreachable"
     return f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints ({origin})"
 
 
-def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+def answer(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
     Raises ProxyError, whose text is such a message as well.
@@ -157,99 +157,105 @@ def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """
     command = question.get("command")
     if command == "status":
-        return dict(status_document(state))
+        return dict(status_document(parts))
     if command == "explain":
-        return _explanation(state, question)
+        return _explanation(parts, question)
     if command == LISTENERS:
-        return {"listeners": listeners_document(state.forwarding.table())}
+        return {"listeners": listeners_document(parts.forwarding.table())}
     if command == COMPARISON:
-        return comparison_document(compare(state, bool(question.get("kernel")), bool(question.get("describe"))))
+        return comparison_document(compare(parts, bool(question.get("kernel")), bool(question.get("describe"))))
     if command == "drain":
-        return _drain(state, question)
+        return _drain(parts, question)
     if command == "traffic":
-        return _traffic(state, question)
+        return _traffic(parts, question)
     return {"error": f"unknown command {command!r}"}
 
 
-def _traffic(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
-    document = state.traffic.document(
+def _traffic(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
+    document = parts.traffic.document(
         str(question.get("namespace", "")), bool(question.get("endpoints")), question.get("known")
     )
-    return {"node": state.node, **document}
+    return {"node": parts.node_name, **document}
 
 
-def _drain(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
+def _drain(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
     if question.get("read"):
-        state.drain.read()
-    proxiers = state.sync.proxiers
+        parts.drain.read()
+    proxiers = parts.sync.proxiers
     document: Dict[str, Any] = {
-        **state.drain.status(),
-        "node": state.node,
+        **parts.drain.status(),
+        "node": parts.node_name,
         "serves": proxiers is None or proxiers.mode.serves,
     }
-    if question.get("connections") and proxiers is not None and state.view is state.source.view:
+    if question.get("connections") and proxiers is not None and parts.views.current is parts.source.view:
         node = proxiers.node_view.node
         document["serving"] = serving_document(
-            state.view.state.services.values(),
+            parts.views.current.state.services.values(),
             [family.settings for family in proxiers.families],
             node.pod_cidrs if node is not None else (),
             proxiers.mode.tracks_connections,
         )
-        document["forwarded"] = [list(client) for client in state.forwarding.clients()]
+        document["forwarded"] = [list(client) for client in parts.forwarding.clients()]
     return document
 
 
-def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
-    proxiers = state.sync.proxiers
+def _explanation(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
+    proxiers = parts.sync.proxiers
     if proxiers is None:
         return {"error": "the agent does not know the cluster yet"}
-    mode = proxiers.configuration.mode
+    mode, cluster = proxiers.configuration.mode, parts.views.current.state
     families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
     if not proxiers.mode.serves:
-        families = explained_families(state.view.state, proxiers.configuration, proxiers.node_view, proxiers.mode)
+        families = explained_families(
+            parts.views.current.state, proxiers.configuration, proxiers.node_view, proxiers.mode
+        )
     if "from" not in question:
         target = parse_target(str(question.get("destination")))
         client = canonical_address(str(question.get("client", ""))) or ""
-        return explanation_document(explain(state.view.state, families, mode, target, client))
+        return explanation_document(explain(cluster, families, mode, target, client))
     source = parse_end(str(question["from"]), destination=False)
     destination = parse_end(str(question.get("to")), destination=True)
-    policies = state.policy.explainer if state.policy.enabled or not proxiers.mode.serves else None
+    policies = parts.policy.explainer if parts.policy.enabled or not proxiers.mode.serves else None
     stages = {item.family: item.stages for item in proxiers.families}
     kernel = None
     if question.get("kernel", True):
-        kernel = Kernel(state.handles, lambda family: stages[family.context.family])
+        kernel = Kernel(parts.handles, lambda family: stages[family.context.family])
     subject = Subject(
-        state=state.view.state,
+        state=cluster,
         families=families,
         mode=proxiers.mode,
-        node=state.node,
+        node=parts.node_name,
         kernel=kernel,
         policies=policies,
     )
     return connection_document(subject, source, destination)
 
 
-def compare(state: AgentState, kernel: bool, describe: bool) -> AgentComparison:
+def compare(parts: Parts, kernel: bool, describe: bool) -> AgentComparison:
     """Return the endpoints that the agent excludes; with ``kernel``, also the drift of the kernel from its tables.
 
     The kernel is not read while the tables are not those of the cluster. Changes nothing. Raises KernelError.
     """
-    proxiers, cluster = state.sync.proxiers, state.view.state
+    proxiers, cluster = parts.sync.proxiers, parts.views.current.state
     if proxiers is None:
         return AgentComparison("the agent does not know the cluster yet", "")
     families = proxiers.families
     failing = _failing(cluster)
     digest = settings_digest(
-        proxiers.configuration, proxiers.mode.filter_backend, state.node, [item.family for item in families], cluster
+        proxiers.configuration,
+        proxiers.mode.filter_backend,
+        parts.node_name,
+        [item.family for item in families],
+        cluster,
     )
-    obstacle = _obstacle(state, proxiers)
+    obstacle = _obstacle(parts, proxiers)
     return AgentComparison(
         obstacle=obstacle,
         settings=digest,
         failing=failing,
         rising={key: rising for key in cluster.services if (rising := cluster.rising(key))},
         excluded=_excluded(cluster, failing, families),
-        changes=_changes(state, families, describe) if kernel and not obstacle else None,
+        changes=_changes(parts, families, describe) if kernel and not obstacle else None,
     )
 
 
@@ -271,10 +277,10 @@ def _excluded(cluster: ClusterState, failing: Mapping[NamespacedName, Failing], 
     )
 
 
-def _obstacle(state: AgentState, proxiers: Proxiers) -> str:
+def _obstacle(parts: Parts, proxiers: Proxiers) -> str:
     """Return why the agent does not serve what the API server has; empty if it does."""
-    source, syncer = state.source, state.sync.syncer
-    if state.view is not source.view:
+    source, syncer = parts.source, parts.sync.syncer
+    if parts.views.current is not source.view:
         return "the agent does not know the cluster yet"
     lost = [item for item in source.reflectors if not item.connected]
     if lost or not source.reflectors:
@@ -284,15 +290,15 @@ def _obstacle(state: AgentState, proxiers: Proxiers) -> str:
         return f"the agent's last sync failed: {syncer.last_error}"
     if syncer.losses.held_until:
         return "the agent holds back the loss of most endpoints"
-    if state.memory.exceeded or source.view.held_back:
+    if parts.memory.exceeded or source.view.held_back:
         return "the agent's memory limit keeps it from following the cluster"
     if failures_of(source.view, proxiers.families):
         return "the agent cannot process all objects"
-    if state.policy.enabled and not state.policy.in_force:
+    if parts.policy.enabled and not parts.policy.in_force:
         return "the agent's network policies are not in force"
     return ""
 
 
-def _changes(state: AgentState, families: Sequence[Proxier], describe: bool) -> Tuple[TableChange, ...]:
+def _changes(parts: Parts, families: Sequence[Proxier], describe: bool) -> Tuple[TableChange, ...]:
     planned = [item for family in families for item in plan(family.stages)]
-    return table_changes([*planned, *state.policy.compared()], describe)
+    return table_changes([*planned, *parts.policy.compared()], describe)

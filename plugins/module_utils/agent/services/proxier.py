@@ -102,6 +102,7 @@ class Proxier(SyncedTables):
         for stage in self.stages:
             stage.resource.report_to(handles.progress)
         self._adjustments = mode.adjustments(context, self.stages, handles)
+        self._handles = handles
         self._progress = handles.progress
         settings = configuration.node_proxy.behaviour
         self._flows = FlowChanges(settings.behaviour, settings.end_deleted)
@@ -382,7 +383,11 @@ class Proxier(SyncedTables):
             frontends = [(ip, port.port) for ip in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)]
             # In this order: closing IPVS connections also deletes their conntrack entries.
             ended = end_connections(self.family, (endpoint.ip, endpoint.port), frontends, port.node_port)
-        return ended._replace(connections=ended.connections + self._adjustments.drop(port, endpoint))
+        serving = self.mode.serving(port)
+        used = self._adjustments
+        if serving is not self.mode:
+            used = serving.adjustments(self.context, self.stages, self._handles)
+        return ended._replace(connections=ended.connections + used.drop(port, endpoint))
 
     def suspect_connections(self, services: AbstractSet[NamespacedName]) -> None:
         """Have :meth:`clean_conntrack` examine Services: their tables were incomplete.

@@ -5,24 +5,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Dict, List, Sequence
 
 from ...configuration.model import KubeProxyConfiguration
-from ...rendering.desired import Changes
 from ...rendering.userspace.beside import RenderingWithListeners
 from ...rendering.userspace.model import ADDRESSES, DEVICE, LISTENERS
 from ...resources import Stage
-from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.info import ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
-from ..live import Flow, LiveConnection, Remembered
 from .iptables import IPTABLES_MODE, IptablesMode
 from .ipvs_iptables import IPVS_MODE, IpvsWithIptables
 from .ipvs_nftables import IPVS_WITH_NFTABLES, IpvsWithNftables
-from .mode import Adjustments, Mode
+from .mode import Mode
 from .nftables import NFTABLES_MODE, NftablesMode
 from .stages.userspace import address_device_stage, userspace_addresses
-from .userspace import USERSPACE_MODE, ForwardedConnections
+from .userspace import USERSPACE_MODE
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends
@@ -41,14 +39,10 @@ class WithListeners(Mode):
         self.subsystems = self.main.subsystems._replace(listeners=True, device=device)
 
     def stages(
-        self,
-        configuration: KubeProxyConfiguration,
-        families: Sequence[FamilyTables],
-        handles: KernelHandles,
-        loaded: bool = True,
+        self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
     ) -> List[Stage]:
         """Return the stages of the mode, and listeners after the addresses that their sockets are bound to."""
-        stages = super().stages(configuration, families, handles, loaded)
+        stages = super().stages(configuration, families, handles)
         listeners = [
             Stage(handles.listeners.resource(context.family), tables[LISTENERS]) for context, tables in families
         ]
@@ -59,26 +53,14 @@ class WithListeners(Mode):
         ]
         return [address_device_stage(handles), *addresses, *listeners, *stages]
 
-    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
+    def serving(self, port: ServicePortInfo) -> Mode:
         """See the base class."""
-        if port.policy.userspace:
-            return USERSPACE_MODE.live_connections(flow, port, handles)
-        return super().live_connections(flow, port, handles)
-
-    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
-        """See the base class."""
-        if port.policy.userspace:
-            return USERSPACE_MODE.remembered(flow, port, handles)
-        return super().remembered(flow, port, handles)
+        return USERSPACE_MODE if port.policy.userspace else self
 
     def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
         """See the base class."""
         main = super().traffic(context, frontends, handles)
         return [*main, *USERSPACE_MODE.traffic(context, frontends, handles)]
-
-    def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
-        """See the base class."""
-        return _WithForwardedConnections(super().adjustments(context, stages, handles), handles)
 
 
 class _Nftables(WithListeners, NftablesMode):
@@ -95,36 +77,6 @@ class _IpvsWithIptables(WithListeners, IpvsWithIptables):
 
 class _IpvsWithNftables(WithListeners, IpvsWithNftables):
     main = IPVS_WITH_NFTABLES
-
-
-class _WithForwardedConnections(Adjustments):
-    """The adjustments of another mode, and for ServicePorts in userspace mode those of userspace mode."""
-
-    def __init__(self, main: Adjustments, handles: KernelHandles) -> None:
-        self._main = main
-        self._forwarded = ForwardedConnections(handles)
-
-    @property
-    def draining(self) -> int:
-        """See the base class."""
-        return self._main.draining
-
-    def adjust(self, changes: Changes) -> None:
-        """See the base class."""
-        self._main.adjust(changes)
-
-    def observed(self, desired: Mapping[str, Mapping[Any, Any]]) -> None:
-        """See the base class."""
-        self._main.observed(desired)
-
-    def drain(self) -> int:
-        """See the base class."""
-        return self._main.drain()
-
-    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> int:
-        """See the base class."""
-        chosen = self._forwarded if port.policy.userspace else self._main
-        return chosen.drop(port, endpoint)
 
 
 _BESIDE: Dict[Mode, Mode] = {

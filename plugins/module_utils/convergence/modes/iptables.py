@@ -59,11 +59,7 @@ class IptablesMode(Mode):
         return make_nfacct_counters(NFACCT_COUNTERS)
 
     def stages(
-        self,
-        configuration: KubeProxyConfiguration,
-        families: Sequence[FamilyTables],
-        handles: KernelHandles,
-        loaded: bool = True,
+        self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
     ) -> List[Stage]:
         """Return the chains of each family."""
         return [

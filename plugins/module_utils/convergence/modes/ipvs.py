@@ -51,21 +51,22 @@ class IpvsMode(Mode):
         Reason.IPVS_DEPRECATED, "The ipvs proxier is now deprecated and may be removed in a future release."
     )
 
+    def is_loaded(self, handles: KernelHandles) -> bool:
+        """Return whether every subsystem of the mode can be opened without loading a module."""
+        raise NotImplementedError(self.filter_backend)
+
     def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
         """Return the resources of the filter backend for a family, in order of dependence. Raises KernelError."""
         raise NotImplementedError(self.filter_backend)
 
     def stages(
-        self,
-        configuration: KubeProxyConfiguration,
-        families: Sequence[FamilyTables],
-        handles: KernelHandles,
-        loaded: bool = True,
+        self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
     ) -> List[Stage]:
         """Return the dummy device, the timeouts that are set, and the tables of each family."""
         settings = configuration.ipvs
         timeouts = {"tcp": settings.tcp_timeout, "tcp_fin": settings.tcp_fin_timeout, "udp": settings.udp_timeout}
         wanted = {name: int(seconds) for name, seconds in timeouts.items() if seconds >= 1}
+        loaded = handles.loads or self.is_loaded(handles)
         stages = [device_stage(handles)]
         if wanted:
             stages.append(timeouts_stage(handles, wanted, loaded))

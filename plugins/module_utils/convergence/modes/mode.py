@@ -159,28 +159,23 @@ class Mode:
     # ---- resources
 
     def stages(
-        self,
-        configuration: KubeProxyConfiguration,
-        families: Sequence[FamilyTables],
-        handles: KernelHandles,
-        loaded: bool = True,
+        self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
     ) -> List[Stage]:
         """Return the mode's resources in order of dependence, with their desired tables.
 
         A resource with a family holds the desired table that is named as its kind.
 
-        With ``loaded`` False nothing is opened that would load a kernel module: subsystems that are not loaded count
-        as empty. Raises KernelError.
+        With handles that load nothing, subsystems that are not loaded count as empty. Raises KernelError.
         """
         raise NotImplementedError(self.name)
-
-    def is_loaded(self, handles: KernelHandles) -> bool:
-        """Return whether every subsystem of the mode can be opened without loading a module."""
-        return True
 
     def extra_stages(self, families: Sequence[FamilyContext]) -> List[Stage]:
         """Return stages that remove what other modes left inside this mode's own subsystems."""
         return []
+
+    def serving(self, port: ServicePortInfo) -> Mode:
+        """Return the mode that serves a ServicePort: this one, or userspace mode beside it."""
+        return self
 
     def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
         """Return how the tables of a family depend on the kernel during the agent's syncs."""

@@ -44,11 +44,7 @@ class NftablesMode(ValidatedMode):
     needs = ModeNeeds("nftables", kernel=(5, 13, 0))
 
     def stages(
-        self,
-        configuration: KubeProxyConfiguration,
-        families: Sequence[FamilyTables],
-        handles: KernelHandles,
-        loaded: bool = True,
+        self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
     ) -> List[Stage]:
         """Return the table of each family."""
         return [Stage(handles.nftables(context.family), tables[RESOURCE]) for context, tables in families]

@@ -53,11 +53,7 @@ class UserspaceMode(Mode):
         return Families({}, {})
 
     def stages(
-        self,
-        configuration: KubeProxyConfiguration,
-        families: Sequence[FamilyTables],
-        handles: KernelHandles,
-        loaded: bool = True,
+        self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
     ) -> List[Stage]:
         """Return the device, and the addresses and listeners of each family.
 
