@@ -115,7 +115,7 @@ def test_nothing_takes_the_first_services_for_the_cluster(node, gate):
     assert '"nodeEligible":true' in node.fetch("/healthz", node.health_port)
     assert node.metric("kubenode_proxy_endpoint_loss_events_total") == 0 and node.status()["driftRepaired"] == 0
     assert node.stop() == 0
-    kept = read_cache(str(node.scratch / "cache.gz")).objects
+    kept = read_cache(str(node.scratch / "cache.gz"))
     services = {item["metadata"]["name"] for item in kept if item["kind"] == "Service"}
     assert services == {"kubernetes", "kube-dns", "svc-1"}
 

@@ -69,7 +69,7 @@ def test_a_node_boots_without_any_api_server(node, backends):
     assert {ask() for _request in range(60)} == {"1", "2", "3"}
     # The copy of the cluster on disk holds only objects of the cluster.
     assert node.stop() == 0
-    cached = read_cache(str(node.scratch / "cache.gz")).objects
+    cached = read_cache(str(node.scratch / "cache.gz"))
     assert {item["metadata"]["name"] for item in cached if item["kind"] == "Service"} == {"svc-1"}
 
 

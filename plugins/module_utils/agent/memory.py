@@ -11,7 +11,7 @@ and an object that would grow too much keeps its previous version. Programmed ru
 from __future__ import annotations
 
 import threading
-from typing import Callable, Dict, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Mapping, Optional, Set
 
 from ..cluster.account import within_share
 from ..convergence.runtime.agent_status import MemoryStatus
@@ -37,26 +37,6 @@ RELIST_BELOW = 0.9
 #: The fraction of the capacity that is reserved for network policies, and for the pods that they isolate.
 RESERVE = 0.05
 _ACTION = "Follow"
-
-
-class MemoryUse(NamedTuple):
-    """``limit`` and ``used`` are bytes of the control group, 0 if nothing limits it.
-
-    ``cluster``: bytes of the cluster's objects, as JSON with only what the agent reads; ``capacity``: how many fit into
-    the limit. ``held_back``: objects whose latest version is not applied. ``refused``: kinds whose list was given
-    up.
-    """
-
-    limit: int = 0
-    used: int = 0
-    cluster: int = 0
-    capacity: int = 0
-    held_back: int = 0
-    refused: int = 0
-
-    def values(self) -> Mapping[str, int]:
-        """Return the values of the metrics; none without a limit."""
-        return self._asdict() if self.limit else {}
 
 
 class MemoryBudget(Room):
@@ -227,25 +207,18 @@ class MemoryBudget(Room):
             self._log.info("the cluster fits into the memory limit again")
         self.exceeded = exceeded
 
-    def use(self) -> MemoryUse:
-        """Return the use as of the last poll."""
-        return MemoryUse(
-            limit=self._group.limit if self._group is not None else 0,
-            used=self._used,
-            cluster=self._size(),
-            capacity=self.capacity or 0,
-            held_back=self._held_back(),
-            refused=len(self._refused),
-        )
-
     def status(self) -> MemoryStatus:
-        """Return the use as plain JSON values."""
-        use = self.use()
+        """Return the use as of the last poll, as plain JSON values."""
         return {
-            "limit": use.limit,
-            "used": use.used,
-            "cluster": use.cluster,
-            "capacity": use.capacity,
-            "heldBack": use.held_back,
+            "limit": self._group.limit if self._group is not None else 0,
+            "used": self._used,
+            "cluster": self._size(),
+            "capacity": self.capacity or 0,
+            "heldBack": self._held_back(),
             "refusedLists": sorted(self._refused),
         }
+
+    def values(self) -> Mapping[str, Any]:
+        """Return the values of the metrics; none without a limit."""
+        status = self.status()
+        return {**status, "refused": len(self._refused)} if status["limit"] else {}

@@ -109,7 +109,7 @@ class Parts:
             list_held_back=self._list_held_back,
             reserves=lambda: self.policy.enabled,
         )
-        self.metrics.on_scrape(MEMORY, lambda: self.memory.use().values())
+        self.metrics.on_scrape(MEMORY, self.memory.values)
         self.source = ClusterSource(
             connect=self.api.connect,
             deliver=self.inbox.deliver,

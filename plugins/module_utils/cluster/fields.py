@@ -14,7 +14,7 @@ import sys
 from functools import lru_cache
 from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Tuple, Type, TypeVar
 
-from ..base.addresses import canonical_address, family_of
+from ..base.addresses import canonical_address, canonical_network, family_of
 
 _Item = TypeVar("_Item")
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -98,6 +98,22 @@ def sequence(value: object, field: str) -> List[Any]:
     if value is None:
         return []
     raise Invalid(field, f"{shown(value)} is not a list")
+
+
+def elements(value: object, field: str) -> List[Tuple[Any, str]]:
+    """Return each element of a list with the path of its field; none if ``value`` is null. Raises Invalid."""
+    return [(item, f"{field}[{index}]") for index, item in enumerate(sequence(value, field))]
+
+
+def leniently(
+    read: Callable[[Any, str], _Item], value: object, field: str, skipped: List[Invalid], default: _Item
+) -> _Item:
+    """Return what ``read`` returns for a field; ``default`` if that is invalid, which is appended to ``skipped``."""
+    try:
+        return read(value, field)
+    except Invalid as error:
+        skipped.append(error)
+        return default
 
 
 def text(value: object, field: str) -> str:
@@ -189,6 +205,14 @@ def address(value: object, field: str) -> str:
     canonical = canonical_address(text(value, field))
     if canonical is None:
         raise Invalid(field, f"{shown(value)} is not an IP address")
+    return canonical
+
+
+def cidr(value: object, field: str) -> str:
+    """Return a CIDR in canonical form. Raises Invalid."""
+    canonical = canonical_network(text(value, field))
+    if canonical is None:
+        raise Invalid(field, f"{shown(value)} is not a CIDR")
     return canonical
 
 

@@ -81,7 +81,7 @@ def _candidates(sources: Sources) -> Iterator[Candidate]:
     if sources.settings.discover:
         with contextlib.suppress(SnapshotError):
             # Without an intact cache, no other servers are known.
-            named = [item for item in read_cache(sources.cache).objects if _is_kubernetes(item)]
+            named = [item for item in read_cache(sources.cache) if _is_kubernetes(item)]
             found = ClusterState.from_objects(named).slices_of(KUBERNETES).get(KUBERNETES.name)
             yield from named_servers(found) if found is not None else ()
 

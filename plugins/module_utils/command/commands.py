@@ -52,7 +52,7 @@ def _cluster(
     if arguments.snapshot:
         state = ClusterState.from_objects(snapshot_objects(arguments.snapshot))
     elif arguments.from_cache:
-        state = ClusterState.from_objects(read_cache(arguments.cache).objects)
+        state = ClusterState.from_objects(read_cache(arguments.cache))
     else:
         # Only this source needs what knows several API servers.
         from .cluster_source import Sources, read_objects

@@ -90,4 +90,4 @@ def saved(path, *objects):
 
 
 def kept_names(path):
-    return {item["kind"]: item["metadata"]["name"] for item in read_cache(str(path)).objects}
+    return {item["kind"]: item["metadata"]["name"] for item in read_cache(str(path))}

@@ -53,7 +53,7 @@ def test_the_copy_on_disk_is_written_again_when_a_kind_without_objects_is_known(
     assert bench.source.is_unsaved
     bench.source.keeper._writing = False
     bench.source.stop()
-    assert open_cache(str(path)).kinds() == {*KINDS, *POLICY_KINDS}
+    assert open_cache(str(path)).kinds == {*KINDS, *POLICY_KINDS}
 
 
 def test_what_is_not_followed_is_not_taken_from_the_copy_on_disk(tmp_path):
@@ -125,7 +125,7 @@ def test_what_is_not_listed_yet_remains_in_the_copy_on_disk(tmp_path, stopped):
         bench.source.keeper._waiting.put(None)
         bench.source.keeper.run(SimpleNamespace(idle=lambda: None, busy=lambda _seconds: None))
     assert kept_names(path) == {"Service": "newer", "Pod": "web", "NetworkPolicy": "kept"}
-    assert open_cache(str(path)).kinds() == {*KINDS, *POLICY_KINDS}
+    assert open_cache(str(path)).kinds == {*KINDS, *POLICY_KINDS}
 
 
 def test_nothing_is_carried_over_once_policies_are_disabled_or_if_the_copy_on_disk_is_damaged(tmp_path):
@@ -135,7 +135,7 @@ def test_nothing_is_carried_over_once_policies_are_disabled_or_if_the_copy_on_di
         bench.source.start("n1", serving=True, others=others)
         bench.list(*KINDS)
         bench.source.stop()
-        assert kept_names(path) == {} and open_cache(str(path)).kinds() == set(KINDS)
+        assert kept_names(path) == {} and open_cache(str(path)).kinds == set(KINDS)
         path.write_bytes(b"damaged")
 
 
@@ -148,7 +148,7 @@ def test_the_node_that_was_read_replaces_the_one_that_is_carried_over(tmp_path):
     bench.list("Service", "EndpointSlice", "ServiceCIDR")
     bench.now += cluster_source.NODE_PATIENCE_SECONDS + 1
     bench.source.stop()
-    assert len(read_cache(str(path)).objects) == 2
+    assert len(read_cache(str(path))) == 2
     bench = Bench(path)
     bench.source.start("n1", serving=False)
     assert bench.source.use_cache() and bench.source.view.state.nodes["n1"].pod_cidrs == ()
@@ -192,7 +192,7 @@ def test_the_last_valid_version_of_a_policy_outlives_a_restart(tmp_path, valid, 
         assert (policy.policies or policy.cluster_policies) and view.refused_by_kind()[kind] == 1
         bench.list(*KINDS, "Pod", "Namespace")
         bench.source.stop()
-        (kept,) = [item for item in read_cache(str(path)).objects if item["kind"] == kind]
+        (kept,) = [item for item in read_cache(str(path)) if item["kind"] == kind]
         assert kept["spec"] == valid["spec"]
     assert from_disk or "a policy is refused; its version on disk remains in force" in bench.text.getvalue()
     bench.source.apply(first.delete(refused))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The settings by which the agent enforces network policies, as far as the node and the known objects allow."""
+"""The settings by which the agent enforces network policies, without what the node cannot do or does not know yet."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class CacheKeeper:
         """
         try:
             file = open_cache(self._path)
-            found = {kind: Packed() for kind in kinds & file.kinds()}
+            found = {kind: Packed() for kind in kinds & file.kinds}
             size = checked = 0
             for key, item in items_of(file.texts(), found.keys()):
                 found[key.kind].append(item)
@@ -163,7 +163,7 @@ class CacheKeeper:
         if missing:
             with contextlib.suppress(SnapshotError):
                 file = open_cache(self._path)
-                kinds = missing & file.kinds()
+                kinds = missing & file.kinds
                 return _Carried(kinds, file.texts_of(lambda key: key.kind in kinds, kinds))
         return _Carried(frozenset(), ())
 

@@ -234,7 +234,7 @@ API_SERVERS = {
     "known": gauge("kubenode_proxy_api_servers", "API servers that the agent knows"),
     "changes": counter("kubenode_proxy_api_server_changes_total", "how often the agent began to use another one"),
 }
-#: Without a limit there are none. By the fields of MemoryUse.
+#: By the fields of the status of the memory, and the number of lists; without a limit there are none.
 MEMORY = {
     "limit": gauge(
         "kubenode_proxy_memory_limit_bytes",
@@ -245,7 +245,7 @@ MEMORY = {
     "capacity": gauge(
         "kubenode_proxy_cluster_capacity_bytes", "size of the cluster's objects that fits into the limit"
     ),
-    "held_back": gauge(
+    "heldBack": gauge(
         "kubenode_proxy_objects_held_back", "objects whose latest version is not applied because of the limit"
     ),
     "refused": gauge("kubenode_proxy_lists_refused", "collections that are not followed because of the limit"),

@@ -17,13 +17,12 @@ import json
 import math
 import os
 import time
-from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
 
 from ...base.errors import SnapshotError
-from ...base.regular_files import gunzip, gunzip_lines, parse_json, read_regular
+from ...base.regular_files import gunzip_lines, parse_json, read_regular
 from ...base.whole_files import write_whole
 from ..parsing.objects import ObjectKey, object_key
-from ..parsing.policy_objects import KEPT_KINDS
 
 FORMAT = "kubenode-proxy-cluster-state"
 VERSION = 1
@@ -33,32 +32,19 @@ MOST_BYTES, _MOST_TEXT = 256 << 20, 1 << 30
 _BEGIN, _BETWEEN, _LAST = b'{"apiVersion":"v1","kind":"List","items":[\n', b",\n", b"]}"
 
 
-class CachedState(NamedTuple):
-    """Objects as the API server sent them, and when they were written (seconds since the epoch)."""
-
-    objects: List[Dict[str, Any]]
-    written: float
-
-
 class CacheFile(NamedTuple):
-    """An intact file.
+    """An intact file: its compressed objects, when it was written, and the kinds that are completely known.
 
-    ``has_lines``: each object is on a line of its own, as in all but those of older versions. ``listed``: the kinds
-    that are completely known according to the header, None in files of older versions.
+    ``written``: in seconds since the epoch. ``kinds``: also those without any object.
     """
 
     path: str
     payload: bytes
     written: float
-    has_lines: bool
-    listed: Optional[FrozenSet[str]]
+    kinds: FrozenSet[str]
 
     def texts(self) -> Iterator[bytes]:
         """Yield each object as it was written, decompressed as it is read. Raises SnapshotError."""
-        if not self.has_lines:
-            for item in _items(self):
-                yield json.dumps(item).encode()
-            return
         # JSON as it is written here has no line ends of its own.
         last = b""
         try:
@@ -73,16 +59,9 @@ class CacheFile(NamedTuple):
         if last != _LAST:
             raise SnapshotError(f"{self.path}: the cached cluster state is not a list of objects")
 
-    def kinds(self) -> FrozenSet[str]:
-        """Return the kinds that are completely known, even those without any object. Raises SnapshotError.
-
-        A file of an older version does not name them. It was written when Services were completely known; if it has
-        Pods and Namespaces, its agent followed policies as well, of which there may have been none.
-        """
-        if self.listed is not None:
-            return self.listed
-        found = {key.kind for key, _text in self._keyed(self.texts())}
-        return frozenset(found.union(KEPT_KINDS) if found >= {"Pod", "Namespace"} else found)
+    def objects(self) -> Iterator[Dict[str, Any]]:
+        """Yield each object. Raises SnapshotError."""
+        return (raw for raw, _text in self._parsed(self.texts()))
 
     def texts_of(self, wanted: Callable[[ObjectKey], bool], parts: AbstractSet[str]) -> Iterator[bytes]:
         """Yield each object whose key is wanted, as :meth:`texts` does. Raises SnapshotError.
@@ -92,15 +71,17 @@ class CacheFile(NamedTuple):
         """
         written = [json.dumps(part).encode() for part in parts]
         candidates = (text for text in self.texts() if any(part in text for part in written))
-        return (text for key, text in self._keyed(candidates) if wanted(key))
+        return (text for raw, text in self._parsed(candidates) if wanted(object_key(raw)))
 
-    def _keyed(self, texts: Iterable[bytes]) -> Iterator[Tuple[ObjectKey, bytes]]:
+    def _parsed(self, texts: Iterable[bytes]) -> Iterator[Tuple[Dict[str, Any], bytes]]:
         for text in texts:
             try:
                 raw = parse_json(text)
             except ValueError as error:
                 raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
-            yield object_key(raw), text
+            if not isinstance(raw, dict):
+                raise SnapshotError(f"{self.path}: the cached cluster state is not a list of objects")
+            yield raw, text
 
 
 def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str]) -> None:
@@ -112,7 +93,6 @@ def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str]) ->
     header = {
         "format": FORMAT,
         "version": VERSION,
-        "lines": True,
         "kinds": sorted(kinds),
         "sha256": hashlib.sha256(payload).hexdigest(),
         "written": time.time(),
@@ -136,10 +116,9 @@ def _compressed(objects: Iterable[bytes]) -> bytes:
     return packed.getvalue()
 
 
-def read_cache(path: str) -> CachedState:
+def read_cache(path: str) -> List[Dict[str, Any]]:
     """Return the objects of an intact cache. Raises SnapshotError, naming the file and the fault."""
-    found = open_cache(path)
-    return CachedState(_items(found), found.written)
+    return list(open_cache(path).objects())
 
 
 def open_cache(path: str) -> CacheFile:
@@ -152,6 +131,7 @@ def open_cache(path: str) -> CacheFile:
         header = parse_json(first)
         known, version = header["format"], header["version"]
         digest, written = header["sha256"], float(header["written"])
+        kinds = frozenset(map(str, header["kinds"]))
         if not math.isfinite(written):
             raise ValueError("the time of writing is not finite")
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -162,16 +142,4 @@ def open_cache(path: str) -> CacheFile:
         )
     if hashlib.sha256(payload).hexdigest() != digest:
         raise SnapshotError(f"{path}: the cached cluster state is damaged: its SHA-256 does not match")
-    kinds = header.get("kinds")
-    listed = frozenset(kind for kind in kinds if isinstance(kind, str)) if isinstance(kinds, list) else None
-    return CacheFile(path, payload, written, header.get("lines") is True, listed)
-
-
-def _items(file: CacheFile) -> List[Dict[str, Any]]:
-    try:
-        items = parse_json(gunzip(file.payload, _MOST_TEXT))["items"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise SnapshotError(f"{file.path}: the cached cluster state cannot be read: {error}") from error
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise SnapshotError(f"{file.path}: the cached cluster state is not a list of objects")
-    return items
+    return CacheFile(path, payload, written, kinds)

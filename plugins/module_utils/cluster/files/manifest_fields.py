@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Mapping, Union
 
-from ...base.addresses import canonical_network
-from ..fields import Invalid, address, shown, suggestion, text
+from ..fields import Invalid, address, cidr, shown, suggestion, text
 
 Leaf = Callable[[object, str], object]
 """Checks a value; the second argument is the path of its field. Raises Invalid."""
@@ -31,9 +30,8 @@ def _one_of(*values: str) -> Leaf:
     return check
 
 
-def _cidr(value: object, field: str) -> None:
-    if canonical_network(text(value, field).strip()) is None:
-        raise Invalid(field, f"{shown(value)} is not a CIDR")
+def _trimmed_cidr(value: object, field: str) -> str:
+    return cidr(text(value, field).strip(), field)
 
 
 def _fields(*names: str, **shapes: Shape) -> Dict[str, Shape]:
@@ -60,7 +58,7 @@ _SERVICE = _fields(
         *("publishNotReadyAddresses", "trafficDistribution"),
         ports=_fields(*_PORT, "targetPort", "nodePort"),
         externalIPs=address,
-        loadBalancerSourceRanges=_cidr,
+        loadBalancerSourceRanges=_trimmed_cidr,
         sessionAffinity=_one_of("None", "ClientIP"),
         sessionAffinityConfig=_fields(clientIP=_fields("timeoutSeconds")),
         externalTrafficPolicy=_TRAFFIC_POLICY,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Tuple
 
-from ..fields import Invalid, dns_subdomain, fields_of, integer, mapping, sequence, shown, text
+from ..fields import Invalid, dns_subdomain, elements, fields_of, integer, leniently, mapping, sequence, shown, text
 from ..policies.policy_model import (
     ACCEPT,
     ADMIN,
@@ -100,12 +100,8 @@ def _rules(value: object, field: str, peers_field: str, skipped: List[Invalid]) 
 
     Today's API server accepts at most 25. A later one may accept more, and to omit one could open what it denies.
     """
-    try:
-        items = sequence(value, field)
-    except Invalid as error:
-        skipped.append(error)
-        return (_DENY_ALL,)
-    return tuple(_rule(item, f"{field}[{index}]", peers_field, skipped) for index, item in enumerate(items))
+    items = leniently(elements, value, field, skipped, None)
+    return (_DENY_ALL,) if items is None else tuple(_rule(*item, peers_field, skipped) for item in items)
 
 
 def _rule(value: object, field: str, peers_field: str, skipped: List[Invalid]) -> PolicyRule:

@@ -12,6 +12,7 @@ from ..fields import (
     Invalid,
     dns_label,
     dns_subdomain,
+    elements,
     flag,
     integer,
     mapping,
@@ -149,7 +150,6 @@ def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
 
 def _hint_names(raw: object, field: str) -> Tuple[str, ...]:
     names: Dict[str, None] = {}
-    for index, value in enumerate(sequence(raw, field)):
-        where = f"{field}[{index}]"
+    for value, where in elements(raw, field):
         names[text(mapping(value, where).get("name"), f"{where}.name")] = None
     return tuple(names)

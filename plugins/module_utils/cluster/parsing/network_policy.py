@@ -14,7 +14,20 @@ import re
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from ...base.addresses import Network, parse_network
-from ..fields import Invalid, dns_label, dns_subdomain, fields_of, integer, mapping, protocol, sequence, shown, text
+from ..fields import (
+    Invalid,
+    dns_label,
+    dns_subdomain,
+    elements,
+    fields_of,
+    integer,
+    leniently,
+    mapping,
+    protocol,
+    sequence,
+    shown,
+    text,
+)
 from ..policies.policy_model import (
     DIRECTIONS,
     EGRESS,
@@ -77,22 +90,14 @@ def _parts(
     value: object, field: str, read: Callable[[object, str], Part], skipped: List[Invalid]
 ) -> Tuple[Optional[Part], ...]:
     """Read the elements of a list separately; a value that is not a list gives one part that is not understood."""
-    try:
-        items = sequence(value, field)
-    except Invalid as error:
-        skipped.append(error)
-        return (None,)
-    found: List[Optional[Part]] = []
-    for index, item in enumerate(items):
-        where = f"{field}[{index}]"
-        try:
-            if item is None:
-                raise Invalid(where, "is null")
-            found.append(read(item, where))
-        except Invalid as error:
-            skipped.append(error)
-            found.append(None)
-    return tuple(found)
+
+    def read_one(item: object, where: str) -> Optional[Part]:
+        if item is None:
+            raise Invalid(where, "is null")
+        return read(item, where)
+
+    items = leniently(elements, value, field, skipped, None)
+    return (None,) if items is None else tuple(leniently(read_one, *item, skipped, None) for item in items)
 
 
 def _rules(
@@ -139,8 +144,7 @@ def read_block(value: object, field: str) -> BlockPeer:
     raw = fields_of(value, _BLOCK_FIELDS, field)
     network = read_network(raw.get("cidr"), f"{field}.cidr")
     excepted = []
-    for index, item in enumerate(sequence(raw.get("except"), f"{field}.except")):
-        where = f"{field}.except[{index}]"
+    for item, where in elements(raw.get("except"), f"{field}.except"):
         part = read_network(item, where)
         inside = part.family == network.family and part.prefix_length > network.prefix_length
         if not inside or not _contains(network, part):

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
-from ...base.addresses import canonical_network
 from ...base.errors import Refusal, defect_text
-from ..fields import Invalid, address, dns_subdomain, mapping, once, sequence, shown, text
+from ..fields import Invalid, address, cidr, dns_subdomain, elements, leniently, mapping, once, shown, text
 from ..model import EndpointSlice, Node, Service, ServiceCIDR
 from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 from .cluster_network_policy import parse_cluster_network_policy
@@ -65,19 +64,12 @@ def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
     weight = parse_weight(annotations, WEIGHT, skipped) if isinstance(annotations, dict) else None
     spec = mapping(raw.get("spec"), "spec")
     addresses = _node_addresses(mapping(raw.get("status"), "status").get("addresses"), skipped)
-    named = [(f"spec.podCIDRs[{index}]", value) for index, value in _indexed(spec.get("podCIDRs"), "spec.podCIDRs")]
-    if not named and spec.get("podCIDR"):
-        named = [("spec.podCIDR", spec["podCIDR"])]
-    pod_cidrs = []
-    for field, value in named:
-        try:
-            pod_cidrs.append(_cidr(value, field))
-        except Invalid as error:
-            skipped.append(error)
-    taint_keys = [
-        text(mapping(value, f"spec.taints[{index}]").get("key"), f"spec.taints[{index}].key")
-        for index, value in enumerate(sequence(spec.get("taints"), "spec.taints"))
-    ]
+    given = elements(spec.get("podCIDRs"), "spec.podCIDRs")
+    if not given and spec.get("podCIDR"):
+        given = [(spec["podCIDR"], "spec.podCIDR")]
+    pod_cidrs = filter(None, [leniently(cidr, *item, skipped, "") for item in given])
+    taints = elements(spec.get("taints"), "spec.taints")
+    taint_keys = [text(mapping(value, field).get("key"), f"{field}.key") for value, field in taints]
     return Node(
         name=name,
         internal_ips=tuple(addresses["InternalIP"]),
@@ -91,23 +83,19 @@ def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
     )
 
 
-def _indexed(value: object, field: str) -> Iterable[Tuple[int, Any]]:
-    return enumerate(sequence(value, field))
-
-
 def _node_addresses(raw: object, skipped: List[Invalid]) -> Dict[str, List[str]]:
     """Return the internal and external addresses of a Node, by type, in the order of status.addresses."""
-    addresses: Dict[str, List[str]] = {"InternalIP": [], "ExternalIP": []}
-    for index, value in _indexed(raw, "status.addresses"):
-        where = f"status.addresses[{index}]"
-        try:
-            item = mapping(value, where)
-            kind = text(item.get("type"), f"{where}.type")
-            if kind in addresses:
-                addresses[kind].append(address(item.get("address"), f"{where}.address"))
-        except Invalid as error:
-            skipped.append(error)
-    return addresses
+    found: Dict[str, List[str]] = {"InternalIP": [], "ExternalIP": []}
+
+    def read(value: object, field: str) -> None:
+        item = mapping(value, field)
+        kind = text(item.get("type"), f"{field}.type")
+        if kind in found:
+            found[kind].append(address(item.get("address"), f"{field}.address"))
+
+    for value, field in elements(raw, "status.addresses"):
+        leniently(read, value, field, skipped, None)
+    return found
 
 
 def parse_service_cidr(raw: Dict[str, Any], _skipped: List[Invalid]) -> ServiceCIDR:
@@ -115,15 +103,7 @@ def parse_service_cidr(raw: Dict[str, Any], _skipped: List[Invalid]) -> ServiceC
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
     spec = mapping(raw.get("spec"), "spec")
-    cidrs = sequence(spec.get("cidrs"), "spec.cidrs")
-    return ServiceCIDR(name, tuple(_cidr(value, f"spec.cidrs[{index}]") for index, value in enumerate(cidrs)))
-
-
-def _cidr(value: object, field: str) -> str:
-    canonical = canonical_network(text(value, field))
-    if canonical is None:
-        raise Invalid(field, f"{shown(value)} is not a CIDR")
-    return canonical
+    return ServiceCIDR(name, tuple(cidr(*item) for item in elements(spec.get("cidrs"), "spec.cidrs")))
 
 
 class _Kind(NamedTuple):

@@ -10,12 +10,27 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
-from ...base.addresses import canonical_address, family_of, packed
-from ..fields import Invalid, dns_label, dns_subdomain, flag, integer, mapping, once, protocol, sequence, shown, text
+from ...base.addresses import canonical_address, packed
+from ..fields import (
+    Invalid,
+    dns_label,
+    dns_subdomain,
+    flag,
+    integer,
+    leniently,
+    mapping,
+    once,
+    protocol,
+    sequence,
+    shown,
+    special_use,
+    text,
+)
 from ..policies.policy_model import ContainerPort, Namespace, Pod
 
 _ENDED = ("Succeeded", "Failed")
 _ALWAYS = "Always"
+_MAYBE_MULTICAST = ("ff", "22", "23")
 
 
 def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
@@ -36,7 +51,7 @@ def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
         created=_text(metadata.get("creationTimestamp"), "metadata.creationTimestamp", skipped),
         deleting=metadata.get("deletionTimestamp") is not None,
         node_name=once(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
-        host_network=_host_network(spec.get("hostNetwork"), skipped),
+        host_network=leniently(_is_true, spec.get("hostNetwork"), "spec.hostNetwork", skipped, False),
         ended=_text(status.get("phase"), "status.phase", skipped) in _ENDED,
         addresses=_addresses(status, skipped),
         ports=_ports(spec, skipped),
@@ -64,35 +79,19 @@ def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
 
 
 def _part(value: object, field: str, skipped: List[Invalid]) -> Dict[str, Any]:
-    try:
-        return mapping(value, field)
-    except Invalid as error:
-        skipped.append(error)
-        return {}
+    return value if isinstance(value, dict) else leniently(mapping, value, field, skipped, {})
 
 
 def _list(value: object, field: str, skipped: List[Invalid]) -> List[Any]:
-    try:
-        return sequence(value, field)
-    except Invalid as error:
-        skipped.append(error)
-        return []
+    return value if isinstance(value, list) else leniently(sequence, value, field, skipped, [])
 
 
 def _text(value: object, field: str, skipped: List[Invalid]) -> str:
-    try:
-        return text(value, field)
-    except Invalid as error:
-        skipped.append(error)
-        return ""
+    return value if isinstance(value, str) else leniently(text, value, field, skipped, "")
 
 
-def _host_network(value: object, skipped: List[Invalid]) -> bool:
-    try:
-        return flag(value, "spec.hostNetwork", False)
-    except Invalid as error:
-        skipped.append(error)
-        return False
+def _is_true(value: object, field: str) -> bool:
+    return flag(value, field, False)
 
 
 def _addresses(status: Dict[str, Any], skipped: List[Invalid]) -> Tuple[str, ...]:
@@ -119,22 +118,11 @@ def _addresses(status: Dict[str, Any], skipped: List[Invalid]) -> Tuple[str, ...
 
 def not_global(address: str) -> str:
     """Return why a canonical address is not global unicast (RFC 4291, RFC 1122), or an empty text."""
-    raw = packed(address) or b""
-    if not any(raw):
-        return "the unspecified address"
-    if family_of(address) == "IPv6":
-        if raw[0] == 0xFF:
-            return "a multicast address"
-        if raw == bytes(15) + b"\x01":
-            return "a loopback address"
-        return "a link-local address" if raw[0] == 0xFE and raw[1] & 0xC0 == 0x80 else ""
-    if raw[0] == 127:
-        return "a loopback address"
-    if raw == b"\xff\xff\xff\xff":
-        return "the broadcast address"
-    if raw[0] & 0xF0 == 0xE0:
+    # Most addresses are decided without this.
+    raw = packed(address) if address.startswith(_MAYBE_MULTICAST) else None
+    if raw and (raw[0] == 0xFF if len(raw) == 16 else raw[0] & 0xF0 == 0xE0):
         return "a multicast address"
-    return "a link-local address" if raw[:2] == b"\xa9\xfe" else ""
+    return special_use(address)
 
 
 def _ports(spec: Dict[str, Any], skipped: List[Invalid]) -> Tuple[ContainerPort, ...]:

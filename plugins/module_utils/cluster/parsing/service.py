@@ -15,8 +15,10 @@ from ..fields import (
     Invalid,
     address,
     dns_label,
+    elements,
     integer,
     ip_family,
+    leniently,
     mapping,
     once,
     optional_dns_label,
@@ -103,16 +105,14 @@ def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:
     the address that ipvs mode binds to its device would not receive packets of others.
     """
     first = address(cluster_ip, "spec.clusterIP")
-    addresses: List[str] = []
-    for index, value in enumerate(sequence(spec.get("clusterIPs"), "spec.clusterIPs")):
-        addresses.append(address(value, f"spec.clusterIPs[{index}]"))
+    given = enumerate(sequence(spec.get("clusterIPs"), "spec.clusterIPs"))
+    addresses = [address(value, f"spec.clusterIPs[{index}]") for index, value in given]
     if not addresses:
         addresses = [first]
     elif addresses[0] != first:
         raise Invalid("spec.clusterIPs[0]", f"{addresses[0]} differs from spec.clusterIP {first}")
-    families: List[str] = []
-    for index, value in enumerate(sequence(spec.get("ipFamilies"), "spec.ipFamilies")):
-        families.append(ip_family(value, f"spec.ipFamilies[{index}]"))
+    named = enumerate(sequence(spec.get("ipFamilies"), "spec.ipFamilies"))
+    families = [ip_family(value, f"spec.ipFamilies[{index}]") for index, value in named]
     families = families or [family_of(item) for item in addresses]
     if len(set(families)) != len(families):
         raise Invalid("spec.ipFamilies" if spec.get("ipFamilies") else "spec.clusterIPs", "names one IP family twice")
@@ -176,20 +176,17 @@ def _refuse_duplicates(ports: List[ServicePort]) -> None:
 
 
 def _external_ips(raw: List[Any], skipped: List[Invalid]) -> Tuple[str, ...]:
-    chosen: Dict[str, None] = {}
-    for index, value in enumerate(raw):
-        field = f"spec.externalIPs[{index}]"
-        try:
-            item = canonical_address(text(value, field))
-            special = special_use(item) if item is not None else ""
-            if special:
-                raise Invalid(field, f"{item} is {special}")
-        except Invalid as error:
-            skipped.append(error)
-            continue
-        if item is not None:
-            chosen[item] = None
-    return tuple(chosen)
+    found = [leniently(_external_ip, *item, skipped, "") for item in elements(raw, "spec.externalIPs")]
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _external_ip(value: object, field: str) -> str:
+    """Return one external IP, empty for one that is not an address. Raises Invalid."""
+    item = canonical_address(text(value, field)) or ""
+    special = special_use(item)
+    if special:
+        raise Invalid(field, f"{item} is {special}")
+    return item
 
 
 def _load_balancer_ips(raw_status: object, skipped: List[Invalid]) -> Tuple[str, ...]:
@@ -201,28 +198,22 @@ def _load_balancer_ips(raw_status: object, skipped: List[Invalid]) -> Tuple[str,
     if not raw_status:
         return ()
     balancer = mapping(mapping(raw_status, "status").get("loadBalancer"), "status.loadBalancer")
-    chosen: Dict[str, None] = {}
-    for index, value in enumerate(sequence(balancer.get("ingress"), "status.loadBalancer.ingress")):
-        try:
-            item = _ingress_address(value)
-        except Invalid as error:
-            skipped.append(error.under(f"status.loadBalancer.ingress[{index}]"))
-            continue
-        if item:
-            chosen[item] = None
-    return tuple(chosen)
+    if balancer.get("ingress") is None:
+        return ()
+    ingress = elements(balancer["ingress"], "status.loadBalancer.ingress")
+    return tuple(dict.fromkeys(filter(None, [leniently(_ingress_address, *item, skipped, "") for item in ingress])))
 
 
-def _ingress_address(raw: object) -> str:
+def _ingress_address(raw: object, field: str) -> str:
     """Return the address of one ingress, empty for one without an address or of ipMode Proxy. Raises Invalid."""
-    ingress = mapping(raw, "")
-    item = canonical_address(text(ingress.get("ip"), "ip"))
-    mode = text(ingress.get("ipMode"), "ipMode")
+    ingress = mapping(raw, field)
+    item = canonical_address(text(ingress.get("ip"), f"{field}.ip"))
+    mode = text(ingress.get("ipMode"), f"{field}.ipMode")
     if item is None or mode not in ("", "VIP"):
         return ""
     special = special_use(item)
     if special and special not in (LOOPBACK, LINK_LOCAL):
-        raise Invalid("ip", f"{item} is {special}")
+        raise Invalid(f"{field}.ip", f"{item} is {special}")
     return item
 
 

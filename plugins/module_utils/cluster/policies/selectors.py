@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
 
-from ..fields import Invalid, fields_of, mapping, sequence, shown
+from ..fields import Invalid, elements, fields_of, mapping, sequence, shown
 
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 #: The most values of a condition that is used as an anchor: an index has an entry for each.
@@ -87,8 +87,8 @@ def parse_selector(value: object, field: str) -> LabelSelector:
         if not isinstance(item, str):
             raise Invalid(f"{field}.matchLabels[{key}]", f"{shown(item)} is not a string")
         found[Requirement(_key(key, f"{field}.matchLabels"), IN, frozenset((item,)))] = None
-    for index, item in enumerate(sequence(raw.get("matchExpressions"), f"{field}.matchExpressions")):
-        found[_requirement(item, f"{field}.matchExpressions[{index}]")] = None
+    for item in elements(raw.get("matchExpressions"), f"{field}.matchExpressions"):
+        found[_requirement(*item)] = None
     return LabelSelector(tuple(sorted(found, key=_sort_key)))
 
 
