@@ -232,9 +232,7 @@ class Agent:
 
     def _loop(self) -> None:
         while not self._stop:
-            drift = self.sync.drift
-            watched = drift.filenos() if drift is not None else []
-            self._inbox.wait([*watched, *self.policy.filenos()], self._delay())
+            self._inbox.wait([*self.sync.watching.filenos(), *self.policy.filenos()], self._delay())
             self._empty_inbox()
             self.parts.memory.check()
             self._look_after_threads()
@@ -249,7 +247,7 @@ class Agent:
             self.policy.sync(self.sync.proxiers.node_view.addresses)
             self._attempt("report readiness", self.readiness.poll)
             self.parts.check_follower.follow()
-            self.sync.poll()
+            self.sync.watching.poll()
             self.sync.request_if_needed()
             if self.sync.is_due:
                 self._attempt("sync", self._sync)
@@ -277,7 +275,7 @@ class Agent:
         self.systemd.stopping()
         self._reloads.refuse("the agent is stopping")
         self.parts.checks.stop()
-        self.sync.stop_watching()
+        self.sync.watching.close()
         self.policy.close()
         forwarded = bool(self.parts.forwarding.table())
         self.parts.forwarding.stop()

@@ -78,13 +78,13 @@ def test_changes_are_programmed_between_the_steps_of_a_comparison(bench: SyncBen
     bench.sync.syncer.suspects["IPv4"] = DRIFT
     observed = bench.mode.resource.observed
     bench.sync.sync()
-    assert bench.sync.syncer.is_waiting and bench.sync.drift.syncs[-1][1] is False
+    assert bench.sync.syncer.is_waiting and bench.sync.watching.drift.syncs[-1][1] is False
     # What is compared already changes as well as what follows.
     put(bench, large("large1", 10))
     bench.delete(large("large2", 2)[0])
     assert rest(bench, 10) >= 4
     assert bench.table == desired(bench)
-    assert bench.mode.resource.observed == observed + 1 and bench.sync.drift.syncs[-1][1] is True
+    assert bench.mode.resource.observed == observed + 1 and bench.sync.watching.drift.syncs[-1][1] is True
     assert bench.text.getvalue().count("repaired external changes") == 1
 
 
@@ -131,7 +131,7 @@ def test_a_mode_that_cannot_be_divided_is_compared_in_one_sync(
     bench.sync.syncer.suspects["IPv4"] = DRIFT
     bench.sync.sync()
     assert bench.table == desired(bench)
-    assert bench.sync.drift.syncs[-1][1] is True and not bench.sync.syncer.is_waiting
+    assert bench.sync.watching.drift.syncs[-1][1] is True and not bench.sync.syncer.is_waiting
 
 
 def test_what_could_not_be_programmed_comes_early_in_the_comparison(bench: SyncBench) -> None:

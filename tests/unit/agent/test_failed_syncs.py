@@ -146,12 +146,12 @@ def test_without_a_watch_the_node_is_synced_and_compared_later(served, monkeypat
     bench.put(service("s1", 1))
     monkeypatch.setattr(watch, "DriftWatch", fail)
     bench.sync.sync(first=True)
-    assert bench.sync.drift is None and bench.table and not bench.sync.syncer.last_error
+    assert bench.sync.watching.drift is None and bench.table and not bench.sync.syncer.last_error
     assert "cannot be watched" in bench.text.getvalue()
     monkeypatch.setattr(watch, "DriftWatch", Drift)
     bench.now += 60
     bench.timers.run()
-    assert bench.sync.drift is not None and "IPv4" in bench.sync.syncer.suspects
+    assert bench.sync.watching.drift is not None and "IPv4" in bench.sync.syncer.suspects
 
 
 def test_a_change_of_what_another_program_has_just_deleted_does_not_wait_for_the_retry(served, monkeypatch):

@@ -112,7 +112,7 @@ def test_an_external_change_is_repaired_and_counted(bench):
     bench.sync.sync()
     assert len(bench.table) == lost and bench.sync.syncer.repairs.count == lost
     assert 'msg="repaired external changes"' in bench.text.getvalue()
-    assert bench.sync.drift.syncs[-1] == (True, True)
+    assert bench.sync.watching.drift.syncs[-1] == (True, True)
     ((about, _kind, reason, _action, note),) = bench.events
     assert (about, reason) == (None, "DriftRepaired") and note.startswith("IPv4: removed: ")
 
@@ -250,13 +250,13 @@ def test_only_the_families_that_a_change_concerns_are_queued(dual):
 
 
 def test_a_new_configuration_closes_the_drift_watch_and_applies_every_service_again(bench):
-    drift = bench.sync.drift
+    drift = bench.sync.watching.drift
     bench.sync.rebuild(bench.request())
-    assert drift.closed and bench.sync.drift is None
+    assert drift.closed and bench.sync.watching.drift is None
     bench.now += 2
     assert bench.sync.is_due
     bench.sync.sync()
-    assert names(bench) == {"10.96.0.1"} and bench.sync.drift is not drift
+    assert names(bench) == {"10.96.0.1"} and bench.sync.watching.drift is not drift
 
 
 @pytest.mark.parametrize(

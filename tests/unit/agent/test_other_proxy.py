@@ -35,7 +35,7 @@ def write(bench):
     """Let another program replace an entry of ours; return whether the next sync repairs it."""
     key = min((key for key in bench.table if key.kind == "element"), key=str)
     bench.table[key] = "written by another program"
-    bench.sync._suspect({"IPv4": "nf_tables (iptables-restore)"})
+    bench.sync.watching.suspect({"IPv4": "nf_tables (iptables-restore)"})
     if bench.sync.syncer.suspects:
         bench.sync.sync()
     return bench.table[key] != "written by another program"

@@ -87,12 +87,12 @@ def test_a_watch_with_a_defect_is_opened_again(monkeypatch):
     monkeypatch.setattr(Drift, "poll", fail, raising=False)
     bench.put(service("s1", 1))
     bench.sync.sync(first=True)
-    watch = bench.sync.drift
-    bench.sync.poll()
-    assert watch.closed and bench.sync.drift is None
+    watch = bench.sync.watching.drift
+    bench.sync.watching.poll()
+    assert watch.closed and bench.sync.watching.drift is None
     bench.now += 60
     bench.timers.run()
-    assert bench.sync.drift is not None and bench.sync.syncer.suspects == {"IPv4": "regular check"}
+    assert bench.sync.watching.drift is not None and bench.sync.syncer.suspects == {"IPv4": "regular check"}
 
 
 def test_a_step_of_the_loop_may_fail():

@@ -60,7 +60,7 @@ def bench(monkeypatch):
 
 
 def test_a_sync_that_finds_ipvs_unloaded_is_followed_at_once_by_one_that_sets_the_node_up(bench):
-    lost, watch, before = bench.socket, bench.sync.drift, len(bench.table)
+    lost, watch, before = bench.socket, bench.sync.watching.drift, len(bench.table)
     bench.loaded = False
     bench.put(service("s2", 2))
     bench.sync.sync()
@@ -68,7 +68,7 @@ def test_a_sync_that_finds_ipvs_unloaded_is_followed_at_once_by_one_that_sets_th
     assert bench.sync.schedule.delay(bench.now) == bench.sync.schedule.min_interval
     bench.sync.sync()
     assert bench.setups == 2 and not bench.sync.syncer.last_error
-    assert watch.closed and bench.sync.drift is not watch
+    assert watch.closed and bench.sync.watching.drift is not watch
     assert len(bench.table) > before
     bench.put(service("s3", 3))
     bench.sync.sync()

@@ -12,7 +12,7 @@ and repairs what differs.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.errors import KernelError
 from ...convergence.handles import KernelHandles
@@ -20,6 +20,7 @@ from ...convergence.modes.mode import Subsystems
 from ...kernel.ipvs.outline import ServersContent, ServersOutline
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.variant import LEGACY
+from ..other_proxy import OtherProxy
 from ..reports import Reports
 from ..telemetry.log import Log
 from ..threads.failures import error_text
@@ -39,9 +40,6 @@ class DriftReport(NamedTuple):
 
     suspects: Dict[str, str]
     addresses: bool
-
-
-NOTHING = DriftReport({}, False)
 
 
 class DriftWatch:
@@ -154,16 +152,38 @@ class DriftWatch:
 
 
 class Watching:
-    """Keeps the drift watch of a node open, which is opened after its first sync.
+    """Watches a node from its first sync on, for what the next sync must compare with the kernel.
 
-    ``reopen`` is called some time after it could not be opened, or has failed.
+    ``drift``: the watch for changes by other programs; None before the first sync, and while it cannot be opened.
+
+    ``suspect`` is called with a family and the reason; later, if another service proxy would revert a repair now.
+    ``request`` is called when it is that time, ``addresses_changed`` when addresses of the node have changed, and
+    ``reopen`` some time after the drift watch could not be opened, or has failed.
     """
 
-    def __init__(self, handles: KernelHandles, timers: Timers, reopen: Callable[[], None], reports: Reports) -> None:
+    def __init__(
+        self,
+        handles: KernelHandles,
+        timers: Timers,
+        reports: Reports,
+        other_proxy: OtherProxy,
+        *,
+        suspect: Callable[[str, str], None],
+        request: Callable[[], None],
+        addresses_changed: Callable[[], None],
+        reopen: Callable[[], None],
+    ) -> None:
         self.drift: Optional[DriftWatch] = None
         self._handles = handles
         self._clock = timers.clock
         self._log, self._limited = reports.log, reports.limited
+        self._other_proxy = other_proxy
+        self._suspect = suspect
+        self._request = request
+        self._addresses_changed = addresses_changed
+        # Families whose repair is put off, with the reason for it.
+        self._unrepaired: Dict[str, str] = {}
+        self._put_off = timers.add("repair what was put off", self._repair_put_off)
         self._retry = timers.add("watch for changes by other programs", reopen)
 
     def open(self, subsystems: Subsystems, families: Sequence[WatchedFamily]) -> None:
@@ -181,19 +201,44 @@ class Watching:
             self.drift.close()
             self.drift = None
 
-    def poll(self) -> DriftReport:
-        """Return the detected changes."""
+    def filenos(self) -> List[int]:
+        """Return the descriptors to wait for."""
+        return self.drift.filenos() if self.drift is not None else []
+
+    def delay(self) -> float:
+        """Return the seconds until :meth:`poll` must be called even if nothing becomes readable."""
+        return self.drift.delay(self._clock()) if self.drift is not None else float("inf")
+
+    def poll(self) -> None:
+        """Notice changes by other programs, and of the node's addresses."""
         if self.drift is None:
-            return NOTHING
+            return
         try:
-            return self.drift.poll(self._clock())
+            found = self.drift.poll(self._clock())
         except MemoryError:
             raise
         except Exception as error:
             # Its descriptors may be readable forever.
             self.close()
             self._failed(error)
-            return NOTHING
+            return
+        if found.addresses:
+            self._addresses_changed()
+        self.suspect(found.suspects)
+
+    def suspect(self, families: Mapping[str, str]) -> None:
+        """Have the next sync compare families, each with the reason, unless another service proxy would revert it."""
+        if families and self._other_proxy.pause:
+            self._unrepaired.update(families)
+            self._put_off.start(self._other_proxy.pause)
+            return
+        for family, reason in families.items():
+            self._suspect(family, reason)
+
+    def _repair_put_off(self) -> None:
+        unrepaired, self._unrepaired = self._unrepaired, {}
+        self.suspect(unrepaired)
+        self._request()
 
     def synced(self, changed: bool, observed: bool) -> None:
         """Handle the end of a good sync. ``changed``: it changed something; ``observed``: it observed everything."""

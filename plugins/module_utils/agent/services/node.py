@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Collection, Dict, Mapping, Optional
+from typing import Callable, Collection, Mapping, Optional
 
 from ...base.addresses import FAMILIES
 from ...base.errors import ProxyError
@@ -18,7 +18,7 @@ from ...event_reasons import Reason
 from ...kernel.parameters.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import WARNING
-from ..drift.watch import DriftWatch, Watching
+from ..drift.watch import Watching
 from ..other_proxy import OtherProxy
 from ..ports.health import ProxyHealth
 from ..ports.surface import PortKeeper, Surface
@@ -90,10 +90,16 @@ class NodeSync:
         self._broken = False
         self._request: Optional[Request] = None
         self._slow_start = SlowStart(timers.clock)
-        # Families whose repair is put off, with the reason for it.
-        self._unrepaired: Dict[str, str] = {}
-        self._put_off = timers.add("repair what was put off", self._repair_put_off)
-        self._watching = Watching(handles, timers, self._watch_again, reports)
+        self.watching = Watching(
+            handles,
+            timers,
+            reports,
+            other_proxy,
+            suspect=self.syncer.suspect,
+            request=self._request_sync,
+            addresses_changed=self.refresh_addresses_soon,
+            reopen=self._watch_again,
+        )
         self._followups = Followups(
             timers,
             self.syncer,
@@ -113,11 +119,6 @@ class NodeSync:
         )
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)
         self._waiting = WaitingServices(timers, is_behind, self._sync_waiting)
-
-    @property
-    def drift(self) -> Optional[DriftWatch]:
-        """The watch for changes by other programs; None before the first sync, and while it cannot be opened."""
-        return self._watching.drift
 
     def set_up(self, request: Request) -> Proxiers:
         """Prepare the kernel, and create and return proxiers without any Service yet.
@@ -150,7 +151,8 @@ class NodeSync:
             self._metrics.last_queued.labels(family.family).set_to_current_time()
             self._metrics.expect_repairs(stage.resource for stage in family.stages)
         self._metrics.expect_repairs([SysctlsResource(())])
-        self.stop_watching()
+        # The next sync opens a new one, for these proxiers.
+        self.watching.close()
         self._view.set_rates(proxiers.rates)
         before, self.proxiers = self.proxiers, proxiers
         self.other_modes.set_up(before, proxiers)
@@ -181,10 +183,6 @@ class NodeSync:
         self.set_up(request)
         self._view.dirty |= set(self._view.state.services)
         self.schedule.request()
-
-    def stop_watching(self) -> None:
-        """Close the drift watch. The next sync opens a new one for the proxiers at that time."""
-        self._watching.close()
 
     def sync(self, first: bool = False) -> None:
         """Bring the kernel in sync with the view; failures are logged, counted and tried again by the schedule."""
@@ -236,10 +234,10 @@ class NodeSync:
         if outcome.observed:
             # Before the drift watch, which may read whole tables, needs memory as well.
             trim_memory()
-        if self.drift is None:
+        if self.watching.drift is None:
             # Not before the first sync of a node: it may cause more notifications than any buffer holds.
-            self._watching.open(proxiers.mode.subsystems, proxiers.families)
-        self._watching.synced(outcome.changes > 0, outcome.observed)
+            self.watching.open(proxiers.mode.subsystems, proxiers.families)
+        self.watching.synced(outcome.changes > 0, outcome.observed)
         self._ports.report(outcome.failed_services)
         self._annotation_warnings.update(self._view.state, proxiers.families)
         self.report_refusals()
@@ -254,7 +252,7 @@ class NodeSync:
             self.other_modes.clean_up()
         if self._other_proxy.pause:
             # At the end of the pause it turns out whether the other proxy is still there.
-            self._suspect({family.family: "another service proxy" for family in proxiers.families})
+            self.watching.suspect({family.family: "another service proxy" for family in proxiers.families})
 
     def _sync_broken(self, error: Exception) -> None:
         """Report a sync that ended by an unexpected exception, and set the node up again for the next one.
@@ -278,8 +276,8 @@ class NodeSync:
             self.schedule.request()
 
     def _watch_again(self) -> None:
-        if self.proxiers is not None and self.drift is None:
-            self._watching.open(self.proxiers.mode.subsystems, self.proxiers.families)
+        if self.proxiers is not None and self.watching.drift is None:
+            self.watching.open(self.proxiers.mode.subsystems, self.proxiers.families)
             # Nothing has reported the changes since the last sync.
             self._check_everything()
 
@@ -291,28 +289,7 @@ class NodeSync:
 
     def _changed(self) -> None:
         """Tell the drift watch that the agent may have removed something outside of a sync."""
-        self._watching.synced(True, False)
-
-    def poll(self) -> None:
-        """Poll the drift watch for changes by other programs."""
-        found = self._watching.poll()
-        if found.addresses:
-            self.refresh_addresses_soon()
-        self._suspect(found.suspects)
-
-    def _suspect(self, families: Mapping[str, str]) -> None:
-        """Have the next sync observe families, each with the reason, unless another service proxy would revert it."""
-        if families and self._other_proxy.pause:
-            self._unrepaired.update(families)
-            self._put_off.start(self._other_proxy.pause)
-            return
-        for family, reason in families.items():
-            self.syncer.suspects.setdefault(family, reason)
-
-    def _repair_put_off(self) -> None:
-        unrepaired, self._unrepaired = self._unrepaired, {}
-        self._suspect(unrepaired)
-        self.schedule.request()
+        self.watching.synced(True, False)
 
     def report_refusals(self) -> None:
         """Report objects that have become invalid; they cause no sync."""
@@ -328,11 +305,7 @@ class NodeSync:
 
     def delay(self) -> float:
         """Return the seconds until a sync, or the drift watch, is due."""
-        now = self._clock()
-        delays = [self.schedule.delay(now)]
-        if self.drift is not None:
-            delays.append(self.drift.delay(now))
-        return min(delays)
+        return min(self.schedule.delay(self._clock()), self.watching.delay())
 
     @property
     def is_due(self) -> bool:
@@ -383,7 +356,7 @@ class NodeSync:
     def _check_everything(self) -> None:
         """Have the next sync compare every family with the kernel, even if no change was detected."""
         families = self.proxiers.families if self.proxiers is not None else ()
-        self._suspect({family.family: "regular check" for family in families})
+        self.watching.suspect({family.family: "regular check" for family in families})
         self._view.retry()
         self.schedule.request()
 

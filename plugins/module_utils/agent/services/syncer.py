@@ -96,7 +96,7 @@ class Syncer:
         self._notices = Notices(reports)
         self.repairs = ServiceRepairs(reports, other_proxy)
         self._tables = TableSync(self.repairs, self._report_applied)
-        self.suspects = self._tables.suspects
+        self.suspects, self.suspect = self._tables.suspects, self._tables.suspect
         self._comparisons = self._tables.comparisons
         self.losses = losses
         self._held: Set[NamespacedName] = set()
