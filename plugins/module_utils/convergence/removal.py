@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Set
 
+from ..base.addresses import FAMILIES
 from ..rendering.networkpolicy.sets import ISOLATED, TABLE
 from ..rendering.userspace.model import DEVICE
 from ..resources import Kind, PlannedChange, Stage
@@ -15,7 +16,6 @@ from .handles import KernelHandles
 from .modes.mode import Mode
 from .modes.stages.chains import chain_removal_stages
 from .modes.stages.ipvs_filter_backend import device_removal_stages, retiring_stages, unused_filter_backend_stages
-from .modes.stages.nftables import nftables_removal_stages
 from .modes.stages.userspace import userspace_device_removal_stages, userspace_removal_stages
 
 
@@ -58,6 +58,11 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     elif used.device != DEVICE:
         stages += userspace_device_removal_stages(handles)
     return stages
+
+
+def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Return stages that remove the tables of nftables mode; none if nf_tables is not loaded."""
+    return [Stage(handles.nftables(family), {}) for family in FAMILIES] if handles.has_nftables() else []
 
 
 def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:

@@ -48,7 +48,7 @@ from ...serviceports.table import count_endpoints, service_ports_of
 from ..sync.tables import SyncedTables, SyncResult, applied
 from ..threads.failures import NOT_OF_ONE_OBJECT, Failures
 from ..threads.timers import Pace, monotonic
-from .steps import NO_STEPS, WHOLE, PortSteps, Steps
+from .portions import NO_STEPS, WHOLE, PortSteps, Steps
 from .summaries import Summaries
 
 _SERVICES_BETWEEN_PROGRESS = 500

@@ -37,10 +37,9 @@ from ..threads.failures import MOST_FAILURES
 from ..threads.timers import monotonic
 from .losses import EndpointLossWatch
 from .notices import Notices
-from .portions import Portions
+from .portions import NO_STEPS, Portions, Steps
 from .proxier import Proxier
 from .setup import Proxiers
-from .steps import NO_STEPS, Steps
 from .sync_metrics import SyncMetrics
 
 COLD = "cold"
