@@ -22,6 +22,8 @@ from typing import Any, Iterator, Union
 
 #: The largest small file in bytes: a lock, a record of a few settings, a token.
 SMALL = 1 << 20
+#: The permissions of others than the owner to write.
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _CHUNK_BYTES = 1 << 20
 #: The limit of the kernel itself (path_resolution(7)).
@@ -69,6 +71,22 @@ def read_regular(path: str, limit: int) -> bytes:
     """Return the content of a regular file of at most ``limit`` bytes. Raises OSError as :func:`open_regular` does."""
     descriptor = open_regular(path)
     try:
+        return read_descriptor(descriptor, limit, path)
+    finally:
+        os.close(descriptor)
+
+
+def read_trusted(path: str, limit: int, owner: int = 0) -> bytes:
+    """Return the content as :func:`read_regular` does, of a file of ``owner`` that no other user may write.
+
+    Raises OSError.
+    """
+    descriptor = open_regular(path)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != owner or found.st_mode & OTHERS_WRITE:
+            who = f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
+            raise PermissionError(errno.EPERM, f"{who}; only root may write it", path)
         return read_descriptor(descriptor, limit, path)
     finally:
         os.close(descriptor)

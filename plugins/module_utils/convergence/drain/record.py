@@ -12,11 +12,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from typing import Any, NamedTuple, Optional
 
 from ...base.errors import ProxyError
-from ...base.regular_files import open_regular, parse_json, read_descriptor
+from ...base.regular_files import parse_json, read_trusted
 from ...base.whole_files import write_whole
 from ..runtime.state_directory import prepare_state_directory
 
@@ -27,7 +26,6 @@ DEFAULT_SECONDS, MOST_SECONDS = 2 * 3600.0, 7 * 86400.0
 _LATEST = 1 << 53
 
 _MOST_BYTES = 4096
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class DrainError(ProxyError):
@@ -54,23 +52,13 @@ def read_record(path: str, owner: int = 0) -> Optional[DrainRecord]:
     ``owner``: the user to whom the file must belong.
     """
     try:
-        descriptor = open_regular(path)
+        return _parse(parse_json(read_trusted(path, _MOST_BYTES, owner)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise DrainError(f"{path}: {error.strerror}") from error
-    try:
-        found = os.fstat(descriptor)
-        if found.st_uid != owner or found.st_mode & _OTHERS_WRITE:
-            mode = stat.S_IMODE(found.st_mode)
-            raise DrainError(f"{path}: belongs to user {found.st_uid} with mode {mode:04o}; only root may write it")
-        return _parse(parse_json(read_descriptor(descriptor, _MOST_BYTES, path)))
-    except OSError as error:
-        raise DrainError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise DrainError(f"{path}: is damaged: {error}") from error
-    finally:
-        os.close(descriptor)
 
 
 def _parse(document: Any) -> DrainRecord:

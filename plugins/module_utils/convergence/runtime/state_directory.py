@@ -14,6 +14,8 @@ import shutil
 import stat
 from typing import Set
 
+from ...base.regular_files import OTHERS_WRITE
+
 DEFAULT_DIRECTORY = "/run/kubenode-proxy"
 #: The subdirectory that belongs to the agent's user, with the control socket.
 AGENT_DIRECTORY = "agent"
@@ -25,7 +27,6 @@ LEDGER_BYTES = 64 << 20
 PENDING = "/run/kubenode-proxy-confirm"
 #: Files that a running agent of an earlier version needs: its socket, and the lock that it holds.
 _LOCK = "lock"
-_OTHERS_WRITE = 0o022
 
 
 def control_socket(directory: str = DEFAULT_DIRECTORY) -> str:
@@ -51,7 +52,7 @@ def prepare_state_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
-        if not found.st_uid and not found.st_mode & _OTHERS_WRITE:
+        if not found.st_uid and not found.st_mode & OTHERS_WRITE:
             return
         if directory != DEFAULT_DIRECTORY:
             owner = f"its directory belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"

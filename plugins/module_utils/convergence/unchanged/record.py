@@ -16,13 +16,12 @@ import os
 import stat
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ...base.regular_files import open_regular, parse_json, read_descriptor
+from ...base.regular_files import parse_json, read_trusted
 from ...base.whole_files import write_whole
 
 FILE = "unchanged.json"
 _VERSION = 1
 _MOST_BYTES = 4 << 20
-_OTHERS_WRITE = 0o022
 
 State = Dict[str, Any]
 """What is compared, by name, as JSON values."""
@@ -51,14 +50,7 @@ def record_path(directory: str) -> str:
 def read_record(directory: str) -> Optional[Record]:
     """Return the record, None if there is none, if it is damaged, or if another user than root may have written it."""
     try:
-        descriptor = open_regular(record_path(directory))
-        try:
-            found = os.fstat(descriptor)
-            if found.st_uid or found.st_mode & _OTHERS_WRITE:
-                return None
-            return _parsed(read_descriptor(descriptor, _MOST_BYTES))
-        finally:
-            os.close(descriptor)
+        return _parsed(read_trusted(record_path(directory), _MOST_BYTES))
     except (OSError, ValueError, TypeError):
         return None
 
