@@ -180,16 +180,13 @@ class MemoryBudget(Room):
             values = {
                 "used_mib": self._used >> 20,
                 "limit_mib": limit >> 20,
-                "cluster_percent": self._percent(capacity),
+                "cluster_percent": round(self._size() * 100 / capacity),
             }
             self._log.warning("the agent is close to its memory limit: raise agent_memory_max", **values)
             note = f"the agent uses {self._used >> 20} MiB of {limit >> 20} MiB: raise agent_memory_max"
             self._post(None, WARNING, Reason.MEMORY_LOW, _ACTION, note)
         elif share < CALM:
             self._warned = False
-
-    def _percent(self, capacity: int) -> int:
-        return round(self._size() * 100 / capacity)
 
     def _report_exceeded(self) -> None:
         """Report that the cluster is not followed completely, or again; /healthz shows it like a pending sync."""

@@ -19,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.surface
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import cold_batches
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, by_kind
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import WARNING, LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.systemd import Systemd
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.inbox import Inbox
@@ -279,7 +279,7 @@ def test_refused_objects_are_counted_by_kind():
     raw = endpoints()
     raw["endpoints"] = "nonsense"
     view.apply(Batch("EndpointSlice", [raw], []))
-    assert view.refused_by_kind()["EndpointSlice"] == 1
+    assert by_kind(view.state.refusals)["EndpointSlice"] == 1
 
 
 def test_an_empty_node_is_filled_in_the_order_of_importance():

@@ -11,6 +11,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import by_kind
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import CLUSTER_NETWORK_POLICIES
@@ -189,7 +190,7 @@ def test_the_last_valid_version_of_a_policy_outlives_a_restart(tmp_path, valid, 
             first = bench.reflector(kind).known
             bench.source.apply(first.replace([first.listed(refused)]))
         running = False
-        assert (policy.policies or policy.cluster_policies) and view.refused_by_kind()[kind] == 1
+        assert (policy.policies or policy.cluster_policies) and by_kind(view.state.refusals)[kind] == 1
         bench.list(*KINDS, "Pod", "Namespace")
         bench.source.stop()
         (kept,) = [item for item in read_cache(str(path)) if item["kind"] == kind]
@@ -206,10 +207,12 @@ def test_a_policy_that_was_never_valid_is_refused_after_a_restart(tmp_path, copy
     bench.source.start("n1", serving=True, others=POLICIES)
     known = bench.reflector("NetworkPolicy").known
     bench.source.apply(known.replace([known.listed(REFUSED)]))
-    assert not bench.source.view.state.policy.policies and bench.source.view.refused_by_kind()["NetworkPolicy"] == 1
+    assert (
+        not bench.source.view.state.policy.policies and by_kind(bench.source.view.state.refusals)["NetworkPolicy"] == 1
+    )
     assert "remains in force" not in bench.text.getvalue()
     bench.source.apply(known.put(POLICY))
-    assert bench.source.view.state.policy.policies and not bench.source.view.refused_by_kind()["NetworkPolicy"]
+    assert bench.source.view.state.policy.policies and not by_kind(bench.source.view.state.refusals)["NetworkPolicy"]
 
 
 def test_a_policy_that_was_deleted_while_the_agent_was_stopped_is_not_restored(tmp_path):

@@ -30,7 +30,7 @@ from ..ports.service_health import FailedPort
 from ..ports.surface import Surface
 from ..reports import Reports
 from ..source.first_services import FIRST_SERVICES, cold_batches
-from ..source.view import ClusterView
+from ..source.view import ClusterView, by_kind
 from ..sync.table_sync import TableSync
 from ..sync.tables import FULL, PARTIAL
 from ..threads.failures import MOST_FAILURES
@@ -370,9 +370,9 @@ class Syncer:
             self.view.synced(self._portions.waiting)
         metrics.service_changes_pending.set(self.view.pending_services)
         metrics.endpoint_changes_pending.set(self.view.pending_slices)
-        for kind, count in self.view.refused_by_kind().items():
+        for kind, count in by_kind(self.view.state.refusals).items():
             metrics.objects_refused.labels(kind).set(count)
-        for kind, count in self.view.skipped_by_kind().items():
+        for kind, count in by_kind(self.view.state.skipped).items():
             metrics.parts_skipped.labels(kind).set(count)
         self._notices.report(self.view, proxy.families)
 

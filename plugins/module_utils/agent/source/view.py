@@ -380,20 +380,13 @@ class ClusterView:
         """Return every object, packed."""
         return list(self._objects.values())
 
-    def refused_by_kind(self) -> Dict[str, int]:
-        """Return how many objects of each kind are skipped because they are invalid."""
-        return _by_kind(self.state.refusals)
-
-    def skipped_by_kind(self) -> Dict[str, int]:
-        """Return how many parts of objects of each kind are skipped because they are invalid."""
-        return _by_kind(self.state.skipped)
-
 
 def _parsed(key: ObjectKey, packed: bytes) -> ParsedObject:
     return parsed_object(json.loads(text_in(packed)), key)
 
 
-def _by_kind(refusals: Iterable[Refusal]) -> Dict[str, int]:
+def by_kind(refusals: Iterable[Refusal]) -> Dict[str, int]:
+    """Return how many objects, or parts of objects, of each kind are skipped because they are invalid."""
     counts = dict.fromkeys(KINDS, 0)
     for refusal in refusals:
         counts[refusal.kind] = counts.get(refusal.kind, 0) + 1
