@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict
 
-from tests.lab.node import AUTHORIZED_KEYS, USER
+from tests.lab.node import AUTHORIZED_KEYS
 from tests.systemd.node import Node
 from tests.waiting import wait_for
 
@@ -17,7 +17,7 @@ from .addresses import CONTROL, DNS, DOMAIN, node_addresses, pod_networks
 from .binaries import Binaries
 from .control_plane import BRIDGE, ControlPlane
 
-PACKAGES = ("containerd", "runc", "containernetworking-plugins", "ethtool", "socat", "openssh-server", "sudo")
+PACKAGES = ("containerd", "runc", "containernetworking-plugins", "ethtool", "socat", "openssh-server")
 #: Where a node sees Kubernetes' programs and the archive of images.
 PROGRAMS, IMAGES = "/opt/kubernetes", "/opt/images"
 #: How many nodes a cluster has.
@@ -107,9 +107,7 @@ class KubernetesNode(Node):
         )
 
     def admit(self, keys: Path) -> None:
-        """Let the ordinary user :data:`tests.lab.node.USER`, who has sudo, log in over ssh with these keys."""
-        self.run("useradd", "--create-home", USER)
-        self.write(f"/etc/sudoers.d/{USER}", f"{USER} ALL=(ALL) NOPASSWD: ALL\n")
+        """Let the ordinary user ``tests.lab.node.USER``, who has sudo, log in over ssh with these keys."""
         self.copy(keys / "key.pub", AUTHORIZED_KEYS)
         self.copy(keys / "hostkey", "/etc/ssh/hostkey")
         self.run("chmod", "600", "/etc/ssh/hostkey")

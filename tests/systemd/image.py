@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Images of Debian nodes with systemd, made from packages, and podman set up for them.
 
-No registry is needed. The root file system is kept below .cache by a hash of its recipe; the image stays in podman's
-storage under a name with the same hash. KUBENODE_NODE_IMAGE names an existing image of Debian 12 to use instead.
+Ansible reaches the nodes as an ordinary user with sudo. No registry is needed. The root file system is kept below
+.cache by a hash of its recipe; the image stays in podman's storage under a name with the same hash. KUBENODE_NODE_IMAGE
+names an existing image of Debian 12 to use instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Sequence
 
+from tests.lab.node import USER
 from tests.lab.stock_kernel import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +26,7 @@ CACHE = ROOT / ".cache" / "node-image"
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "kmod", "procps", "iproute2", "netbase", "ca-certificates", "curl"),
     *("python3", "python3-apt", "python3-yaml", "python3-prometheus-client"),
-    *("iptables", "nftables", "ipset", "conntrack", "git", "firewalld"),
+    *("iptables", "nftables", "ipset", "conntrack", "git", "firewalld", "sudo"),
 )
 SUITE = SUITES["12"]
 #: On nodes of another release than this machine's, kernel tests run inside the container.
@@ -95,6 +97,11 @@ def _recipe() -> str:
     return f"""#!/bin/sh
 set -eu
 for unit in {masks}; do ln -sf /dev/null "$1$unit"; done
+chroot "$1" useradd --create-home {USER}
+cat >"$1/etc/sudoers.d/{USER}" <<.
+{USER} ALL=(ALL) NOPASSWD: ALL
+Defaults env_keep += "PYTHONPATH KUBENODE_COMPILED"
+.
 mkdir -p "$1/etc/systemd/network"
 link="$1/etc/systemd/network/00-keep.link"
 printf '%s\\n' '[Match]' 'OriginalName=*' '[Link]' NamePolicy=keep MACAddressPolicy=none >"$link"

@@ -215,8 +215,9 @@ def run_playbook(
         node.name: {"ansible_connection": "container", "ansible_host": str(node.pid), **of_hosts.get(node.name, {})}
         for node in nodes
     }
-    # The user that enters a container is root there; it has no sudo.
-    everywhere = {"ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False, **variables}
+    # Root needs no sudo. Where a test sets ansible_user, the playbooks' own become counts.
+    access = {} if "ansible_user" in variables else {"ansible_user": "root", "ansible_become": False}
+    everywhere = {"ansible_python_interpreter": "/usr/bin/python3", **access, **variables}
     inventory = scratch / "hosts.json"
     inventory.write_text(json.dumps({"k8s_cluster": {"hosts": hosts, "vars": everywhere}}), encoding="utf-8")
     environment = {

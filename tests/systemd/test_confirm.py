@@ -21,7 +21,7 @@ SERVICE = "kubenode-proxy-revert.service"
 HISTORY = "/var/lib/kubenode-proxy-history"
 PENDING = "/run/kubenode-proxy-confirm"
 # Nothing was programmed in the states to which these tests return.
-_ROLLBACK = {"ansible_become": False, "rollback_accept_loss": True}
+_ROLLBACK = {"rollback_accept_loss": True}
 MANAGEMENT_PORT = 2222
 # Long enough even for a loaded machine; for tests that do not wait until it expires.
 LONG = 900

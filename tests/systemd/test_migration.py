@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
@@ -25,6 +25,7 @@ from tests.apiserver.daemonsets import (
 from tests.apiserver.store import Store
 from tests.conformance.wirelab.cases import load_case
 from tests.lab import recorded
+from tests.lab.node import USER
 from tests.waiting import wait_for
 
 from .agent import UNIT, dataplane, differs
@@ -90,11 +91,12 @@ class Fleet(Cluster):
         """Return the names of the nodes on which kube-proxy's process runs."""
         return [node.name for node in self.members if kube_proxy_runs(node)]
 
-    def migrate(self, failing: bool = False, **more: Any) -> str:
-        """Run the playbook and return its output as one line."""
+    def variables(self) -> Dict[str, Any]:
+        """Return the variables of all runs."""
         configuration = CASE.proxy_configuration("nftables", "", None)
         del configuration["hostnameOverride"]
-        variables = {
+        return {
+            "ansible_user": USER,
             "service_proxy_mode": "nftables",
             "service_proxy_configuration": configuration,
             "service_proxy_kubeconfig": str(self.kubeconfig),
@@ -105,9 +107,13 @@ class Fleet(Cluster):
             "migrate_wait_timeout": 60,
             "service_proxy_confirm_timeout": LONG,
         }
+
+    def migrate(self, failing: bool = False, only: Sequence[Node] = (), **more: Any) -> str:
+        """Run the playbook, on ``only`` some hosts if they are given, and return its output as one line."""
         asked = ("-e", json.dumps({"proxy_serial": [1, "100%"], **more}))
-        recaps = run_playbook(self.members, "kubenode.proxy.migrate", variables, {}, *asked, failing=failing)
-        return " ".join(recaps[self.members[0].name].output.split())
+        chosen = only or self.members
+        recaps = run_playbook(chosen, "kubenode.proxy.migrate", self.variables(), {}, *asked, failing=failing)
+        return " ".join(recaps[chosen[0].name].output.split())
 
 
 def kube_proxy_runs(node: Node) -> bool:
@@ -168,6 +174,7 @@ def assert_untouched(fleet: Fleet, before: Dict[str, List[str]], *nodes: Node) -
         assert answers(node)
 
 
+@pytest.mark.full
 def test_without_access_for_the_agent_no_host_is_touched(fleet, before):
     text = fleet.migrate(agent_kubeconfig="", failing=True)
     assert "set agent_kubeconfig" in text, text
@@ -266,3 +273,27 @@ def test_hosts_with_an_agent_are_given_back(fleet, before):
     fleet.migrate(migrate_direction="back", migrate_kube_proxy_mode="iptables", proxy_serial="100%")
     assert fleet.labelled() == []
     assert_untouched(fleet, before, *fleet.members)
+
+
+DRAIN_TASKS = f"""\
+- ansible.builtin.command: kubenode-proxy drain status
+  register: drained
+  failed_when: drained.stdout is not search('drained')
+- ansible.builtin.command: id -un
+  become: false
+  register: user
+  failed_when: user.stdout != '{USER}'
+"""
+
+
+def test_a_user_with_sudo_takes_a_host_over_and_drains_it(fleet, before):
+    first, *others = fleet.members
+    text = fleet.migrate(only=[first])
+    assert f"{first.name}: served by the agent in nftables mode, kube-proxy kept off, verified" in text, text
+    assert fleet.labelled() == [first.name] and by_the_agent(first)
+    tasks = first.scratch / "tasks.yml"
+    tasks.write_text(DRAIN_TASKS, encoding="utf-8")
+    options = ("-e", f"drain_tasks={tasks}", "-e", "drain_quiet=1s")
+    done = run_playbook([first], "kubenode.proxy.drain", fleet.variables(), {}, *options)[first.name]
+    assert f"{first.name}: back in service, served by the agent, verified" in done.output
+    assert_untouched(fleet, before, *others)

@@ -1,7 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible connection to a container on this machine through its namespaces; files are sent over standard input."""
+"""Ansible connection to a container on this machine through its namespaces; files are sent over standard input.
+
+It is that of root, or of the ordinary user who has sudo there, if the host has the variable ansible_user.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def _is_lost(root: Path) -> bool:
 
 
 class Connection(ConnectionBase):
-    """A container on this machine, entered as root."""
+    """A container on this machine, entered as root or as an ordinary user."""
 
     transport = "container"
     has_pipelining = True
@@ -53,7 +56,12 @@ class Connection(ConnectionBase):
             raise AnsibleConnectionFailure(f"process {pid} of the container does not exist")
         if _is_lost(Path(f"/proc/{pid}/root")):
             raise AnsibleConnectionFailure("no route to host")
-        words = ["nsenter", f"--target={pid}", "--all", "--wdns=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
+        user, home = self._play_context.remote_user, "/root"
+        words = ["nsenter", f"--target={pid}", "--all", "--wdns=/"]
+        if user != "root":
+            words += ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+            home = f"/home/{user}"
+        words += ["env", "-i", f"HOME={home}", f"PATH={_PATH}"]
         if Path(f"/proc/{pid}/root/opt/compiled").is_dir():
             words += ["PYTHONPATH=/opt/compiled/site", "KUBENODE_COMPILED=/opt/compiled/code"]
         done = subprocess.run([*words, "sh", "-c", command], input=data, capture_output=True, check=False)

@@ -49,7 +49,6 @@ ON_NODES = {
     "systemd-analyze": "systemd",
     "systemd-run": "systemd",
     "update-alternatives": "dpkg",
-    "useradd": "passwd",
 }
 #: Every Debian has these packages.
 ESSENTIAL = {"coreutils", "dpkg", "libc-bin", "passwd"}
