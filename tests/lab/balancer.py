@@ -42,7 +42,9 @@ class LoadBalancer:
 
     It works in the caller's network namespace, for what the hook (prerouting or output) sees. The kernel translates
     addresses and remembers which node each connection uses. ``addresses`` are those of the nodes by their numbers.
-    ``patience``: the seconds after which a node without an answer is taken for one that is down.
+    ``patience``: the seconds after which a node without an answer is taken for one that is down. While no node is
+    healthy it keeps the last ones, as those of clouds do: kube-proxy's DaemonSet replaces a pod before the health check
+    of the last one answers.
     """
 
     def __init__(
@@ -66,17 +68,15 @@ class LoadBalancer:
                 status, _body = answer_of(*place, timeout=self._patience)
                 self._failed[number] = 0 if status == 200 else self._failed[number] + 1
             chosen = tuple(number for number in self._addresses if self._failed[number] < FALL)
-            if chosen != self.nodes:
+            if chosen and chosen != self.nodes:
                 self._send_to(chosen)
 
     def _send_to(self, nodes: Tuple[int, ...]) -> None:
-        lines = [f"flush chain {self._table} in"]
-        if nodes:
-            places = ", ".join(f"{place} : {self._addresses[number]}" for place, number in enumerate(nodes))
-            chosen = f"numgen inc mod {len(nodes)} map {{ {places} }}"
-            matched = f"ip daddr {self._target.address} tcp dport {self._target.port}"
-            lines.append(f"add rule {self._table} in {matched} dnat to {chosen} : {self._target.node_port}")
-        system.run(["nft", "-f", "-"], "\n".join(lines))
+        places = ", ".join(f"{place} : {self._addresses[number]}" for place, number in enumerate(nodes))
+        chosen = f"numgen inc mod {len(nodes)} map {{ {places} }}"
+        matched = f"ip daddr {self._target.address} tcp dport {self._target.port}"
+        rule = f"add rule {self._table} in {matched} dnat to {chosen} : {self._target.node_port}"
+        system.run(["nft", "-f", "-"], f"flush chain {self._table} in\n{rule}")
         self.nodes = nodes
 
     def close(self) -> None:
