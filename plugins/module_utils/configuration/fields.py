@@ -179,7 +179,7 @@ FIELDS: Tuple[Field, ...] = (
     honoured(
         "conntrack.maxPerCore",
         integer(),
-        "size of the connection tracking table per core, at most 1048576; 0 keeps the kernel's limit",
+        "size of the connection tracking table per core, at most 1048576; a larger table, and with 0 any, is kept",
     ),
     honoured(
         "conntrack.min",

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The kernel parameters that a mode requires on a given kernel, with a reason for each: a pure function.
 
-The rules are kube-proxy 1.36's; where its choice depends on the kernel version, the reason says so.
+The rules are kube-proxy 1.38's; where its choice depends on the kernel version, the reason says so.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
     chosen: Dict[str, Setting] = {}
     if wanted.maximum is not None:
         why = settings.maximum_reason or "requested"
-        chosen["net.netfilter.nf_conntrack_max"] = Setting(wanted.maximum, f"connection tracking table: {why}")
+        why = f"connection tracking table: {why}; larger values are not changed"
+        chosen["net.netfilter.nf_conntrack_max"] = Setting(AtLeast(wanted.maximum), why)
         why = "a quarter of nf_conntrack_max, so that hash chains are short; larger values are not changed"
         chosen[HASH_SIZE] = Setting(AtLeast(wanted.maximum // 4), why)
     for name, seconds in wanted.timeouts.items():
