@@ -185,7 +185,8 @@ class Agent:
     def _follow_listeners(self) -> None:
         """Set up again if static Services start or stop requiring userspace mode beside the node's mode."""
         proxiers = self.sync.proxiers
-        if proxiers is None or with_listeners(proxiers.mode, self.views.current.state) is proxiers.mode:
+        state, configuration = self.views.current.state, self.sync.configuration
+        if proxiers is None or with_listeners(proxiers.mode, configuration, state) is proxiers.mode:
             return
         try:
             self.sync.rebuild(self.parts.request())

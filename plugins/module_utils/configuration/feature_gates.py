@@ -11,6 +11,7 @@ ALLOW_SERVICE_EXTERNAL_IPS = "AllowServiceExternalIPs"
 NATIVE_HISTOGRAMS = "NativeHistograms"
 COMPONENT_FLAGZ = "ComponentFlagz"
 COMPONENT_STATUSZ = "ComponentStatusz"
+LOCALHOST_NODE_PORTS = "KubeProxyNFTablesLocalhostNodePorts"
 
 ALPHA, BETA, GENERAL = "ALPHA", "BETA", ""
 
@@ -33,6 +34,7 @@ GATES: Mapping[str, Gate] = {
     COMPONENT_FLAGZ: Gate(True, BETA, effect="off: no page `/flagz`"),
     COMPONENT_STATUSZ: Gate(True, BETA, effect="off: no page `/statusz`"),
     "ContextualLogging": Gate(True, BETA),
+    LOCALHOST_NODE_PORTS: Gate(True, BETA, effect="off: in nftables mode no node ports answer on loopback addresses"),
     "LoggingAlphaOptions": Gate(False, ALPHA),
     "LoggingBetaOptions": Gate(True, BETA),
     "MultiCIDRServiceAllocator": Gate(True, locked=True),
@@ -47,7 +49,6 @@ DEFAULTS: Mapping[str, bool] = {name: gate.default for name, gate in GATES.items
 
 LATER_GATES: Mapping[str, str] = {
     "KubeProxyIPVS": "ipvs mode is always available",
-    "KubeProxyNFTablesLocalhostNodePorts": "in nftables mode node ports do not answer on loopback addresses",
     "NFTablesNetlink": "nftables mode always uses netlink",
 }
 """Gates that kube-proxy has since 1.37, and why they have no effect here."""
@@ -65,7 +66,7 @@ REMOVED_GATES: Tuple[str, ...] = (
 
 _GROUPS: Mapping[str, Tuple[str, ...]] = {
     "AllAlpha": ("LoggingAlphaOptions", NATIVE_HISTOGRAMS),
-    "AllBeta": (COMPONENT_FLAGZ, COMPONENT_STATUSZ, "LoggingBetaOptions"),
+    "AllBeta": (COMPONENT_FLAGZ, COMPONENT_STATUSZ, LOCALHOST_NODE_PORTS, "LoggingBetaOptions"),
 }
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Iterable, Optional, Sequence, Tuple
 
 from ..base.addresses import IPV4, family_of
+from ..base.mode_names import NFTABLES
 from ..cluster.model import Node
 from ..configuration import model
-from ..configuration.feature_gates import ALLOW_SERVICE_EXTERNAL_IPS
+from ..configuration.feature_gates import ALLOW_SERVICE_EXTERNAL_IPS, LOCALHOST_NODE_PORTS
 from ..serviceports.node import NodeAddresses
 from ..serviceports.node import node_addresses as addresses_of_node
-from ..serviceports.node_ports import node_port_addresses, resolve_primary
+from ..serviceports.node_ports import names_loopback, node_port_addresses, resolve_primary
 from ..serviceports.service_ports import of_family
 from ..serviceports.table import NodeContext
 from .settings import DataplaneSettings, LocalTraffic
@@ -71,6 +72,15 @@ def localhost_node_ports(configuration: model.KubeProxyConfiguration, own: NodeA
     return node_port_addresses(values, IPV4).contains_loopback
 
 
+def localhost_listeners(configuration: model.KubeProxyConfiguration, family: str) -> bool:
+    """Return whether an agent forwards TCP connections to node ports at the loopback address of a family (KEP-6032).
+
+    It does in nftables mode, whose table cannot redirect them, if nodePortAddresses name loopback addresses.
+    """
+    named = names_loopback(configuration.node_port_addresses, family)
+    return named and configuration.mode == NFTABLES and configuration.gate(LOCALHOST_NODE_PORTS)
+
+
 def dataplane_settings(
     configuration: model.KubeProxyConfiguration,
     family: str,
@@ -105,6 +115,7 @@ def dataplane_settings(
         node_port_addresses=chosen.node_ips(addresses),
         node_addresses=addresses,
         localhost_node_ports=family == IPV4 and localhost_node_ports(configuration, own),
+        localhost_listeners=localhost_listeners(configuration, family),
         conntrack_liberal=conntrack_liberal,
         random_fully=random_fully,
         nfacct_counters=tuple(nfacct_counters),

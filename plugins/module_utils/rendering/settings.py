@@ -46,6 +46,8 @@ class DataplaneSettings(NamedTuple):
     node_addresses: Tuple[Tuple[str, str], ...] = ()
     #: IPv4 iptables mode only, already False where node_port_cidrs exclude loopback.
     localhost_node_ports: bool = True
+    #: nftables mode: the agent, if one runs, listens at the loopback address for node ports of TCP.
+    localhost_listeners: bool = False
     #: nf_conntrack_tcp_be_liberal is set, or will be with the other kernel parameters.
     conntrack_liberal: bool = False
     #: MASQUERADE knows --random-fully.

@@ -76,6 +76,11 @@ def node_port_addresses(values: Sequence[str], family: str) -> NodePortAddresses
     return NodePortAddresses(family, tuple(dict.fromkeys(str(network) for network in networks)), False, loopback)
 
 
+def names_loopback(values: Iterable[str], family: str) -> bool:
+    """Return whether a CIDR of the family begins with a loopback address; one that merely covers them does not."""
+    return any(item.family == family and _is_loopback(str(item).partition("/")[0]) for item in networks_of(values))
+
+
 def _covers_loopback(network: Network) -> bool:
     return network.contains(_LOOPBACK_START) or network.first >> 24 == 127
 

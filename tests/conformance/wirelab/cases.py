@@ -57,7 +57,10 @@ class Step:
 
 @dataclass
 class Case:
-    """A case. *path* is where its data comes from; *name* is what reports call it; *suites* are those it belongs to."""
+    """A case. *path* is where its data comes from; *name* is what reports call it; *suites* are those it belongs to.
+
+    *needs_agent*: what it shows is served by a process that keeps running, not by one convergence in each step.
+    """
 
     name: str
     path: str
@@ -71,6 +74,7 @@ class Case:
     extra_listeners: list[Listener] = field(default_factory=list)
     node_config: dict[str, Any] = field(default_factory=dict)
     suites: Sequence[str] = ()
+    needs_agent: bool = False
 
     def file(self, name: str) -> str:
         """Return the path of a file of the case."""
@@ -208,6 +212,7 @@ def load_case(path: str) -> Case:
         extra_listeners=listeners,
         node_config=document.get("nodeConfig", {}),
         suites=document.get("suites", ()),
+        needs_agent=bool(document.get("needsAgent")),
     )
 
 

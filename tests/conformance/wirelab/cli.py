@@ -21,7 +21,7 @@ from tests.lab.qemu import run_in_qemu, system_of
 from tests.lab.system import LabError
 from tests.lab.uml import run_in_uml
 
-from .arguments import CASES, HOME, LAUNCHER, compared_mode, make_parser, run_options
+from .arguments import CASES, HOME, LAUNCHER, compared_mode, make_parser, run_options, runner_options
 from .cases import MODES, Case, find_cases
 from .controlplane import ControlPlane
 from .outcomes import Rules, compare
@@ -64,6 +64,8 @@ def _selected(arguments: argparse.Namespace, mode: str | None = None) -> list[Ca
     found = find_cases(directories, arguments.cases or ["*"])
     if arguments.suite:
         found = [case for case in found if arguments.suite in case.suites]
+    if arguments.command == "run" and runner_options(arguments).oneshot:
+        found = [case for case in found if not case.needs_agent]
     if not found:
         raise ValueError("no case has this name and suite")
     cases = found if arguments.families in ("recorded", "all") else []

@@ -165,7 +165,6 @@ def test_json_needs_no_warning():
     [
         ("KubeProxyIPVS", True, "has no effect here: ipvs mode is always available"),
         ("NFTablesNetlink", False, "has no effect here: nftables mode always uses netlink"),
-        ("KubeProxyNFTablesLocalhostNodePorts", True, "has no effect here: in nftables mode node ports do not"),
         ("GateOfTheYear2030", True, "has no effect: kube-proxy 1.36 has no such feature gate"),
         ("TopologyAwareHints", True, "has no effect: it is no longer a feature gate in kube-proxy 1.36"),
         ("NativeHistograms", True, "has no effect here"),
@@ -199,8 +198,6 @@ def test_configurations_of_later_versions_load():
     assert warnings == (
         'KubeProxyConfiguration: unknown field "conntrack.nextField"',
         'KubeProxyConfiguration: unknown field "nextBlock"',
-        "KubeProxyConfiguration: featureGates.KubeProxyNFTablesLocalhostNodePorts: has no effect here: in nftables mode"
-        " node ports do not answer on loopback addresses",
     )
     assert load({"nodePortAddresses": ["all"]}).configuration.node_port_addresses == ("0.0.0.0/0", "::/0")
 

@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.durat
     format_duration,
     parse_duration,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import DEFAULTS
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import BETA, DEFAULTS, GATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import (
     KubeProxyConfiguration,
@@ -110,7 +110,7 @@ def test_names_and_lists():
         clusterCIDR="10.244.0.1/16, fd00:10::/64",
         nodePortAddresses=["primary"],
         conntrack={"maxPerCore": 0, "udpTimeout": "5s"},
-        featureGates={"AllBeta": False, "LoggingBetaOptions": True, "ComponentFlagz": True, "ComponentStatusz": True},
+        featureGates={"AllBeta": False, **{name: True for name, gate in GATES.items() if gate.stage == BETA}},
     )
     assert configuration.hostname_override == "node-a"
     assert configuration.cluster_cidrs == ("10.244.0.0/16", "fd00:10::/64")

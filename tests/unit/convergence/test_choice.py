@@ -175,6 +175,34 @@ def with_static(**annotations: str) -> ClusterState:
     return state
 
 
+@pytest.mark.parametrize(
+    ("mode", "fields", "listens"),
+    [
+        ("nftables", {"nodePortAddresses": ["primary", "localhost"]}, True),
+        ("nftables", {"nodePortAddresses": ["::1/128"]}, True),
+        ("nftables", {"nodePortAddresses": ["all", "127.0.0.0/8"]}, True),
+        ("nftables", {"nodePortAddresses": ["0.0.0.0/0"]}, False),
+        ("nftables", {"nodePortAddresses": ["64.0.0.0/2"]}, False),
+        ("nftables", {}, False),
+        ("iptables", {"nodePortAddresses": ["localhost"]}, False),
+        (
+            "nftables",
+            {"nodePortAddresses": ["localhost"], "featureGates": {"KubeProxyNFTablesLocalhostNodePorts": False}},
+            False,
+        ),
+    ],
+)
+def test_the_agent_listens_for_node_ports_where_loopback_addresses_are_named_in_nftables_mode(mode, fields, listens):
+    configuration = load({"mode": mode, **fields}).configuration
+    asked = Request(ClusterState(), configuration, agent=True)
+    found = choose.choose_mode(asked).mode
+    assert found.subsystems.listeners is listens
+    assert with_listeners(found, configuration, ClusterState()) is found
+    alone = choose.choose_mode(asked._replace(agent=False))
+    assert not alone.mode.subsystems.listeners
+    assert any("need the agent" in text for text in alone.warnings) is listens
+
+
 @pytest.mark.parametrize("mode", ["nftables", "iptables", "ipvs", "userspace"])
 def test_the_agent_has_listeners_beside_any_mode_where_a_static_service_asks(impossible, mode, tmp_path):
     asking, plain = with_static(**{"kubenode.proxy/mode": "userspace"}), with_static()
@@ -182,9 +210,10 @@ def test_the_agent_has_listeners_beside_any_mode_where_a_static_service_asks(imp
     for cluster, beside in ((asking, True), (plain, False)):
         found = choose.choose_mode(request(mode, agent=True)._replace(cluster=cluster)).mode
         assert (found.name, found.subsystems.listeners) == (mode, beside or own)
-        assert with_listeners(found, asking).subsystems.listeners
-        assert with_listeners(found, plain).subsystems.listeners is own
-        assert with_listeners(found, cluster) is found
+        configuration = load({}).configuration
+        assert with_listeners(found, configuration, asking).subsystems.listeners
+        assert with_listeners(found, configuration, plain).subsystems.listeners is own
+        assert with_listeners(found, configuration, cluster) is found
     # Without an agent nothing can listen, and a check where none runs says what such a run would do.
     check = request(mode, check=True, state_directory=str(tmp_path))._replace(cluster=asking)
     assert choose.choose_mode(check).mode.subsystems.listeners is own

@@ -18,12 +18,13 @@ from ..handles import NO_AGENT, KernelHandles
 from ..request import Request
 from ..runtime.state_directory import control_socket
 from .mode import Mode
-from .registry import FILTER_BACKENDS, ipvs_with, mode_object, with_listeners
+from .registry import FILTER_BACKENDS, ipvs_with, localhost_needs_agent, mode_object, with_listeners
 from .stages.ipvs_filter_backend import set_resources
 
 #: The modes that ``auto`` tries, in this order; if none is possible, the agent forwards connections itself.
 _PREFERRED: Tuple[str, ...] = (NFTABLES, IPVS, IPTABLES)
 _LAST_RESORT = USERSPACE
+_LOCALHOST_NEEDS_AGENT = "nodePortAddresses: node ports on loopback addresses need the agent in nftables mode"
 
 
 class ChosenMode(NamedTuple):
@@ -137,13 +138,14 @@ def _obstacles(mode: Mode, schedulers: Sequence[str], ignored: Sequence[str]) ->
 def choose_mode(request: Request) -> ChosenMode:
     """Return the mode that the request, or else the configuration, names.
 
-    The mode has listeners beside it if an agent runs and a static Service requires userspace mode. Raises as
-    :func:`_chosen` does.
+    The mode has listeners beside it if an agent runs and serves something itself. Raises as :func:`_chosen` does.
     """
     chosen = _chosen(request)
-    if not _may_forward(request):
-        return chosen
-    return chosen._replace(mode=with_listeners(chosen.mode, request.cluster))
+    if _may_forward(request):
+        return chosen._replace(mode=with_listeners(chosen.mode, request.configuration, request.cluster))
+    if localhost_needs_agent(chosen.mode, request.configuration):
+        return chosen._replace(warnings=(*chosen.warnings, _LOCALHOST_NEEDS_AGENT))
+    return chosen
 
 
 def _chosen(request: Request) -> ChosenMode:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Tuple
 
+from ...base.addresses import FAMILIES
 from ...base.mode_names import IPTABLES, IPVS, NFTABLES, NONE, USERSPACE
 from ...cluster.state import ClusterState
+from ...configuration.model import KubeProxyConfiguration
+from ...rendering.build_settings import localhost_listeners
 from ...serviceports.policy import is_forwarded
 from .mode import Mode
 
@@ -75,12 +78,20 @@ def ipvs_with(filter_backend: str) -> Mode:
     return _FILTER_BACKENDS[filter_backend]()
 
 
-def with_listeners(mode: Mode, cluster: ClusterState) -> Mode:
-    """Return the mode with listeners beside it if a static Service of the cluster state needs them, else without.
+def localhost_needs_agent(mode: Mode, configuration: KubeProxyConfiguration) -> bool:
+    """Return whether node ports answer at loopback addresses in a mode only if an agent runs."""
+    own = configuration._replace(mode=mode.name)
+    return any(localhost_listeners(own, family) for family in FAMILIES)
 
-    Modes that need none, because the agent or another program serves all Services, are returned as they are.
+
+def with_listeners(mode: Mode, configuration: KubeProxyConfiguration, cluster: ClusterState) -> Mode:
+    """Return the mode with listeners beside it if the agent serves something itself, else without.
+
+    It does so for a static Service of the cluster state that needs it, and for node ports at loopback addresses. Modes
+    that need none, because the agent or another program serves all Services, are returned as they are.
     """
-    needed = any(is_forwarded(service) for service in cluster.static_services.values())
+    static = any(is_forwarded(service) for service in cluster.static_services.values())
+    needed = static or localhost_needs_agent(mode, configuration)
     if not needed and not mode.subsystems.listeners:
         return mode
     from . import beside

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Render another mode in which some ServicePorts have userspace mode: the agent forwards their connections.
 
-Their addresses are on the device of the other mode if it has one, else on that of userspace mode.
+Their addresses are on the device of the other mode if it has one, else on that of userspace mode. Beside nftables mode
+the agent also forwards connections to node ports at loopback addresses, of any ServicePort.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..decision import Arrival
 from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering, Totals
 from ..settings import DataplaneSettings
-from .entries import ListenerAddresses, listener_addresses
+from .entries import ListenerAddresses, listener_addresses, localhost_entries
 from .mode import RENDERING
 from .model import ADDRESSES, LISTENERS
 
@@ -67,7 +68,7 @@ class RenderingWithListeners(Rendering[Contexts]):
         """See the base class."""
         if service_port.policy.userspace:
             return RENDERING.entries(service_port, context.forwarded)
-        return self._main.entries(service_port, context.main)
+        return [*self._main.entries(service_port, context.main), *localhost_entries(service_port, context.forwarded)]
 
     def serving(self, service_port: ServicePortInfo) -> Rendering[Any]:
         """See the base class."""

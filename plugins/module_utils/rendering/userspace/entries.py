@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
 
-from ...base.addresses import address_bits, family_of, is_link_local, networks_of, packed
+from ...base.addresses import IPV4, IPV6, address_bits, family_of, is_link_local, networks_of, packed
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName, Sources
 from ...serviceports.weights import slots
 from ..ipvs.entries import is_bindable, is_real_server
@@ -20,25 +20,29 @@ from ..settings import DataplaneSettings
 from .model import ADDRESSES, DEVICE, LISTENERS, TCP, UDP, Listener, ListenerKey
 
 _LOOPBACK = "127."
+LOOPBACK_ADDRESSES = {IPV4: "127.0.0.1", IPV6: "::1"}
 
 
 class ListenerAddresses(NamedTuple):
     """The addresses that ServicePorts need from the settings, computed once.
 
     ``owned``: addresses that other interfaces of the node have; they are not bound to the device. ``node_port_ips``:
-    the addresses on which node ports answer. ``node_ip``: the node's own address.
+    the addresses on which node ports answer. ``node_ip``: the node's own address. ``localhost``: the loopback address
+    at which the agent listens for node ports beside nftables mode, empty if it does not.
     """
 
     owned: FrozenSet[str]
     node_port_ips: Tuple[str, ...]
     node_ip: str
+    localhost: str
 
 
 def listener_addresses(settings: DataplaneSettings) -> ListenerAddresses:
     """Compute the addresses from the settings of a node; link-local ones need an interface, so they are omitted."""
     owned = frozenset(address for interface, address in settings.node_addresses if interface != DEVICE)
     chosen = [address for address in settings.node_port_addresses if address in owned and not is_link_local(address)]
-    return ListenerAddresses(owned, tuple(dict.fromkeys(chosen)), settings.node_ip)
+    localhost = LOOPBACK_ADDRESSES[settings.family] if settings.localhost_listeners else ""
+    return ListenerAddresses(owned, tuple(dict.fromkeys(chosen)), settings.node_ip, localhost)
 
 
 def refusal(info: ServicePortInfo) -> str:
@@ -80,13 +84,6 @@ def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) ->
     if refusal(info):
         return []
     entries: List[Entry] = []
-    owner = owner_of(info)
-
-    def listener(only_local: bool) -> Listener:
-        chosen = chosen_endpoints(info, only_local)
-        turns = slots(chosen) if info.weighted else chosen
-        endpoints = tuple((endpoint.ip, endpoint.port) for endpoint in turns)
-        return Listener(owner, endpoints, info.affinity_seconds)
 
     def serve(address: str, value: Listener) -> None:
         if is_link_local(address) or not is_bindable(address):
@@ -98,8 +95,8 @@ def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) ->
             entries.append((ADDRESSES, address, True))
         entries.append((LISTENERS, ListenerKey(info.protocol, address, info.port), value))
 
-    serve(info.cluster_ip, listener(info.internal_local))
-    external = listener(info.external_local)
+    serve(info.cluster_ip, _listener(info, info.internal_local))
+    external = _listener(info, info.external_local)
     for address in dict.fromkeys((*info.external_ips, *info.load_balancer_ips)):
         serve(address, _restricted(external, info.sources_at(address), address, addresses))
     if info.node_port:
@@ -107,6 +104,21 @@ def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) ->
             value = _restricted(external, info.node_port_sources, address, addresses)
             entries.append((LISTENERS, ListenerKey(info.protocol, address, info.node_port), value))
     return entries
+
+
+def localhost_entries(info: ServicePortInfo, addresses: ListenerAddresses) -> List[Entry]:
+    """Return the listener of a ServicePort's node port at the loopback address, for TCP only (KEP-6032)."""
+    if not addresses.localhost or not info.node_port or info.protocol != TCP:
+        return []
+    key = ListenerKey(TCP, addresses.localhost, info.node_port)
+    value = _listener(info, info.external_local)
+    return [(LISTENERS, key, _restricted(value, info.node_port_sources, key.address, addresses))]
+
+
+def _listener(info: ServicePortInfo, only_local: bool) -> Listener:
+    chosen = chosen_endpoints(info, only_local)
+    turns = slots(chosen) if info.weighted else chosen
+    return Listener(owner_of(info), tuple((item.ip, item.port) for item in turns), info.affinity_seconds)
 
 
 def _restricted(value: Listener, sources: Sources, address: str, addresses: ListenerAddresses) -> Listener:
