@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from ansible import context
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.playbook import Playbook
 from ansible.plugins.action import ActionBase
+from ansible.utils.collection_loader._collection_finder import _get_collection_playbook_path
 from ansible.utils.vars import load_extra_vars
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import variable_names
@@ -18,7 +22,10 @@ _COLLECTION = Path(__file__).resolve().parents[2]
 _ARGUMENTS = {
     "strict": {"type": "bool", "default": False},
     "facts": {"type": "list", "elements": "str", "default": []},
+    "files": {"type": "list", "elements": "str", "default": []},
 }
+# What runs with any --tags, and does nothing by itself.
+_CHECKS = ("kubenode.proxy.role_variables", "ansible.builtin.validate_argument_spec", "meta", "ansible.builtin.meta")
 
 
 class ActionModule(ActionBase):
@@ -31,6 +38,10 @@ class ActionModule(ActionBase):
         """Return the result of the task."""
         result: Dict[str, Any] = super().run(tmp, task_vars)
         task_vars = task_vars or {}
+        if self._nothing_selected(task_vars):
+            given = {"--tags": task_vars["ansible_run_tags"], "--skip-tags": task_vars["ansible_skip_tags"]}
+            words = " ".join(f"{option} {','.join(tags)}" for option, tags in given.items() if tags and tags != ["all"])
+            return {**result, "failed": True, "msg": f"{words}: this selects no task, so nothing would be done"}
         _validation, options = self.validate_argument_spec(_ARGUMENTS)
         role, invalid = self._task._role, set()
         if role is None:
@@ -57,6 +68,12 @@ class ActionModule(ActionBase):
             owner, found = "the role", variable_names.unknown_variables(task_vars, prefix, known)
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
+        here = os.environ.get("PWD", "")
+        unreadable = variable_names.unreadable_files(
+            options["files"], lambda name: self._templar.template(task_vars.get(name)), here
+        )
+        if unreadable:
+            return {**result, "failed": True, "msg": "; ".join(unreadable)}
         if options["strict"]:
             errors = [*sorted(invalid), *(item.text(owner) for item in misspelt)]
             if errors:
@@ -65,3 +82,17 @@ class ActionModule(ActionBase):
         else:
             result["warnings"] = [item.text(owner) for item in misspelt]
         return result
+
+    def _nothing_selected(self, task_vars: Dict[str, Any]) -> bool:
+        """Return whether the tags of the command line leave nothing but checks in all plays of the run."""
+        if "all" in task_vars["ansible_run_tags"] and not task_vars["ansible_skip_tags"]:
+            return False
+        for name in context.CLIARGS.get("args") or ():
+            found = _get_collection_playbook_path(name)
+            playbook = Playbook.load(found[1] if found else name, self._task._variable_manager, self._loader)
+            for play in playbook.get_plays():
+                for task in (task for block in play.compile() for task in block.get_tasks()):
+                    tagged = task.evaluate_tags(play.only_tags, play.skip_tags, task_vars)
+                    if tagged and task.action not in _CHECKS:
+                        return False
+        return True

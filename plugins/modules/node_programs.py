@@ -5,12 +5,13 @@
 
 DOCUMENTATION = r"""
 module: node_programs
-short_description: Find programs on a node, and check that no other service proxy runs there
+short_description: Check a node before anything is changed there
 version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Returns which of the given programs a node has, as the modules of this collection find them.
+  - Fails for a file that could not be written later, and for a Python that cannot run the agent.
   - Like every module of the collection, it fails with one line on a Python that is too old, and on request if another
     service proxy runs on the node. The roles use it as the first task on a node, so that nothing is changed there
     before.
@@ -36,6 +37,26 @@ options:
     type: list
     elements: str
     default: []
+  writes:
+    description:
+      - Paths of files to be written later, each with the variable that names it, or an empty text. Fails if one does
+        not exist and could not be written, for example on a file system that is read-only or full.
+    type: dict
+    default: {}
+  room:
+    description: The size of each of these files in bytes.
+    type: int
+    default: 4096
+  reads:
+    description: Paths of files to be read later, each with the variable that names it. Fails if one cannot be read.
+    type: dict
+    default: {}
+  pythons:
+    description:
+      - Paths of interpreters, each with the variable that names it. Fails if one cannot run, or is older than Python
+        3.9.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: Nothing is changed in any mode.
@@ -78,28 +99,45 @@ missing:
   returned: success
   sample: [ip6tables]
 error_kind:
-  description: The kind of failure, V(python), V(preflight) or V(configuration).
+  description: The kind of failure, V(python), V(preflight), V(kernel) or V(configuration).
   type: str
   returned: failure
   sample: preflight
 """
 
+import os
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-# pylint: disable-next=unused-import
-import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python as supported
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import (
+    KernelError,
+    PreflightError,
+    ProxyError,
+    os_errors,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.whole_files import check_room
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import run as execute
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import judge
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import service_proxy_findings
 
 
-def found_programs(module: AnsibleModule) -> Dict[str, Any]:
-    """Return the paths of programs. Raises PreflightError if another service proxy runs and must not."""
+def check_node(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the paths of programs. Raises PreflightError for what would fail later, or must not be."""
     if module.params["exclusive"]:
         judge(service_proxy_findings(), module.params["ignore_findings"])
+    reasons = []
+    for option, check in (("writes", _check_written), ("reads", _check_read), ("pythons", _check_python)):
+        for path, variable in module.params[option].items():
+            try:
+                check(path, module.params["room"])
+            except ProxyError as error:
+                reasons.append(f"{variable}: {error}" if variable else str(error))
+    if reasons:
+        raise PreflightError("; ".join(reasons))
     found: Dict[str, str] = {}
     for name in module.params["names"]:
         path = find_program(name)
@@ -109,16 +147,43 @@ def found_programs(module: AnsibleModule) -> Dict[str, Any]:
     return {"changed": False, "found": found, "missing": missing}
 
 
+def _check_written(path: str, room: int) -> None:
+    """Raise KernelError if a file does not exist and could not be written."""
+    with os_errors(KernelError, f"{path} cannot be written"):
+        if not os.path.exists(path):
+            check_room(path, room)
+
+
+def _check_read(path: str, _room: int) -> None:
+    """Raise KernelError if a file cannot be read."""
+    with os_errors(KernelError, f"{path} cannot be read"), open(path, "rb"):
+        pass
+
+
+def _check_python(path: str, _room: int) -> None:
+    """Raise KernelError if an interpreter cannot run the agent."""
+    done = execute([path, "-I", "-c", "import sys; print(*sys.version_info[:2])"])
+    version = done.output.split()
+    if done.status or len(version) != 2:
+        raise KernelError(f"{path} is no Python: {done.errors[:200] or done.output[:200]}")
+    if tuple(map(int, version)) < supported.MINIMUM:
+        raise KernelError(f"{path} is Python {'.'.join(version)}, the agent needs 3.9 or later")
+
+
 _OPTIONS = {
     "names": {"type": "list", "elements": "str", "required": True},
     "exclusive": {"type": "bool", "default": False},
     "ignore_findings": {"type": "list", "elements": "str", "default": []},
+    "writes": {"type": "dict", "default": {}},
+    "room": {"type": "int", "default": 4096},
+    "reads": {"type": "dict", "default": {}},
+    "pythons": {"type": "dict", "default": {}},
 }
 
 
 def main() -> None:
     """Run the module."""
-    run(found_programs, _OPTIONS)
+    run(check_node, _OPTIONS)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ description:
     Ansible's filters would take for false or 0, and for C(proxy_hosts), C(proxy_serial) and
     C(proxy_max_fail_percentage) in an inventory, where they have no effect. The playbooks check extra variables (C(-e))
     even before they begin, with the lookup plugin C(kubenode.proxy.hosts).
+  - Fails as well if C(--tags) or C(--skip-tags) leave nothing of the whole run but checks like this one.
   - Runs on the controller, as an action plugin, as the first task of each role of this collection.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
@@ -32,6 +33,14 @@ options:
     default: false
   facts:
     description: Facts that the role itself sets, which are therefore not unknown.
+    type: list
+    elements: str
+    default: []
+  files:
+    description:
+      - Variables that name a file on the controller, or a directory if followed by a slash. Fails if one of them cannot
+        be read. Relative paths refer to the current directory, unless a slash precedes the name, which demands absolute
+        paths. Empty variables are ignored.
     type: list
     elements: str
     default: []

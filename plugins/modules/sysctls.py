@@ -294,6 +294,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.mode_names imp
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import ConntrackConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import carry_out, plan_absent, plan_present
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import refuse_unwritable
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
@@ -324,6 +325,7 @@ def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
     cores = facts.cores()
     path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"])
     chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
+    refuse_unwritable(chosen.planned)
     for warning in [*chosen.warnings, *(_unread(path) if present and path else ())]:
         module.warn(warning)
     known["keys_set"] = chosen.keys_set

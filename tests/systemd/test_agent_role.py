@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import yaml
@@ -249,10 +250,29 @@ def test_a_configuration_that_the_agent_cannot_apply_fails_the_role_until_it_can
     assert start_of(node) == process, "an agent does not start with a configuration that it cannot apply"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"agent_kubeconfig": "/nope"}, "agent_kubeconfig: /nope on the controller cannot be read: No such file"),
+        ({"agent_python": "/nope"}, "agent_python: /nope: cannot be run: No such file"),
+    ],
+)
+def test_a_file_that_does_not_exist_is_named_before_anything_is_written(node, installed, variables, wrong, reason):
+    other = {**variables, "agent_configuration": {"mode": "iptables"}, **wrong}
+    result = node.role("agent", other, failing=True)
+    assert reason in result.output and result.changed == 0
+
+
 def test_files_of_a_run_that_failed_are_read_after_the_next_one(node, installed, variables):
     # The following tests keep this configuration, too.
     variables["agent_configuration"]["iptables"]["masqueradeBit"] = 15
-    node.role("agent", {**variables, "agent_kubeconfig": "/nonexistent"}, failing=True)
+    other = node.scratch / "other-kubeconfig"
+    other.write_text(Path(variables["agent_kubeconfig"]).read_text() + "# Another one.\n")
+    # A file that is a mount point cannot be replaced.
+    path = "/etc/kubenode-proxy/kubeconfig"
+    node.run("mount", "--bind", "-o", "ro", path, path)
+    node.role("agent", {**variables, "agent_kubeconfig": str(other)}, failing=True)
+    node.run("umount", path)
     before = start_of(node)
     assert "/0x8000" not in _masqueraded_mark(node), "the run must fail before its handlers"
     assert node.role("agent", variables).changed_tasks == [RELOAD]

@@ -105,6 +105,29 @@ def invalid_values(
     return found
 
 
+def unreadable_files(files: Iterable[str], value_of: Callable[[str], Any], here: str) -> List[str]:
+    """Return a line for each variable that names a file that cannot be read.
+
+    ``files``: their names, those of directories with a slash at the end, those of absolute paths with one at the start.
+    ``value_of``: returns the value of a variable; ``here``: the directory to which relative paths refer.
+    """
+    found = []
+    for item in files:
+        name = item.strip("/")
+        value = str(value_of(name) or "")
+        path = Path(here, Path(value).expanduser())
+        try:
+            if value and item.startswith("/") and not Path(value).expanduser().is_absolute():
+                found.append(f"{name}: {value} is not an absolute path")
+            elif value and item.endswith("/"):
+                next(path.iterdir(), None)
+            elif value:
+                path.open("rb").close()
+        except OSError as error:
+            found.append(f"{name}: {path} on the controller cannot be read: {error.strerror}")
+    return found
+
+
 def unknown_variables(names: Iterable[str], prefix: str, known: FrozenSet[str]) -> List[Unknown]:
     """Return the names with the prefix that are not known, sorted."""
     suffixes = {name[len(prefix) :]: name for name in sorted(known) if name.startswith(prefix)}

@@ -8,15 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from ..base.errors import KernelError
-from ..base.whole_files import write_whole
-from ..resources import Change, Kind, Resource
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+from ..base.errors import KernelError, os_errors
+from ..base.whole_files import check_room, write_whole
+from ..resources import Change, Kind, PlannedChange, Resource
 
 
 def read_file(path: str) -> Optional[str]:
@@ -24,16 +20,12 @@ def read_file(path: str) -> Optional[str]:
 
     Bytes that are not UTF-8 are kept as surrogates, so that such a file compares as different instead of failing.
     """
-    try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
+    with os_errors(KernelError, f"{path}: cannot be read"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(os.stat(path).st_mode):
             raise KernelError(f"{path}: exists but is not a regular file")
         with open(path, encoding="utf-8", errors="surrogateescape") as stream:
             return stream.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise KernelError(f"{path}: cannot be read: {_reason(error)}") from error
+    return None
 
 
 def write_file(path: str, content: str, mode: int = 0o644) -> None:
@@ -44,7 +36,7 @@ def write_file(path: str, content: str, mode: int = 0o644) -> None:
     """
     target = os.path.realpath(path)
     owner: Optional[Tuple[int, int]] = None
-    try:
+    with os_errors(KernelError, f"{path}: cannot be written"):
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             existing = os.stat(target)
@@ -52,18 +44,12 @@ def write_file(path: str, content: str, mode: int = 0o644) -> None:
             if (existing.st_uid, existing.st_gid) != (os.geteuid(), os.getegid()):
                 owner = existing.st_uid, existing.st_gid
         write_whole(target, content.encode("utf-8", "surrogateescape"), mode, owner)
-    except OSError as error:
-        raise KernelError(f"{path}: cannot be written: {_reason(error)}") from error
 
 
 def remove_file(path: str) -> None:
     """Remove a file; one that does not exist is not an error. Raises KernelError."""
-    try:
+    with os_errors(KernelError, f"{path}: cannot be removed"), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise KernelError(f"{path}: cannot be removed: {_reason(error)}") from error
 
 
 class FilesResource(Resource[str, str]):
@@ -96,3 +82,12 @@ class FilesResource(Resource[str, str]):
     def describe(self, key: str, value: str) -> List[str]:
         """Return the file's lines."""
         return value.splitlines()
+
+
+def refuse_unwritable(planned: Iterable[PlannedChange]) -> None:
+    """Raise KernelError if a planned change of a file cannot be made, before any other change of the plan is."""
+    for resource, change, *_observed in planned:
+        if isinstance(resource, FilesResource):
+            for path in [*change.added, *change.replaced, *change.removed]:
+                with os_errors(KernelError, f"{path}: cannot be written"):
+                    check_room(path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List
 
 from ..base.errors import ConfigurationError, KernelError
 from ..kernel import facts
-from ..kernel.files import FilesResource
+from ..kernel.files import FilesResource, refuse_unwritable
 from ..kernel.modules import boot_directories
 from ..kernel.modules.module_parameters import ModuleParametersResource, arguments_of, modprobe_file, parse_parameters
 from ..kernel.modules.module_profile import modules_for
@@ -152,6 +152,7 @@ def changed(module: AnsibleModule) -> Dict[str, Any]:
     loading, resource = next((item, item.resource) for item in planned if isinstance(item.resource, ModulesResource))
     _refuse_unavailable(resource, loading)
     _refuse_used(resource, loading)
+    refuse_unwritable(planned)
     check_parameters(module, planned, bool(options_path))
     for warning in _unread_warnings(path, options_path) if present else ():
         module.warn(warning)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from typing import Any, Dict, Optional, Tuple
 
 from ..base.errors import HistoryError, os_errors
 from ..base.regular_files import SMALL, parse_json, read_regular
 from ..base.timestamps import timestamp
-from ..base.whole_files import write_whole
+from ..base.whole_files import check_room, write_whole
 from .decisions import make_own_directory, own_directory
 from .places import DEFAULT_DIRECTORY
 
@@ -45,13 +44,10 @@ class HistoryDirectory:
         make_own_directory(self.directory)
 
     def check_writable(self) -> None:
-        """Write a file as large as a small state and remove it. Raises HistoryError if that is not possible."""
+        """Raise HistoryError if there is no room for a small state."""
         self.make()
-        failed = os_errors(HistoryError, f"{self.directory}: cannot be written")
-        with failed, tempfile.NamedTemporaryFile(prefix=".writable.", dir=self.directory) as file:
-            file.write(bytes(SMALL))
-            file.flush()
-            os.fsync(file.fileno())
+        with os_errors(HistoryError, f"{self.directory}: cannot be written"):
+            check_room(os.path.join(self.directory, _OUTCOMES), SMALL)
 
     @staticmethod
     def write(path: str, content: bytes) -> None:

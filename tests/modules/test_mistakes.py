@@ -1,0 +1,94 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Mistakes of an operator, and faults of a node: named in one line, before anything is changed."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+
+from tests.lab import manifests
+from tests.lab.ansible_playbook import ansible_playbook
+from tests.lab.namespaces import ROOT
+
+BOOT_FILES = "/etc/modules-load.d /etc/sysctl.d"
+
+
+class Operator:
+    """Runs playbooks against the node, which is served from a file."""
+
+    def __init__(self, node):
+        self.node = node
+        self.snapshot = node.scratch / "cluster.json"
+        service = manifests.service("web", "10.96.0.10", [manifests.port(80)])
+        items = [manifests.node("node", "192.0.2.1", "10.244.1.0/24"), service]
+        items += [manifests.endpoint_slice("web", [manifests.endpoint("10.244.1.2")], [manifests.port(8080)])]
+        self.snapshot.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+
+    def run(self, playbook="converge", **variables):
+        """Run a playbook; return the status and the last error, and check that each error is one short line."""
+        inventory = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
+        given = {"service_proxy_snapshot": str(self.snapshot), "kernel_unchangeable": "warn"}
+        given = {**inventory, **given, "kernel_install_packages": False, "ansible_become": False, **variables}
+        hosts = self.node.scratch / "hosts.yml"
+        hosts.write_text(yaml.safe_dump({"k8s_cluster": {"hosts": {"node": given}}}))
+        done = self.node.run(*ansible_playbook(), "-i", str(hosts), f"kubenode.proxy.{playbook}", check=False)
+        errors = re.findall(r"fatal: \[node(?: -> localhost)?\]: FAILED! => (.*)", done.stdout)
+        return done.returncode, json.loads(errors[-1])["msg"] if errors else done.stdout + done.stderr
+
+    def programmed(self):
+        """Return what is programmed, and the files for the next boot."""
+        return self.node.run("sh", "-c", f"iptables-save | grep KUBE; find {BOOT_FILES} -type f", check=False).stdout
+
+
+@pytest.fixture
+def operator(node):
+    return Operator(node)
+
+
+def test_what_does_not_exist_is_named_before_anything_is_changed(operator):
+    missing = "service_proxy_snapshot: /nope on the controller cannot be read: No such file or directory"
+    assert operator.run(service_proxy_snapshot="/nope") == (2, missing)
+    relative = "service_proxy_kubeconfig: admin.conf is not an absolute path"
+    assert operator.run(service_proxy_kubeconfig="admin.conf") == (2, relative)
+    status, error = operator.run("verify", ansible_python_interpreter="/usr/bin/nopython")
+    assert status and error.startswith("node: the Python of this host cannot run modules: ")
+    assert "/usr/bin/nopython: not found; install Python 3.9 or later" in error
+    assert operator.programmed() == ""
+
+
+def test_files_that_cannot_be_written_are_named_before_anything_is_programmed(operator):
+    node, path = operator.node, "/etc/modules-load.d/kubenode-proxy.conf"
+    node.run("mount", "-o", "remount,ro", "/etc/modules-load.d")
+    assert operator.run() == (2, f"kernel_modules_file: {path} cannot be written: Read-only file system")
+    assert operator.programmed() == ""
+    node.run("mount", "-o", "remount,rw", "/etc/modules-load.d")
+    assert operator.run()[0] == 0 and "KUBE-SERVICES" in operator.programmed()
+    # Whether a file that exists must be changed is known too late, but what is done is said, and what is not.
+    node.run("sh", "-c", f"echo other >{path}; mount -o remount,ro /etc/modules-load.d")
+    done = "node: served in iptables mode, but the kernel's settings are not kept over a reboot"
+    assert operator.run() == (2, f"{done}: {path}: cannot be written: Read-only file system")
+    before = operator.programmed()
+    assert operator.run("cleanup") == (2, f"{path}: cannot be written: Read-only file system")
+    assert operator.programmed() == before
+    # A full disk, which Ansible finds after it has copied the file beside its destination.
+    directory = "/var/lib/kubenode-proxy"
+    fill = f"mount -t tmpfs -o size=16k none {directory}; : >{directory}/snapshot.json.gz; yes >{directory}/fill"
+    node.run("sh", "-c", fill, check=False)
+    named = f"service_proxy_directory: {directory}/snapshot.json.gz.new cannot be written: No space left on device"
+    assert operator.run() == (2, named)
+
+
+def test_every_variable_that_names_a_file_on_the_controller_is_checked():
+    """The variables whose descriptions say so are those that tasks give to role_variables, others excepted."""
+    others = ("agent_cache_directory", "agent_libraries")
+    checked = "".join((ROOT / "roles" / role / "vars/main.yml").read_text() for role in ("agent", "service_proxy"))
+    for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"):
+        for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
+            for name, option in entry.get("options", {}).items():
+                if "on the controller" in str(option["description"]) and name not in others:
+                    assert re.search(rf"'/?{name}/?'", checked), name
