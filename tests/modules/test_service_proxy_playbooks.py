@@ -46,7 +46,7 @@ MISSING = {
     "lab-ipvs": "+-a -t 10.96.0.10:53 -r",
 }
 # Everything a convergence may leave: rules and chains (the kernel creates empty tables when they are listed), sets,
-# virtual servers, addresses, files. /tmp shows the host's files as well, so only our names count there.
+# virtual servers, addresses, files.
 LOOK = (
     "for save in iptables-nft-save ip6tables-nft-save iptables-legacy-save ip6tables-legacy-save; do "
     "$save 2>/dev/null | grep -e '^-' -e '^:[^ ]* -' | sed 's/\\[[0-9:]*\\]//'; done; "
@@ -56,7 +56,6 @@ LOOK = (
     "ip -o address show dev kube-ipvs0 2>/dev/null; "
     "find /run /var/lib/kubenode-proxy -xdev -name '*kubenode*' -o -xdev -name 'snapshot*' 2>/dev/null | sort; "
     "cd /etc && ls -l --time-style=+ modules-load.d sysctl.d; md5sum modules-load.d/* sysctl.d/* 2>/dev/null; "
-    "ls /tmp/kubenode-proxy-*.json.gz 2>/dev/null; true"
 )
 
 
@@ -95,11 +94,8 @@ class Playbooks:
         assert list(self.scratch.glob("kubenode-proxy-*")) == []
 
     def look(self):
-        """Return the state of each node. Its /tmp shows the host's files too, which other runs create and remove."""
-        other_runs = set(map(str, Path("/tmp").glob("kubenode-proxy-*")))
-        found = {name: self.lab.output(name, LOOK).splitlines(keepends=True) for name in self.names}
-        other_runs.update(map(str, Path("/tmp").glob("kubenode-proxy-*")))
-        return {name: "".join(line for line in lines if line[:-1] not in other_runs) for name, lines in found.items()}
+        """Return the state of each node."""
+        return {name: self.lab.output(name, f"{LOOK} true") for name in self.names}
 
 
 @pytest.fixture(scope="module", params=[NAMES[:2], pytest.param(NAMES, marks=pytest.mark.full)], ids=" ".join)
