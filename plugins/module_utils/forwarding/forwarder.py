@@ -16,19 +16,7 @@ import itertools
 import select
 import sys
 import time
-from typing import (
-    Callable,
-    Collection,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Set,
-    Tuple,
-    TypeVar,
-    Union,
-)
+from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple, TypeVar, Union
 
 from ..base.errors import KernelError
 from ..base.loop import Loop

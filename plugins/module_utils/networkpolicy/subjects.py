@@ -8,20 +8,7 @@ Pods with the same policies, and the same numbers behind the port names that ing
 
 from __future__ import annotations
 
-from typing import (
-    AbstractSet,
-    Dict,
-    FrozenSet,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    Set,
-    Tuple,
-    TypeVar,
-    Union,
-)
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple, TypeVar, Union
 
 from ..base.addresses import IPV4, IPV6
 from ..cluster.policies.policy_model import DENY, ContainerPort
@@ -31,16 +18,7 @@ from .matching.owners import Address
 from .matching.peers import Content, PeerEntry
 from .matching.pod_peers import PodPeers
 from .matching.port_unions import PortUnions
-from .matching.ports import (
-    NOTHING,
-    PROTOCOL_NUMBERS,
-    Grant,
-    PortSet,
-    Range,
-    TierOutcome,
-    first_match,
-    union,
-)
+from .matching.ports import NOTHING, PROTOCOL_NUMBERS, Grant, PortSet, Range, TierOutcome, first_match, union
 
 #: The tier of NetworkPolicies, between those of cluster policies.
 NETWORK_POLICY = ""
@@ -169,7 +147,7 @@ class Subject:
         self.steps += len(matched) // PER_STEP
         return matched
 
-    def _found(self, used: Mapping[_Key, List[int]], parts: FrozenSet[_Key]) -> List[List[int]]:
+    def _found(self, used: Dict[_Key, List[int]], parts: FrozenSet[_Key]) -> List[List[int]]:
         """Return the rules of the parts that both have, at a cost of the smaller number of parts."""
         self.steps += min(len(used), len(parts))
         if len(used) < len(parts):

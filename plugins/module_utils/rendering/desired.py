@@ -10,21 +10,7 @@ ServicePorts.
 
 from __future__ import annotations
 
-from typing import (
-    AbstractSet,
-    Any,
-    Callable,
-    Dict,
-    Hashable,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
@@ -45,7 +31,7 @@ ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortInfo]]
 Failed = Callable[[NamespacedName, Exception], bool]
 
 
-def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> Change[Any, Any]:
+def change_of(rows: Mapping[Any, Any], journal: Mapping[Any, Any]) -> Change[Any, Any]:
     """Return the change from the values in a journal to those in the table now."""
     change: Change[Any, Any] = Change()
     for key, before in journal.items():

@@ -16,14 +16,7 @@ from .endpoints import PortKey, endpoint_counts, expand, mark_failing, slices_in
 from .info import Endpoint, ServicePortInfo, ServicePortName
 from .policy import is_node_local
 from .selection import Selection, select
-from .service_ports import (
-    DEFAULT_POLICY,
-    PortPolicy,
-    ServiceAttributes,
-    cluster_ip_of,
-    port_policy,
-    service_attributes,
-)
+from .service_ports import DEFAULT_POLICY, PortPolicy, ServiceAttributes, cluster_ip_of, port_policy, service_attributes
 from .weights import EQUAL, differ, weights_of, with_rise
 
 INSIDE = OutsideHost()

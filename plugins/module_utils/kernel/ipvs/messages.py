@@ -15,14 +15,7 @@ from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
 from ...base.addresses import IPV4, IPV6, UNSPECIFIED, packed, unpacked
 from ...base.errors import KernelError
-from ...rendering.ipvs.model import (
-    FIREWALL_MARK,
-    HASHED,
-    RealServer,
-    RealServerKey,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ...rendering.ipvs.model import FIREWALL_MARK, HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ..netlink.attributes import attribute, attribute_text, nested, parse_attributes, text_attribute
 from ..netlink.protocol import NLM_F_REQUEST
 

@@ -31,20 +31,7 @@ removed in the order of their creation, few at a time, each is found at its begi
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import (
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-    TypeVar,
-    cast,
-)
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, cast
 
 from ...rendering.nftables import objects as nft
 from ...resources import Change
@@ -58,9 +45,6 @@ _SETS_PER_ELEMENT = 200
 _SETS_PER_ELEMENT_OF_RULES = 400
 #: Weight of a removed set, in elements.
 _REMOVED_SET = 20
-
-
-Item = TypeVar("Item")
 
 
 class _Element(NamedTuple):
@@ -174,7 +158,7 @@ class _Portions:
         self.batch.weight += elements
         return self.batch.weight >= self._most_elements
 
-    def spread(self, items: Iterable[Item], to: Callable[[_Batch], List[Item]], cost: int) -> Iterator[Transaction]:
+    def spread(self, items: Iterable[Any], to: Callable[[_Batch], List[Any]], cost: int) -> Iterator[Transaction]:
         """Put each item into the list ``to`` of the batch; yield the transactions of the batches that become full."""
         for item in items:
             to(self.batch).append(item)

@@ -8,20 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from typing import (
-    Collection,
-    Container,
-    Deque,
-    Dict,
-    FrozenSet,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-)
+from typing import Collection, Deque, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ...base.errors import KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
@@ -191,7 +178,7 @@ def _external_references(saved: SavedTables, family: str, ownership: Ownership, 
     return used
 
 
-def reachable_chains(saved: SavedTables, start: Iterable[ChainKey], among: Container[object]) -> Set[ChainKey]:
+def reachable_chains(saved: SavedTables, start: Iterable[ChainKey], among: Collection[object]) -> Set[ChainKey]:
     """Return those chains in ``among`` that are in ``start`` or that rules of the returned chains lead into."""
     pending = list(start)
     reached: Set[ChainKey] = set()

@@ -13,14 +13,7 @@ from typing import Dict, Iterator, List, Mapping, Tuple
 
 from ....rendering.nftables.expressions import Immediate
 from ....rendering.nftables.objects import TABLE_DORMANT, ChainValue, ObjectKey, Rule
-from ...netlink.attributes import (
-    attribute,
-    attribute_text,
-    each_attribute,
-    nested,
-    parse_attributes,
-    text_attribute,
-)
+from ...netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
 from ...netlink.protocol import NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message
 from ...netlink.socket import NetlinkSocket
 from .. import attributes as uapi
