@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Tuple
 
-from ..base.addresses import address_and_port, canonical_address, port_number, without_brackets
+from ..base.addresses import address_and_port, canonical_address, without_brackets
 from ..base.errors import ConfigurationError
+from .target import check_port, checked_protocol
 
 #: Protocols that an end may name; icmp means all protocols without ports.
 PROTOCOLS = ("tcp", "udp", "sctp", "icmp")
@@ -66,8 +67,6 @@ def parse_end(text: str, destination: bool) -> End:
 
 
 def _end(text: str, name: Tuple[str, str], address: str, port: str, protocol: str) -> End:
-    if port and port_number(port) is None:
-        raise ConfigurationError(f"{text!r}: the port must be between 1 and 65535")
-    if protocol and protocol.lower() not in PROTOCOLS:
-        raise ConfigurationError(f"{text!r}: the protocol must be one of {', '.join(PROTOCOLS)}")
-    return End(*name, address, int(port or 0), protocol.lower())
+    if port:
+        check_port(text, port)
+    return End(*name, address, int(port or 0), checked_protocol(text, protocol, PROTOCOLS))

@@ -31,7 +31,7 @@ from ..serviceports.service_ports import cluster_ip_of
 from ..serviceports.table import all_service_ports, service_ports_of
 from ..serviceports.weights import risen
 from .endpoints import reason_of, topology_of
-from .frontends import EXTERNAL, EXTERNAL_IP, INTERNAL, LOAD_BALANCER_IP, NODE_PORT, Frontend, answering, frontends_of
+from .frontends import EXTERNAL, INTERNAL, Frontend, answering, frontends_of, sources_by_kind
 from .target import PROTOCOLS, Destination, ServiceTarget, Target
 
 #: How many of the addresses that a Service loses to others are named.
@@ -208,11 +208,7 @@ def _source(port: ServicePortInfo, traffic: str, settings: DataplaneSettings, re
 
 def _source_ranges(port: ServicePortInfo, kinds: Iterable[str]) -> Tuple[str, ...]:
     """Return the allowed sources, ``none`` if none is; each after its kind of address if the kinds differ."""
-    known: Dict[str, Sources] = {
-        EXTERNAL_IP: port.external_ip_sources,
-        LOAD_BALANCER_IP: port.source_ranges,
-        NODE_PORT: port.node_port_sources,
-    }
+    known = sources_by_kind(port)
     found = {kind: known[kind] for kind in kinds if kind in known}
     if len(set(found.values())) == 1:
         return _shown(next(iter(found.values())))

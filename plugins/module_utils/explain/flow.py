@@ -8,7 +8,7 @@ A flow is a client and a destination. The rendering of the mode makes each decis
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..base.addresses import networks_of, parse_network
 from ..cluster.state import ClusterState
@@ -22,7 +22,7 @@ from ..serviceports.service_ports import cluster_ip_of
 from ..serviceports.table import all_service_ports
 from .endpoints import reason_of, topology_of
 from .explain import ExplainedFamily, left_services, refused_parts
-from .frontends import EXTERNAL, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT, Frontend, answering
+from .frontends import EXTERNAL, NODE_PORT, Frontend, answering, sources_by_kind
 from .target import Destination
 
 FORWARDED, REFUSED, DROPPED, UNSERVED, UNCHANGED, LEFT, UNCERTAIN = (
@@ -111,7 +111,7 @@ def decide(state: ClusterState, family: ExplainedFamily, client: Client, destina
     rendering, settings = family.tables.rendering.serving(port), context.settings
     external = frontend.traffic == EXTERNAL
     chosen = () if rendering.refusal(port) else rendering.endpoints_for(port, external, client, settings)
-    sources = _sources(port, frontend)
+    sources = sources_by_kind(port).get(frontend.via)
     verdict, reason = _verdict(rendering, port, settings, chosen, (client, frontend, sources))
     candidates = tuple(_candidates(port, chosen, context, rendering, external))
     certain, certain_by = "", ""
@@ -157,15 +157,6 @@ def _without_service(state: ClusterState, family: ExplainedFamily, destination: 
                 return Decision(REFUSED, f"Service {key} has this cluster IP, but not this port")
     refused = next(refused_parts(state, destination), "")
     return Decision(UNCHANGED, f"{refused}; the packet is not changed" if refused else _UNKNOWN)
-
-
-def _sources(port: ServicePortInfo, frontend: Frontend) -> Sources:
-    known: Dict[str, Sources] = {
-        EXTERNAL_IP: port.external_ip_sources,
-        LOAD_BALANCER_IP: port.source_ranges,
-        NODE_PORT: port.node_port_sources,
-    }
-    return known.get(frontend.via)
 
 
 def _is_allowed(client: Client, frontend: Frontend, sources: Sources, settings: DataplaneSettings) -> bool:

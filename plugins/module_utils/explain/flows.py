@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..base.addresses import address_and_port, family_of
 from ..base.errors import KernelError, PreflightError
@@ -53,17 +53,9 @@ class FlowExplainer:
         """Return the explanation of a flow between addresses of one family, as plain JSON values."""
         family = self._families.get(family_of(destination.address))
         if family is None:
-            return {
-                "source": source,
-                "sourcePort": source_port,
-                "destination": destination.address,
-                "port": destination.port,
-                "protocol": destination.protocol,
-                "family": family_of(destination.address),
-                "verdict": "not served",
-                "reason": f"this node does not serve {family_of(destination.address)}",
-                **_nothing(),
-            }
+            name = family_of(destination.address)
+            client = Client(source, source_port)
+            return _undecided(client, destination, name, ("not served", f"this node does not serve {name}"))
         origin = self._origin(source, source_port, family)
         decision = decide(self._state, family, origin.client, destination)
         found = _decided(origin, decision, destination, family)
@@ -153,24 +145,26 @@ _NOTHING: Dict[str, Any] = {
 }
 
 
-def _nothing() -> Dict[str, Any]:
-    return {key: list(value) if isinstance(value, list) else value for key, value in _NOTHING.items()}
+def _undecided(client: Client, destination: Destination, family: str, verdict: Tuple[str, str]) -> Dict[str, Any]:
+    """Return a document without the parts about a ServicePort. ``verdict``: with the reason for it."""
+    return {
+        "source": client.address,
+        "sourcePort": client.port,
+        "destination": destination.address,
+        "port": destination.port,
+        "protocol": destination.protocol,
+        "family": family,
+        "verdict": verdict[0],
+        "reason": verdict[1],
+        **{key: list(value) if isinstance(value, list) else value for key, value in _NOTHING.items()},
+    }
 
 
 def _decided(origin: Origin, decision: Decision, destination: Destination, family: ExplainedFamily) -> Dict[str, Any]:
     """Return the part of a document with the model's decision."""
-    found: Dict[str, Any] = {
-        "source": origin.client.address,
-        "sourcePort": origin.client.port,
-        "destination": destination.address,
-        "port": destination.port,
-        "protocol": destination.protocol,
-        "family": family.context.family,
-        "verdict": decision.verdict,
-        "reason": decision.reason,
-        **_nothing(),
-        "sourceIs": origin.reason,
-    }
+    verdict = (decision.verdict, decision.reason)
+    found = _undecided(origin.client, destination, family.context.family, verdict)
+    found["sourceIs"] = origin.reason
     port, frontend = decision.port, decision.frontend
     if port is None or frontend is None:
         return found

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Tuple
+from typing import Dict, Iterator, NamedTuple, Tuple
 
 from ..base.addresses import address_and_port
 from ..rendering.settings import DataplaneSettings
-from ..serviceports.info import ServicePortInfo
+from ..serviceports.info import ServicePortInfo, Sources
 from .target import Destination
 
 INTERNAL, EXTERNAL = "internal", "external"
@@ -54,3 +54,12 @@ def answering(port: ServicePortInfo, settings: DataplaneSettings, destination: D
             return (frontend,)
     loopback = settings.localhost_node_ports and destination.address.startswith("127.")
     return (Frontend(NODE_PORT, *place),) if loopback and destination.port == port.node_port else ()
+
+
+def sources_by_kind(port: ServicePortInfo) -> Dict[str, Sources]:
+    """Return the allowed sources of each kind of external address of a ServicePort."""
+    return {
+        EXTERNAL_IP: port.external_ip_sources,
+        LOAD_BALANCER_IP: port.source_ranges,
+        NODE_PORT: port.node_port_sources,
+    }

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Sequence, Union
 
 from ..base.addresses import address_and_port, canonical_address, port_number, without_brackets
 from ..base.errors import ConfigurationError
@@ -64,9 +64,9 @@ def parse_target(text: str) -> Target:
         raise ConfigurationError(f"{text!r} is not {_FORMS}, such as 10.96.0.10:53/udp, [fd00::1]:80 or shop/web:http")
     port = match.group("port") or ""
     if port.isdecimal():
-        _check_port(text, port)
+        check_port(text, port)
     return ServiceTarget(
-        match.group("namespace"), match.group("name"), port, _protocol(text, match.group("protocol") or "")
+        match.group("namespace"), match.group("name"), port, checked_protocol(text, match.group("protocol") or "")
     )
 
 
@@ -76,16 +76,18 @@ def _destination(text: str) -> Optional[Destination]:
     address = canonical_address(without_brackets(host))
     if address is None or not port.isdecimal():
         return None
-    _check_port(text, port)
-    return Destination(address, int(port), _protocol(text, protocol))
+    check_port(text, port)
+    return Destination(address, int(port), checked_protocol(text, protocol))
 
 
-def _check_port(text: str, port: str) -> None:
+def check_port(text: str, port: str) -> None:
+    """Raise ConfigurationError if a part of a text is not a port."""
     if port_number(port) is None:
         raise ConfigurationError(f"{text!r}: the port must be between 1 and 65535")
 
 
-def _protocol(text: str, protocol: str) -> str:
-    if protocol and protocol.lower() not in PROTOCOLS:
-        raise ConfigurationError(f"{text!r}: the protocol must be one of {', '.join(PROTOCOLS)}")
+def checked_protocol(text: str, protocol: str, known: Sequence[str] = PROTOCOLS) -> str:
+    """Return a protocol, which is a part of a text, in lower case; it may be empty. Raises ConfigurationError."""
+    if protocol and protocol.lower() not in known:
+        raise ConfigurationError(f"{text!r}: the protocol must be one of {', '.join(known)}")
     return protocol.lower()

@@ -14,7 +14,7 @@ import time
 from typing import Optional
 
 from ..base.errors import KernelError
-from ..kernel.boot import boot_identity
+from ..kernel.facts import boot_identity
 from ..kernel.programs import run
 
 _PROPERTY = "ExecMainStartTimestampMonotonic"

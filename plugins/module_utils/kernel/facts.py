@@ -14,7 +14,7 @@ import platform
 import re
 import socket
 import struct
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..base.addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
 from ..base.errors import KernelError
@@ -148,21 +148,12 @@ def interface_addresses() -> List[InterfaceAddress]:
     return [address for family in FAMILIES for address in found if address is not None and address.family == family]
 
 
-def node_addresses(
-    family: str, addresses: Sequence[InterfaceAddress], exclude_interfaces: Sequence[str] = ()
-) -> Tuple[Tuple[str, str], ...]:
-    """Return (interface, address) pairs of one family.
-
-    ``exclude_interfaces``: names of interfaces to skip (the proxy's dummy device).
-    """
-    return tuple(
-        (item.interface, item.address)
-        for item in addresses
-        if item.family == family and item.interface not in exclude_interfaces
-    )
-
-
 # -- machine -----------------------------------------------------------------------------------------------------------
+
+
+def boot_identity() -> str:
+    """Return the kernel's boot ID, by which what a reboot invalidates is recognised; empty if it is not available."""
+    return (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
 
 
 def kernel_release() -> str:

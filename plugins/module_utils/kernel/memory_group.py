@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 from typing import Dict, Iterator, NamedTuple, Optional
 
+from .facts import read_text
+
 _GROUPS = "/sys/fs/cgroup"
 _OWN = "/proc/self/cgroup"
 #: Version 1 always reports a limit; this value means none.
@@ -53,11 +55,10 @@ class MemoryGroup(NamedTuple):
 
 def memory_group(groups: str = _GROUPS, own: str = _OWN) -> Optional[MemoryGroup]:
     """Return the control group that limits the memory of this process; None without a limit, or if it is unknown."""
-    try:
-        with open(own, encoding="utf-8") as file:
-            paths = _paths(file.read())
-    except OSError:
+    text = read_text(own)
+    if text is None:
         return None
+    paths = _paths(text)
     found = []
     for top, controller, is_v1 in ((f"{groups}/memory", "memory", True), (groups, "", False)):
         names = _V1 if is_v1 else _V2
@@ -88,9 +89,5 @@ def _upwards(top: str, path: str) -> Iterator[str]:
 
 
 def _limit(path: str) -> Optional[int]:
-    try:
-        with open(path, encoding="ascii") as file:
-            text = file.read().strip()
-    except OSError:
-        return None
+    text = (read_text(path) or "").strip()
     return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None

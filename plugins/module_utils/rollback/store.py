@@ -19,7 +19,7 @@ from ..base.errors import HistoryError, os_errors
 from ..base.regular_files import read_regular
 from ..base.timestamps import timestamp
 from ..convergence.defaults import DEFAULT_KEEP
-from ..kernel.boot import boot_identity
+from ..kernel.facts import boot_identity
 from ..packaging.identity import engine_hash
 from .directory import HistoryDirectory
 from .form import MOST_BYTES, StateRecord, pack_record, unpack_record

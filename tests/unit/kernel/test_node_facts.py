@@ -40,16 +40,6 @@ def test_local_address_is_used_on_point_to_point_interfaces() -> None:
     )
 
 
-def test_node_addresses_skip_named_interfaces() -> None:
-    addresses = [
-        facts.InterfaceAddress("eth0", "192.0.2.1", 24, "global"),
-        facts.InterfaceAddress("kube-ipvs0", "10.96.0.1", 32, "global"),
-        facts.InterfaceAddress("eth0", "2001:db8::1", 64, "global"),
-    ]
-    assert facts.node_addresses("IPv4", addresses, ["kube-ipvs0"]) == (("eth0", "192.0.2.1"),)
-    assert facts.node_addresses("IPv6", addresses) == (("eth0", "2001:db8::1"),)
-
-
 def test_kernel_versions() -> None:
     assert facts.kernel_version("6.1.0-13-amd64") == (6, 1, 0)
     assert facts.kernel_version("4.18.0-553.el8_10.x86_64") == (4, 18, 0)

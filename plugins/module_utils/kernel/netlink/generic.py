@@ -9,6 +9,7 @@ A family has a number while its module is loaded; loaded again, it has another o
 from __future__ import annotations
 
 import struct
+from typing import Optional
 
 from ...base.errors import KernelError
 from .attributes import attribute, attribute_text, parse_attributes, text_attribute
@@ -23,20 +24,25 @@ _HEADER = struct.pack("=BBH", _CTRL_CMD_GETFAMILY, 1, 0)
 _NUMBER = struct.Struct("=H")
 
 
+def _answer(sock: NetlinkSocket, question: bytes, name: str, wanted: int) -> Optional[memoryview]:
+    """Return an attribute of the kernel's answer to a question about a family; None if there is no such family."""
+    try:
+        replies = sock.request(_GENL_ID_CTRL, _HEADER + question)
+    except NetlinkRefusal as refusal:
+        if is_missing(refusal.error):
+            return None
+        raise KernelError(f"generic netlink family {name}: {refusal.error}") from refusal
+    found = (parse_attributes(memoryview(reply.payload), 4, len(reply.payload)) for reply in replies)
+    return next((attributes[wanted] for attributes in found if wanted in attributes), None)
+
+
 def generic_family(sock: NetlinkSocket, name: str) -> int:
     """Return the number of a generic netlink family; ``sock`` is a NETLINK_GENERIC socket. Raises KernelError."""
-    try:
-        replies = sock.request(_GENL_ID_CTRL, _HEADER + text_attribute(_CTRL_ATTR_FAMILY_NAME, name))
-    except NetlinkRefusal as refusal:
-        if not is_missing(refusal.error):
-            raise KernelError(f"generic netlink family {name}: {refusal.error}") from refusal
+    number = _answer(sock, text_attribute(_CTRL_ATTR_FAMILY_NAME, name), name, _CTRL_ATTR_FAMILY_ID)
+    if number is None:
         reason = "its module is not loaded or not built"
-        raise KernelError(f"the kernel has no generic netlink family {name}: {reason}") from refusal
-    for reply in replies:
-        number = parse_attributes(memoryview(reply.payload), 4, len(reply.payload)).get(_CTRL_ATTR_FAMILY_ID)
-        if number is not None:
-            return int(_NUMBER.unpack(number)[0])
-    raise KernelError(f"the kernel gave no number for the generic netlink family {name}")
+        raise KernelError(f"the kernel has no generic netlink family {name}: {reason}")
+    return int(_NUMBER.unpack(number)[0])
 
 
 def has_number(sock: NetlinkSocket, name: str, number: int) -> bool:
@@ -44,14 +50,6 @@ def has_number(sock: NetlinkSocket, name: str, number: int) -> bool:
 
     The question is about the number, so the kernel does not load the family's module to answer it.
     """
-    try:
-        replies = sock.request(_GENL_ID_CTRL, _HEADER + attribute(_CTRL_ATTR_FAMILY_ID, _NUMBER.pack(number)))
-    except NetlinkRefusal as refusal:
-        if is_missing(refusal.error):
-            return False
-        raise KernelError(f"generic netlink family {number}: {refusal.error}") from refusal
-    for reply in replies:
-        found = parse_attributes(memoryview(reply.payload), 4, len(reply.payload)).get(_CTRL_ATTR_FAMILY_NAME)
-        if found is not None:
-            return attribute_text(found) == name
-    return False
+    question = attribute(_CTRL_ATTR_FAMILY_ID, _NUMBER.pack(number))
+    found = _answer(sock, question, name, _CTRL_ATTR_FAMILY_NAME)
+    return found is not None and attribute_text(found) == name

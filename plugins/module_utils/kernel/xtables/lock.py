@@ -13,6 +13,7 @@ import time
 from typing import List, Optional
 
 from ...base.errors import KernelError
+from ..facts import read_text
 
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 
@@ -23,11 +24,7 @@ def lock_file() -> str:
 
 
 def _program_of(pid: str) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown program"
+    return (read_text(f"/proc/{pid}/comm") or "unknown program").strip()
 
 
 def holders(path: Optional[str] = None) -> List[str]:

@@ -10,6 +10,7 @@ from typing import List, Set
 
 from ...base.errors import KernelError
 from ...base.progress import Progress, unheeded
+from ..facts import read_text
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_tables
@@ -48,14 +49,8 @@ def _extensions(text: str) -> Set[str]:
 
 def _known_extensions(family: str) -> Set[str]:
     prefix = "ip6" if family == "IPv6" else "ip"
-    known: Set[str] = set()
-    for kind in ("matches", "targets"):
-        try:
-            with open(f"/proc/net/{prefix}_tables_{kind}", encoding="ascii") as file:
-                known.update(file.read().split())
-        except OSError:
-            return set()
-    return known
+    lists = [read_text(f"/proc/net/{prefix}_tables_{kind}") for kind in ("matches", "targets")]
+    return set() if None in lists else {name for text in lists for name in (text or "").split()}
 
 
 def missing_extensions(variant: XtablesVariant, text: str) -> List[str]:

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...base.addresses import FAMILIES, Network, address_bits
-from ...cluster.policies.policy_model import DIRECTIONS, EGRESS, BlockPeer, PodPeer, PolicyPort, PolicyRule
+from ...cluster.policies.policy_model import EGRESS, BlockPeer, PodPeer, PolicyPort, PolicyRule
 from ...cluster.policies.selectors import LabelSelector
 from .ports import EVERYTHING, PROTOCOL_NUMBERS, PortSet, Range, union
 
@@ -174,6 +174,3 @@ def peer_digest(peer: PodPeer) -> bytes:
 def side(direction: str) -> str:
     """Return ``in`` or ``out`` for Ingress and Egress."""
     return "out" if direction == EGRESS else "in"
-
-
-SIDES = tuple(side(direction) for direction in DIRECTIONS)

@@ -186,25 +186,25 @@ def protocol_and_port(word: int = 0) -> Expressions:
     return [meta(META_L4PROTO, word), payload(TRANSPORT_HEADER, 2, 2, word + 1)]
 
 
-def destination(family: str, word: int = 0) -> Expressions:
+def destination(family: str) -> Expressions:
     """Load destination address, protocol and port: the key of a frontend."""
-    return [destination_address(family, word), *protocol_and_port(word + address_words(family))]
+    return [destination_address(family), *protocol_and_port(address_words(family))]
 
 
-def lookup(name: str, word: int = 0, inverted: bool = False) -> Expression:
-    """Continue only if a set contains the key that begins at a word, or (``inverted``) does not contain it."""
+def lookup(name: str, inverted: bool = False) -> Expression:
+    """Continue only if a set contains the key in the registers, or (``inverted``) does not contain it."""
     flags: Tuple[Tuple[int, Union[int, bytes, str]], ...] = ((Lookup.FLAGS, LOOKUP_INVERT),) if inverted else ()
-    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(word)), *flags))
+    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(0)), *flags))
 
 
-def map_lookup(name: str, target: int = 0, word: int = 0) -> Expression:
-    """Load the data that a map has for a key into the register at word ``target``; the rule ends if there is none."""
-    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(word)), (Lookup.DREG, register(target))))
+def map_lookup(name: str) -> Expression:
+    """Load the data that a map has for a key into the first register; the rule ends if there is none."""
+    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(0)), (Lookup.DREG, register(0))))
 
 
-def verdict_lookup(name: str, word: int = 0) -> Expression:
+def verdict_lookup(name: str) -> Expression:
     """Execute the verdict that a verdict map has for a key; the rule ends if there is none."""
-    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(word)), (Lookup.DREG, 0)))
+    return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(0)), (Lookup.DREG, 0)))
 
 
 @_shared
@@ -215,14 +215,14 @@ def compare(value: bytes, equal: bool = True, word: int = 0) -> Expression:
     )
 
 
-def at_least(value: bytes, word: int = 0) -> Expression:
+def at_least(value: bytes) -> Expression:
     """Continue only if a register is not below the value, in the order of the network."""
-    return Expression("cmp", ((Cmp.SREG, register(word)), (Cmp.OP, CMP_AT_LEAST), (Cmp.DATA, value)))
+    return Expression("cmp", ((Cmp.SREG, register(0)), (Cmp.OP, CMP_AT_LEAST), (Cmp.DATA, value)))
 
 
-def at_most(value: bytes, word: int = 0) -> Expression:
+def at_most(value: bytes) -> Expression:
     """Continue only if a register is not above the value, in the order of the network."""
-    return Expression("cmp", ((Cmp.SREG, register(word)), (Cmp.OP, CMP_AT_MOST), (Cmp.DATA, value)))
+    return Expression("cmp", ((Cmp.SREG, register(0)), (Cmp.OP, CMP_AT_MOST), (Cmp.DATA, value)))
 
 
 def of_family(family: str) -> Expressions:
@@ -230,13 +230,13 @@ def of_family(family: str) -> Expressions:
     return [meta(META_NFPROTO), compare(bytes((NFPROTO[family],)))]
 
 
-def network_order(word: int = 0) -> Expression:
-    """Convert a word from host byte order to network byte order."""
+def network_order() -> Expression:
+    """Convert the first word from host byte order to network byte order."""
     return Expression(
         "byteorder",
         (
-            (Byteorder.SREG, register(word)),
-            (Byteorder.DREG, register(word)),
+            (Byteorder.SREG, register(0)),
+            (Byteorder.DREG, register(0)),
             (Byteorder.OP, BYTEORDER_HTON),
             (Byteorder.LEN, 4),
             (Byteorder.SIZE, 4),
@@ -244,9 +244,9 @@ def network_order(word: int = 0) -> Expression:
     )
 
 
-def set_meta(key: int, word: int = 0) -> Expression:
-    """Set metadata of the packet to the content of a register."""
-    return Expression("meta", ((Meta.KEY, key), (Meta.SREG, register(word))))
+def set_meta(key: int) -> Expression:
+    """Set metadata of the packet to the content of the first register."""
+    return Expression("meta", ((Meta.KEY, key), (Meta.SREG, register(0))))
 
 
 def limit(per_second: int, burst: int) -> Expression:
@@ -362,16 +362,16 @@ def reject(family: str) -> Expression:
     return Expression("reject", ((Reject.TYPE, 0), (Reject.ICMP_CODE, 4 if family == IPV6 else 3)))
 
 
-def remember(set_name: str, word: int = 0) -> Expression:
-    """Add the key at a word to a dynamic set, or restart its timeout."""
+def remember(set_name: str) -> Expression:
+    """Add the key in the registers to a dynamic set, or restart its timeout."""
     return Expression(
-        "dynset", ((Dynset.SET_NAME, set_name), (Dynset.OP, DYNSET_UPDATE), (Dynset.SREG_KEY, register(word)))
+        "dynset", ((Dynset.SET_NAME, set_name), (Dynset.OP, DYNSET_UPDATE), (Dynset.SREG_KEY, register(0)))
     )
 
 
-def is_local(which: int, equal: bool = True) -> Expressions:
-    """Match if the source (FIB_SADDR) or destination (FIB_DADDR) is, or is not, an address of this node."""
-    return _is_of_kind(which, RTN_LOCAL, equal)
+def is_local(which: int) -> Expressions:
+    """Match if the source (FIB_SADDR) or destination (FIB_DADDR) is an address of this node."""
+    return _is_of_kind(which, RTN_LOCAL)
 
 
 def is_to_broadcast() -> Expressions:
@@ -379,9 +379,9 @@ def is_to_broadcast() -> Expressions:
     return _is_of_kind(FIB_DADDR, RTN_BROADCAST)
 
 
-def _is_of_kind(which: int, kind: int, equal: bool = True) -> Expressions:
+def _is_of_kind(which: int, kind: int) -> Expressions:
     fib = Expression("fib", ((Fib.DREG, register(0)), (Fib.RESULT, FIB_RESULT_ADDRTYPE), (Fib.FLAGS, which)))
-    return [fib, compare(struct.pack("=I", kind), equal)]
+    return [fib, compare(host_word(kind))]
 
 
 def not_routed_back() -> Expressions:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Optional
 
 from ....base.addresses import packed
-from ....rendering.nftables.objects import TABLE_NAME
-from ...netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
+from ...netlink.attributes import each_attribute, parse_attributes
 from ...netlink.outcomes import NetlinkRefusal, is_missing
 from ...netlink.socket import NetlinkSocket
 from .. import attributes as uapi
@@ -21,17 +20,12 @@ def remembered_seconds(sock: NetlinkSocket, family: str, name: str, client: str)
 
     Only this element is read, however many there are. Raises KernelError.
     """
-    key = nested(uapi.NFTA_SET_ELEM_KEY, attribute(uapi.NFTA_DATA_VALUE, packed(client) or b""))
-    request = messages.family_header(family) + text_attribute(uapi.NFTA_SET_ELEM_LIST_TABLE, TABLE_NAME)
-    request += text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
-    request += nested(uapi.NFTA_SET_ELEM_LIST_ELEMENTS, nested(uapi.NFTA_LIST_ELEM, key))
-    try:
-        replies = sock.request(messages.GET_ELEMENT, request)
-    except NetlinkRefusal as refusal:
-        if is_missing(refusal.error):
-            return None
-        raise
-    for reply in replies:
+    encoder = messages.Encoder(family)
+    outcome = sock.transact(list(encoder.get_elements(name, [packed(client) or b""])))
+    for error in outcome.errors:
+        if not is_missing(error):
+            raise NetlinkRefusal(error)
+    for reply in outcome.replies:
         view = memoryview(reply.payload)
         elements = parse_attributes(view, 4, len(view)).get(uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
         for _kind, raw in each_attribute(elements, 0, len(elements)):
