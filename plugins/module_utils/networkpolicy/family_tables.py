@@ -13,7 +13,7 @@ from .matching.address_space import AddressSpace, changed_ranges
 from .matching.compiled import Block
 from .matching.owners import Address
 from .matching.peers import Content
-from .numbers import Numbers, content_digest
+from .numbers import IdAllocator, content_digest
 from .rows import ANY, BLOCK, CLASS, GRANT, NO_CLASS, TIER_GRANT, PolicyRows, Row
 from .subjects import NETWORK_POLICY, Part, Subject
 from .values import GrantValues
@@ -22,7 +22,7 @@ _NO_ADDRESSES: FrozenSet[Address] = frozenset()
 
 
 class FamilyTables:
-    """Classes and grants of one family; :meth:`settle` brings the rows up to date after any number of changes."""
+    """Classes and grants of one family; :meth:`flush` brings the rows up to date after any number of changes."""
 
     def __init__(self, family: str, rows: PolicyRows, values: GrantValues, most_pieces: Optional[int] = None) -> None:
         self.family = family
@@ -33,9 +33,9 @@ class FamilyTables:
         self._bytes = address_bits(family) // 8
         self._rows = rows
         self._values = values
-        self._classes: Numbers[Content] = Numbers(content_digest, high=False)
-        #: The classes that the grants of the last :meth:`settle` are for, by number.
-        self._settled: Dict[int, Content] = {}
+        self._classes: IdAllocator[Content] = IdAllocator(content_digest, high=False)
+        #: The classes that the grants of the last :meth:`flush` are for, by number.
+        self._flushed: Dict[int, Content] = {}
         #: Which of these classes a peer, block or port name is part of.
         self._classes_of_part: Dict[Part, Set[int]] = {}
         self._pieces: Dict[Row, int] = {}
@@ -124,16 +124,16 @@ class FamilyTables:
         """Remove an address of this node from a subject."""
         self._leaving.append((subject, address))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Bring grants up to date. Raises TooManyRows."""
         self._remove_leaving()
         live = self._classes.values
-        settled = self._settled
-        touched = sorted(number for number in self._classes.touched if live.get(number) is not settled.get(number))
+        flushed = self._flushed
+        touched = sorted(number for number in self._classes.touched if live.get(number) is not flushed.get(number))
         self._classes.touched.clear()
         for number in touched:
-            if number in settled:
-                content = settled.pop(number)
+            if number in flushed:
+                content = flushed.pop(number)
                 for part in _parts(content):
                     self._classes_of_part[part].remove(number)
                     if not self._classes_of_part[part]:
@@ -145,7 +145,7 @@ class FamilyTables:
         self._joining.clear()
         for number in touched:
             if number in live:
-                content = settled[number] = live[number]
+                content = flushed[number] = live[number]
                 for part in _parts(content):
                     self._classes_of_part.setdefault(part, set()).add(number)
                 for subject in self._concerned(content):
@@ -163,7 +163,7 @@ class FamilyTables:
     def _candidate_classes(self, subject: Subject) -> Set[int]:
         """Return the classes to which a subject may grant something."""
         if subject.is_wide:
-            return set(self._settled)
+            return set(self._flushed)
         found: Set[int] = set()
         for part in subject.parts:
             found.update(self._classes_of_part.get(part, ()))
@@ -207,7 +207,7 @@ class FamilyTables:
         if addresses is None:
             addresses = self._add_subject(subject)
             for number in sorted(self._candidate_classes(subject)):
-                self._grant(subject, number, self._settled[number], _NO_ADDRESSES)
+                self._grant(subject, number, self._flushed[number], _NO_ADDRESSES)
             self._grant_value(subject, NO_CLASS, subject.default(), _NO_ADDRESSES)
             self._grant_value(subject, _ANY_CLASS, subject.any, _NO_ADDRESSES)
         addresses.add(address)

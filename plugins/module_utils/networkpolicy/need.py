@@ -31,7 +31,7 @@ class Cost(NamedTuple):
     kept: int
 
 
-class Numbers(NamedTuple):
+class RuleCounts(NamedTuple):
     """The numbers of rules that determine how much they need.
 
     ``rules``, ``parts``: rules for some peers, and these peers and groups of ranges. ``ends``: of ranges; ``reach``:
@@ -72,8 +72,8 @@ class Numbers(NamedTuple):
         )
 
 
-def _sum(numbers: Iterable[Numbers]) -> Numbers:
-    return Numbers(*map(sum, zip(Numbers(), *numbers)))
+def _sum(numbers: Iterable[RuleCounts]) -> RuleCounts:
+    return RuleCounts(*map(sum, zip(RuleCounts(), *numbers)))
 
 
 class Side(NamedTuple):
@@ -115,13 +115,13 @@ class Needs:
         return max(elements, steps * MOST_ROWS // MOST_STEPS, kept * MOST_ROWS // MOST_KEPT)
 
 
-def _numbers(side: Side, candidates: Candidates, names: PortNames) -> Numbers:
+def _numbers(side: Side, candidates: Candidates, names: PortNames) -> RuleCounts:
     (policy, direction), rules = side.key, side.rules
     chosen = [rule for rule in rules if rule.pods or rule.blocks]
     peers = {peer for rule in chosen for peer in rule.pods}
     blocks = {block for rule in chosen for block in rule.blocks}
     resolved = names.of_rules(rules if direction != INGRESS else (), direction, policy.namespace)
-    return Numbers(
+    return RuleCounts(
         rules=len(chosen),
         parts=len(peers) + len(blocks),
         ends=sum(2 * len(block.intervals) for block in blocks),

@@ -29,7 +29,7 @@ def value_digest(value: Hashable) -> bytes:
     return digest(repr(value).encode())
 
 
-class Numbers(Generic[Value]):
+class IdAllocator(Generic[Value]):
     """Reference-counted numbers of values. If two values have the same hash, the second gets the next free number.
 
     ``high``: numbers have the bit that separates port sets and outcomes from classes. ``touched``: numbers that were

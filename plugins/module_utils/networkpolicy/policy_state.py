@@ -215,8 +215,8 @@ class PolicyState:
 
     def _refresh(self, work: _Work) -> None:
         self.table.steps = self.peers.index.compared = 0
-        gradual = self._refresh_local(work.local) and not self._complete
-        self._later.update(dict.fromkeys(self._others(work.pods)))
+        gradual = self._reselect_local_pods(work.local) and not self._complete
+        self._later.update(dict.fromkeys(self._pods_to_reclassify(work.pods)))
         if not gradual or len(self._later) <= self._portion:
             work.pods.update(self._later)
         for tables in self.families.values():
@@ -224,16 +224,16 @@ class PolicyState:
         for key in sorted(work.pods):
             self._later.pop(key, None)
             self._progress()
-            self._describe(key)
+            self._classify_pod(key)
             work.addresses.update(self.owners.owned_by(self._pods.get(key)))
         for address in sorted(work.addresses):
             owner = self.owners.owners.get(address)
             content = self._contents.of(owner.key) if owner is not None else _NO_CONTENT
             self.families[family_of_packed(address)].classify(address, content)
         for tables in self.families.values():
-            tables.settle()
+            tables.flush()
 
-    def _refresh_local(self, keys: Set[NamespacedName]) -> bool:
+    def _reselect_local_pods(self, keys: Set[NamespacedName]) -> bool:
         """Determine the subjects of pods of this node again.
 
         Return whether grants may follow later: not if a pod that was already isolated would lack them meanwhile, nor
@@ -271,7 +271,7 @@ class PolicyState:
         for subject, address in sorted(before - now, key=_pair_key):
             self._leave(subject, address)
         for address in judged:
-            self._mark(address)
+            self._set_isolation_rows(address)
         return gradual
 
     def _pairs(self, keys: Iterable[NamespacedName]) -> Set[Tuple[Subject, Address]]:
@@ -285,7 +285,7 @@ class PolicyState:
         addresses.update(address for key in keys if key in self.local for address in self.local[key].at)
         return keys.union(pod.key for address in addresses for pod in self.owners.local.get(address, ()))
 
-    def _mark(self, address: Address) -> None:
+    def _set_isolation_rows(self, address: Address) -> None:
         """Set the rows that select the directions in which policies apply to an address."""
         rows = self.table
         claims = self.owners.local.get(address)
@@ -349,12 +349,12 @@ class PolicyState:
             return False
         return selector.matches(namespace.labels) and policy.subject.pods.matches(pod.labels)
 
-    def _others(self, dirty: Set[NamespacedName]) -> Set[NamespacedName]:
+    def _pods_to_reclassify(self, dirty: Set[NamespacedName]) -> Set[NamespacedName]:
         """Return the pods to classify again because peers or port names have come into use or out of use.
 
         Raises TooManyRows if the peers in use may match too many objects.
         """
-        new, gone = self.peers.settle()
+        new, gone = self.peers.flush()
         self._count_candidates(new, gone)
         names = self.subjects.pop_changed_names()
         if len(dirty) * _MANY > len(self._pods) and (new or names):
@@ -390,7 +390,7 @@ class PolicyState:
         keys = (key for name in scope for key in self._of_namespace.get(name, ()))
         return {key for key in keys if index.matches(self._pods[key])}
 
-    def _describe(self, key: NamespacedName) -> None:
+    def _classify_pod(self, key: NamespacedName) -> None:
         """Determine which peers match a pod, and which of its port names are used.
 
         Raises TooManyRows, also if many pods that came at the same time are compared with too many peers.

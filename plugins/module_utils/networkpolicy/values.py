@@ -10,7 +10,7 @@ from typing import Dict, Iterator
 from ..cluster.policies.policy_model import ACCEPT, DENY
 from .limits import PER_STEP
 from .matching.ports import Grant, PortSet, TierOutcome
-from .numbers import Numbers, value_digest
+from .numbers import IdAllocator, value_digest
 from .rows import EVERYTHING_ID, PORTS, TIER_OTHERS, TIER_PORTS, PolicyRows, Row
 
 
@@ -19,7 +19,7 @@ class GrantValues:
 
     def __init__(self, rows: PolicyRows) -> None:
         self._rows = rows
-        self._numbers: Numbers[Grant] = Numbers(value_digest, high=True)
+        self._numbers: IdAllocator[Grant] = IdAllocator(value_digest, high=True)
         # Comparing large values again for each class would take longer than everything else.
         self._by_identity: Dict[int, int] = {}
 

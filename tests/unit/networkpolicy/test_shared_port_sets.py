@@ -118,9 +118,9 @@ def test_others_keep_their_policies_if_subjects_keep_too_much(monkeypatch):
 @pytest.mark.parametrize("count", [1, 40])
 def test_a_large_value_is_compared_once_for_all_classes(count, monkeypatch):
     acquired = []
-    acquire = values.Numbers.acquire
+    acquire = values.IdAllocator.acquire
     monkeypatch.setattr(
-        values.Numbers,
+        values.IdAllocator,
         "acquire",
         lambda self, value: (acquired.append(value) if isinstance(value, PortSet) else None) or acquire(self, value),
     )

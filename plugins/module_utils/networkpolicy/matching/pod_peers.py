@@ -40,7 +40,7 @@ class PodPeers:
         if not entry.uses:
             self._gone[entry] = None
 
-    def settle(self) -> Tuple[List[PeerEntry], List[PeerEntry]]:
+    def flush(self) -> Tuple[List[PeerEntry], List[PeerEntry]]:
         """Bring the index up to date; return the peers added and those removed since the last call."""
         gone = [entry for entry in self._gone if not entry.uses]
         new = [entry for entry in self._new if entry.uses]
