@@ -41,3 +41,16 @@ def test_an_agent_without_root_finds_the_rules_that_it_programmed_before() -> No
     four, six, status, saved = json.loads(done.stdout)
     assert "nat" in four and "filter" in six
     assert status == 0 and ":KUBE-SERVICES - [0:0]" in saved
+
+
+def test_without_the_right_to_ask_no_table_is_known() -> None:
+    script = SCRIPT.partition("found =")[0] + 'print(variant.table_names("IPv4"))'
+    drop = ("setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw")
+    done = subprocess.run(
+        ["unshare", "-n", *drop, sys.executable, "-c", script],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT / "plugins")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")

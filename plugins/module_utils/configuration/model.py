@@ -81,19 +81,21 @@ class _Effect(NamedTuple):
     """Which fields have an effect in a mode.
 
     ``own_masquerade``: masqueradeBit and masqueradeAll of the section nftables, not those of iptables. ``ipvs``: fields
-    of the section ipvs. ``localhost_node_ports``: iptables.localhostNodePorts. ``node_port_addresses``: the default.
+    of the section ipvs. ``localhost_node_ports``: iptables.localhostNodePorts. ``localhost_listeners``: loopback
+    addresses among nodePortAddresses (KEP-6032). ``node_port_addresses``: the default.
     """
 
     own_masquerade: bool = False
     ipvs: bool = False
     localhost_node_ports: bool = False
+    localhost_listeners: bool = False
     node_port_addresses: Tuple[str, ...] = ()
 
 
 _EFFECTS = {
     IPTABLES: _Effect(localhost_node_ports=True),
     IPVS: _Effect(ipvs=True),
-    NFTABLES: _Effect(own_masquerade=True, node_port_addresses=(PRIMARY,)),
+    NFTABLES: _Effect(own_masquerade=True, localhost_listeners=True, node_port_addresses=(PRIMARY,)),
     USERSPACE: _Effect(),
 }
 
@@ -253,6 +255,11 @@ class KubeProxyConfiguration(NamedTuple):
     def effective_localhost_node_ports(self) -> bool:
         """iptables.localhostNodePorts, in the mode that can serve node ports on loopback addresses."""
         return self._effect.localhost_node_ports and self.iptables.localhost_node_ports
+
+    @property
+    def effective_localhost_listeners(self) -> bool:
+        """Whether loopback addresses among nodePortAddresses need listeners of the agent (KEP-6032)."""
+        return self._effect.localhost_listeners
 
     @property
     def _effect(self) -> _Effect:

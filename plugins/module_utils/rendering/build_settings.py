@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Iterable, Optional, Sequence, Tuple
 
 from ..base.addresses import IPV4, family_of
-from ..base.mode_names import NFTABLES
 from ..cluster.model import Node
 from ..configuration import model
 from ..configuration.feature_gates import ALLOW_SERVICE_EXTERNAL_IPS, LOCALHOST_NODE_PORTS
@@ -77,8 +76,8 @@ def localhost_listeners(configuration: model.KubeProxyConfiguration, family: str
 
     It does in nftables mode, whose table cannot redirect them, if nodePortAddresses name loopback addresses.
     """
-    named = names_loopback(configuration.node_port_addresses, family)
-    return named and configuration.mode == NFTABLES and configuration.gate(LOCALHOST_NODE_PORTS)
+    wanted = configuration.effective_localhost_listeners and configuration.gate(LOCALHOST_NODE_PORTS)
+    return wanted and names_loopback(configuration.node_port_addresses, family)
 
 
 def dataplane_settings(

@@ -194,7 +194,7 @@ def _asked_table_names(family: str, prefix: str) -> List[str]:
     try:
         with contextlib.closing(TableReader(family)) as reader:
             return [table for module, table in modules.items() if module in present and reader.info(table)]
-    except OSError:
+    except KernelError:
         return []
 
 
