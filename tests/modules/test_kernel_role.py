@@ -65,7 +65,7 @@ def test_the_filter_backend_of_ipvs_mode_decides_which_programs_are_needed(node)
 def test_for_an_agent_with_mode_auto_the_kernel_is_prepared_as_far_as_it_has_the_modules(node):
     (info,) = node.play({"kubenode.proxy.kernel_modules_info": {"modules": ["ip_vs"]}})
     role = {"name": "kubenode.proxy.agent", "tasks_from": "kernel"}
-    variables = {"agent_configuration": {"mode": "auto"}, "agent_kubeconfig": "/nowhere", "kernel_unchangeable": "warn"}
+    variables = {"agent_configuration": {"mode": "auto"}, "agent_kubeconfig": __file__, "kernel_unchangeable": "warn"}
     variables["kernel_install_packages"] = False
     output = node._playbook({"tasks": [{"ansible.builtin.include_role": role}]}, variables, "--check", "-v").stdout
     has_ipvs = info["modules"]["ip_vs"]["present"] or info["modules"]["ip_vs"]["installed"]
