@@ -56,7 +56,7 @@ class Connection(ConnectionBase):
             raise AnsibleConnectionFailure(f"process {pid} of the container does not exist")
         if _is_lost(Path(f"/proc/{pid}/root")):
             raise AnsibleConnectionFailure("no route to host")
-        user, home = self._play_context.remote_user, "/root"
+        user, home = self._play_context.remote_user or "root", "/root"
         words = ["nsenter", f"--target={pid}", "--all", "--wdns=/"]
         if user != "root":
             words += ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
