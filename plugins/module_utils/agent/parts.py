@@ -92,7 +92,7 @@ class Parts:
             self._kubeconfig,
             options.token,
             of_node=lambda: bool(self.settings.followed_node),
-            leave=lambda url: self.source.leave(url),
+            leave=self._leave,
             renamed=self.inbox.wake,
             metrics=self.metrics,
             log=log,
@@ -106,7 +106,7 @@ class Parts:
             size=self._size,
             held_back=lambda: len(self.source.view.held_back) - self.source.view.withheld,
             factor=lambda: self.source.view.state.rates.bytes_of_object,
-            list_held_back=lambda has_room: self.source.list_held_back(has_room),
+            list_held_back=self._list_held_back,
             reserves=lambda: self.policy.enabled,
         )
         self.metrics.on_scrape(MEMORY, self.memory.values)
@@ -222,6 +222,14 @@ class Parts:
         view, proxiers = self.source.view, self.sync.proxiers
         slots = proxiers.lists_of_slots * BYTES_OF_SLOTS if proxiers is not None else 0
         return view.size + int((slots + self.policy.bytes) / view.state.rates.bytes_of_object)
+
+    def _list_held_back(self, has_room: bool) -> None:
+        """List again what was held back. The source is made after the memory budget, which it asks."""
+        self.source.list_held_back(has_room)
+
+    def _leave(self, url: str) -> None:
+        """End the watches at an API server that no longer answers. The source is made after the API it reads."""
+        self.source.leave(url)
 
     def _kubeconfig(self) -> str:
         return self.options.kubeconfig or self.configuration.client_connection.kubeconfig

@@ -47,6 +47,10 @@ def _is_list_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class Section:
     """An object of the configuration.
 
@@ -90,7 +94,7 @@ class Section:
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         """Read an integer from ``low`` to ``high``."""
-        value: int = self._read(name, default, lambda value: type(value) is int, "an integer")
+        value: int = self._read(name, default, _is_integer, "an integer")
         if low <= value <= high:
             return value
         self.wrong(name, value, f"between {low} and {high}")
