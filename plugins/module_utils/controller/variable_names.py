@@ -86,6 +86,9 @@ def invalid_values(
 ) -> List[str]:
     """Return a line for each variable whose value is not of its type or one of its choices, in order of their names.
 
+    A path on hosts is absolute, since files below an empty one would lie in the root directory. It may be empty if it
+    is by default.
+
     ``validator`` is Ansible's ArgumentSpecValidator. Templates are not evaluated. Ansible's own error for a role
     contains the whole specification of that, and filters of playbooks take words that they do not know for false or 0.
     """
@@ -99,10 +102,17 @@ def invalid_values(
             near = difflib.get_close_matches(value, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             found.append(f"{name}: {value!r} is not one of {', '.join(known)}{meant}")
+        elif options[name].get("type") == "path" and value != options[name]["default"] and _is_relative(value):
+            found.append(f"{name}: {value!r} is not an absolute path")
         else:
             errors = validator({name: options[name]}).validate({name: value}).error_messages
             found += [f"{name}: {error}" for error in errors]
     return found
+
+
+def _is_relative(path: Any) -> bool:
+    """Return whether a text is not an absolute path; those of a home directory or a shell's variable are."""
+    return isinstance(path, str) and not path.startswith(("/", "~", "$"))
 
 
 def unreadable_files(files: Iterable[str], value_of: Callable[[str], Any], here: str) -> List[str]:

@@ -161,12 +161,14 @@ def test_variables_of_other_software_are_no_misspelt_ones_in_an_inventory() -> N
 def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
     options = options_of(ROOT)
     wrong = {
+        "agent_python": "python3",
         "migrate_agent": "flase",
         "migrate_direction": "bak",
         "migrate_probes": [{"host": "10.96.0.1"}],
         "migrate_wait_timeout": "5m",
         "schedule_check": "maybe",
         "service_proxy_configuration": "iptables",
+        "service_proxy_directory": "",
     }
     lines = invalid_values(wrong, options, ArgumentSpecValidator)
     assert len(lines) == len(wrong) and all(line.startswith(f"{name}: ") for name, line in zip(wrong, lines))
@@ -174,8 +176,11 @@ def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
         "migrate_agent": "no",
         "migrate_probes": [{"host": "10.96.0.1", "port": "443", "timeout": 3}],
         "migrate_wait_timeout": "{{ seconds }}",
+        "service_proxy_directory": None,
+        "service_proxy_history_directory": "/srv/states",
         "service_proxy_ignore_findings": "ufw,cilium",
         "service_proxy_keep_states": "7",
+        "service_proxy_kubelet_kubeconfig": "",
         "service_proxy_mode": "",
     }
     assert invalid_values(right, options, ArgumentSpecValidator) == []
