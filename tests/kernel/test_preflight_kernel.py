@@ -67,13 +67,6 @@ def test_processes_of_kube_proxy_are_found(tmp_path):
         assert [finding.name for finding in found] == ["kube-proxy"]
 
 
-def test_settings_that_only_the_host_may_change_are_found():
-    needs = mode_named("iptables").needs
-    found = preflight(Intention(needs, ("IPv4",), sysctls={"net.netfilter.nf_conntrack_max": 4711}))
-    assert [finding.name for finding in found] == ["sysctls"]
-    assert "cannot be changed here" in found[0].remedy
-
-
 @pytest.mark.uml
 def test_ipvs_answers_in_user_mode_linux():
     os.environ.setdefault("PATH", "/usr/sbin:/usr/bin")
