@@ -73,7 +73,7 @@ def test_a_full_disk_is_a_warning_if_nothing_depends_on_the_state(history, monke
 
 def test_a_full_disk_refuses_a_change_that_has_to_be_confirmed_before_anything_is_touched(history, monkeypatch):
     monkeypatch.setattr(guard, "check_timeout", lambda _seconds: None)
-    monkeypatch.setattr(directory.tempfile, "NamedTemporaryFile", full_disk)
+    monkeypatch.setattr(directory, "check_room", full_disk)
     with pytest.raises(HistoryError, match=r"history: cannot be written: No space left on device"):
         guard.SavingGuard(request(history, 60.0), handles=None).begin()
     # Later, when the disk fills up in between.
