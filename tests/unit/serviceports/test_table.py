@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -288,7 +289,16 @@ def seconds_of(count):
     return parsed - started, time.process_time() - parsed
 
 
-def test_the_cost_of_many_services_is_linear():
+@pytest.fixture
+def own_garbage_only():
+    """Keep garbage collections from visiting what earlier tests of the same process have left."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_the_cost_of_many_services_is_linear(own_garbage_only):
     few = list(zip(*(seconds_of(500) for _attempt in range(3))))
     # Ten times the Services take about ten times as long; with quadratic cost it would be a hundred times in each
     # attempt. On a busy machine one says little, since other processes empty the processor's caches.
