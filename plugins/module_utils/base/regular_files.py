@@ -22,8 +22,8 @@ from typing import Any, Iterator, Union
 
 #: The largest small file in bytes: a lock, a record of a few settings, a token.
 SMALL = 1 << 20
-#: The permissions of others than the owner to write.
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# The permissions of others than the owner to write.
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _CHUNK_BYTES = 1 << 20
 #: The limit of the kernel itself (path_resolution(7)).
@@ -76,6 +76,13 @@ def read_regular(path: str, limit: int) -> bytes:
         os.close(descriptor)
 
 
+def others_write(found: os.stat_result, owner: int = 0) -> str:
+    """Return to whom a file or directory belongs, if another user than its ``owner`` may write it; else nothing."""
+    if found.st_uid == owner and not found.st_mode & _OTHERS_WRITE:
+        return ""
+    return f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
+
+
 def read_trusted(path: str, limit: int, owner: int = 0) -> bytes:
     """Return the content as :func:`read_regular` does, of a file of ``owner`` that no other user may write.
 
@@ -83,10 +90,9 @@ def read_trusted(path: str, limit: int, owner: int = 0) -> bytes:
     """
     descriptor = open_regular(path)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != owner or found.st_mode & OTHERS_WRITE:
-            who = f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-            raise PermissionError(errno.EPERM, f"{who}; only root may write it", path)
+        distrusted = others_write(os.fstat(descriptor), owner)
+        if distrusted:
+            raise PermissionError(errno.EPERM, f"{distrusted}; only root may write it", path)
         return read_descriptor(descriptor, limit, path)
     finally:
         os.close(descriptor)

@@ -14,6 +14,7 @@ import stat
 from typing import Mapping
 
 from ..base.errors import HistoryError, os_errors
+from ..base.regular_files import others_write
 from ..base.whole_files import write_whole
 
 
@@ -27,9 +28,9 @@ def own_directory(directory: str) -> bool:
         raise HistoryError(f"{directory}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
         raise HistoryError(f"{directory}: is not a directory")
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        owner = f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-        raise HistoryError(f"{directory}: {owner}; it is trusted only if no other user can write there")
+    distrusted = others_write(found, os.geteuid())
+    if distrusted:
+        raise HistoryError(f"{directory}: {distrusted}; it is trusted only if no other user can write there")
     return True
 
 

@@ -14,7 +14,7 @@ import shutil
 import stat
 from typing import Set
 
-from ...base.regular_files import OTHERS_WRITE
+from ...base.regular_files import others_write
 
 DEFAULT_DIRECTORY = "/run/kubenode-proxy"
 #: The subdirectory that belongs to the agent's user, with the control socket.
@@ -52,11 +52,12 @@ def prepare_state_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
-        if not found.st_uid and not found.st_mode & OTHERS_WRITE:
+        distrusted = others_write(found)
+        if not distrusted:
             return
         if directory != DEFAULT_DIRECTORY:
-            owner = f"its directory belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-            raise PermissionError(1, f"{owner}; root trusts only directories that no other user can write", directory)
+            reason = f"its directory {distrusted}; root trusts only directories that no other user can write"
+            raise PermissionError(1, reason, directory)
         os.fchown(descriptor, 0, 0)
         os.fchmod(descriptor, 0o755)
         _remove_untrusted(directory, descriptor, {0, found.st_uid})
