@@ -14,9 +14,9 @@ from .socket import ConntrackSocket, collected
 
 Place = Tuple[str, int]
 
-_CTA_IP_V4_DST, _CTA_IP_V6_DST, _CTA_PROTO_DST_PORT = 2, 4, 3
+_CTA_IP_V4_DST, _CTA_IP_V6_DST = 2, 4
 _FILTER_PROTO_DST_PORT = 1 << 5
-_CTA_STATUS, _CTA_TIMEOUT = 3, 7
+_CTA_TIMEOUT = 7
 # The names of the states of a protocol, by number.
 _STATES: Mapping[str, Tuple[str, ...]] = {
     "TCP": (
@@ -43,7 +43,6 @@ _STATES: Mapping[str, Tuple[str, ...]] = {
         "heartbeat-sent",
     ),
 }
-_SEEN_REPLY, _ASSURED = 1 << 1, 1 << 2
 #: The most entries of one query: a client may have tens of thousands of connections to one address.
 MOST_FLOWS = 1000
 
@@ -73,7 +72,7 @@ def _selection(family: str, protocol: str, source: Place, destination: Place) ->
     sender, receiver = ct.place(*source), ct.place(*destination)
     addresses = attribute(first, sender[:-2]) + attribute(second, receiver[:-2])
     transport = attribute(ct.CTA_PROTO_NUM, bytes((ct.PROTOCOLS[protocol],))) + attribute(
-        _CTA_PROTO_DST_PORT, receiver[-2:]
+        ct.CTA_PROTO_DST_PORT, receiver[-2:]
     )
     fields = ct.FILTER_IP_SRC | ct.FILTER_IP_DST | ct.FILTER_PROTO_NUM | _FILTER_PROTO_DST_PORT
     if source[1]:
@@ -103,12 +102,12 @@ def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optiona
 
 
 def _state(found: Mapping[int, memoryview], protocol: str) -> str:
-    status = int.from_bytes(found.get(_CTA_STATUS, b""), "big")
-    state = "replied" if status & _SEEN_REPLY else "unreplied"
+    status = int.from_bytes(found.get(ct.CTA_STATUS, b""), "big")
+    state = "replied" if status & ct.SEEN_REPLY else "unreplied"
     number, names = ct.state_number(found, protocol), _STATES.get(protocol, ())
     if number is not None and number < len(names):
         state = names[number]
-    return f"{state}, assured" if status & _ASSURED else state
+    return f"{state}, assured" if status & ct.ASSURED else state
 
 
 def tracked_flows(family: str, protocol: str, source: Place, destination: Place) -> List[TrackedFlow]:

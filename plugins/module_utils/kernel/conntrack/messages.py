@@ -17,19 +17,25 @@ from ...base.addresses import IPV6, packed
 from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes
 
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x0101, 0x0102
-CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE, CTA_FILTER = 1, 2, 12, 18, 25
+CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_ID, CTA_ZONE, CTA_FILTER = 1, 2, 3, 12, 18, 25
+_CTA_STATUS_MASK = 26
 # In CTA_PROTOINFO: CTA_PROTOINFO_TCP or _SCTP, and in that the state.
 _CTA_PROTOINFO, _STATE = 4, 1
 _INFO = {"TCP": 1, "SCTP": 3}
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_V4_SRC, CTA_IP_V6_SRC = 1, 3
-CTA_PROTO_NUM, CTA_PROTO_SRC_PORT = 1, 2
+CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
+_PORTS = (CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT)
 CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
 # CTA_FILTER_F_...: the fields of a tuple that a dump selects by (kernel 5.8).
 FILTER_IP_SRC, FILTER_IP_DST, FILTER_PROTO_NUM, FILTER_PROTO_SRC_PORT = 1 << 0, 1 << 1, 1 << 3, 1 << 4
 NFGENMSG = struct.Struct("=BBH")
-#: Selects entries without the status bit IPS_SEEN_REPLY (CTA_STATUS, CTA_STATUS_MASK; kernel 5.17), and their state.
-UNREPLIED, SYN_SENT = attribute(3, bytes(4)) + attribute(26, struct.pack(">I", 1 << 1)), 1
+# IPS_...: the bits of CTA_STATUS.
+SEEN_REPLY, ASSURED = 1 << 1, 1 << 2
+#: Selects entries that no endpoint has answered (kernel 5.17).
+UNREPLIED = attribute(CTA_STATUS, bytes(4)) + attribute(_CTA_STATUS_MASK, struct.pack(">I", SEEN_REPLY))
+#: TCP_CONNTRACK_SYN_SENT: the state of a TCP entry that has not been answered.
+SYN_SENT = 1
 PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
 
 # A tuple as the kernel writes it: CTA_TUPLE_IP (source, destination), CTA_TUPLE_PROTO (number, source port, destination
@@ -91,7 +97,7 @@ def parse_tuple(view: memoryview, start: int, end: int) -> Optional[ParsedTuple]
     proto = parse_attributes(parts[CTA_TUPLE_PROTO], 0, len(parts[CTA_TUPLE_PROTO]))
     if len(addresses) != 2 or CTA_PROTO_NUM not in proto:
         return None
-    source, destination = (address + bytes(proto.get(kind, bytes(2))) for kind, address in zip((2, 3), addresses))
+    source, destination = (address + bytes(proto.get(kind, bytes(2))) for kind, address in zip(_PORTS, addresses))
     return proto[CTA_PROTO_NUM][0], source, destination
 
 

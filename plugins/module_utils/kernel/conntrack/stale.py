@@ -79,7 +79,11 @@ def _add(known: Dict[str, KnownFrontends], frontend: Frontend, serving: Set[byte
 def stale_identities(sock: ConntrackSocket, family: str, protocol: str, known: KnownFrontends) -> List[bytes]:
     """Return the identities of the stale entries. Raises KernelError."""
     return collected(
-        lambda: (identity(entry) for entry in sock.entries(family, protocol) if known.is_stale(*entry[:2]))
+        lambda: (
+            identity(entry)
+            for entry in sock.entries(family, protocol)
+            if known.is_stale(entry.destination, entry.reply_source)
+        )
     )
 
 
