@@ -29,6 +29,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
 )
 from tests.lab.background import Background
 from tests.lab.system import inside, ip_batch
+from tests.unit.rendering.iptables.routes import PLAIN
 
 FAMILIES = ("IPv4", "IPv6")
 NAMES: Dict[str, Dict[str, str]] = {
@@ -201,17 +202,10 @@ def route(
         "family": family,
         "cluster_ip": CLUSTER_IPS[family].format(number),
         "port": port,
-        "node_port": 0,
-        "external_ips": (),
-        "load_balancer_ips": (),
-        "source_ranges": None,
-        "affinity_seconds": 0,
-        "internal_local": False,
-        "external_local": False,
+        **PLAIN,
         "externally_accessible": True,
         "uses_cluster_endpoints": True,
         "uses_local_endpoints": True,
-        "health_check_node_port": 0,
         "endpoints": chosen,
         "cluster": chosen,
         "local": (),

@@ -39,6 +39,22 @@ ENDPOINTS = {
         },
     ],
 }
+#: What an agent answers to ``status``.
+STATUS = {
+    "agent": "running",
+    "uptimeSeconds": 40.0,
+    "healthy": True,
+    "node": "node1",
+    "mode": "nftables",
+    "modeReason": "set in the configuration",
+    "behaviour": "kube-proxy",
+    "apiServer": {},
+    "families": {},
+    "syncs": 1,
+    "driftRepaired": 0,
+    "lastError": "",
+    "refused": [],
+}
 
 
 def run(*words):

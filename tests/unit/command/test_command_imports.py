@@ -16,6 +16,7 @@ from typing import List, Set
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
+from tests.unit.command.node_command import STATUS
 
 ENGINE = Path(__file__).resolve().parents[3] / "plugins" / "module_utils"
 #: Run the archive as the interpreter would, and write the names of the imported modules.
@@ -31,19 +32,9 @@ print("\\n".join(sys.modules), file=sys.stderr)
 #: Packages of the engine, and third-party ones, that are slow to import or belong to the agent.
 HEAVY = ("agent", "kernel", "rendering", "serviceports", "preflight", "cluster", "configuration")
 THIRD_PARTY = {"http.server", "http.client", "prometheus_client", "kubernetes", "yaml", "ssl", "asyncio"}
-STATUS = {
-    "uptimeSeconds": 1,
-    "healthy": True,
-    "node": "n1",
-    "mode": "nftables",
-    "modeReason": "configured",
-    "behaviour": "kube-proxy",
-    "apiServer": {},
-    "families": {},
-    "syncs": 1,
-    "driftRepaired": 0,
-    "lastError": "",
-    "refused": [],
+# The answer to any question: of each, what the command reads.
+ANSWER = {
+    **STATUS,
     "destination": "shop/web",
     "zone": "",
     "found": [],
@@ -93,7 +84,7 @@ def test_a_query_of_the_agent_does_not_import_it(archive: str, tmp_path: Path, w
         client = listener.accept()[0]
         with client:
             client.recv(4096)
-            client.sendall(json.dumps(STATUS).encode() + b"\n")
+            client.sendall(json.dumps(ANSWER).encode() + b"\n")
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

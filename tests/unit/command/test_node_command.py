@@ -31,7 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 from tests.apiserver.accounts import sign
-from tests.unit.command.node_command import ENDPOINTS, SERVICE, run
+from tests.unit.command.node_command import ENDPOINTS, SERVICE, STATUS, run
 
 
 @pytest.mark.parametrize(
@@ -379,23 +379,6 @@ def test_completion_is_valid_shell_and_knows_commands_and_options():
     done = subprocess.run(["bash", "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["explain", "--diff", "iptables ipvs", "/etc/hosts"]
     assert "bashcompinit" in run("completion", "zsh")[1]
-
-
-STATUS = {
-    "agent": "running",
-    "uptimeSeconds": 40.0,
-    "healthy": True,
-    "node": "node1",
-    "mode": "nftables",
-    "modeReason": "set in the configuration",
-    "behaviour": "kube-proxy",
-    "apiServer": {},
-    "families": {},
-    "syncs": 1,
-    "driftRepaired": 0,
-    "lastError": "",
-    "refused": [],
-}
 
 
 @pytest.mark.parametrize(

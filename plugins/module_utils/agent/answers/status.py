@@ -206,9 +206,7 @@ def _explanation(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
     mode, cluster = proxiers.configuration.mode, parts.views.current.state
     families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
     if not proxiers.mode.serves:
-        families = explained_families(
-            parts.views.current.state, proxiers.configuration, proxiers.node_view, proxiers.mode
-        )
+        families = explained_families(cluster, proxiers.configuration, proxiers.node_view, proxiers.mode)
     if "from" not in question:
         target = parse_target(str(question.get("destination")))
         client = canonical_address(str(question.get("client", ""))) or ""

@@ -14,6 +14,18 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
     ServicePortName,
 )
 
+#: The fields of a ServicePort with nothing but a cluster IP, beside its endpoints and what follows from these.
+PLAIN: Dict[str, Any] = {
+    "node_port": 0,
+    "external_ips": (),
+    "load_balancer_ips": (),
+    "source_ranges": None,
+    "affinity_seconds": 0,
+    "internal_local": False,
+    "external_local": False,
+    "health_check_node_port": 0,
+}
+
 
 def endpoint(ip: str, port: int = 80, local: bool = False, state: str = "R") -> Endpoint:
     """Return an endpoint; ``state``: R ready, ST serving and terminating, T terminating only."""
@@ -38,17 +50,7 @@ def route(
 ) -> ServicePortInfo:
     """Return a service port with its endpoint lists derived from ``endpoints``; other fields as keyword arguments."""
     known = tuple(sorted(endpoints, key=lambda one: one.text))
-    values: Dict[str, Any] = {
-        "node_port": 0,
-        "external_ips": (),
-        "load_balancer_ips": (),
-        "source_ranges": None,
-        "affinity_seconds": 0,
-        "internal_local": False,
-        "external_local": False,
-        "health_check_node_port": 0,
-        **fields,
-    }
+    values = {**PLAIN, **fields}
     external = bool(values["node_port"] or values["external_ips"] or values["load_balancer_ips"])
     uses_cluster = not values["internal_local"] or external
     uses_local = values["internal_local"] or (external and values["external_local"])

@@ -15,6 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
     ServicePortInfo,
     ServicePortName,
 )
+from tests.unit.rendering.iptables.routes import PLAIN
 
 MAGLEV = ServicePolicy(scheduler="mh")
 
@@ -29,17 +30,10 @@ def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -
         "family": family,
         "cluster_ip": ("fd00:10:96::{:x}" if family == "IPv6" else "10.96.0.{}").format(number),
         "port": 80,
-        "node_port": 0,
-        "external_ips": (),
-        "load_balancer_ips": (),
-        "source_ranges": None,
-        "affinity_seconds": 0,
-        "internal_local": False,
-        "external_local": False,
+        **PLAIN,
         "externally_accessible": False,
         "uses_cluster_endpoints": True,
         "uses_local_endpoints": False,
-        "health_check_node_port": 0,
         "endpoints": chosen,
         "cluster": chosen,
         "local": local if changes.get("external_local") or changes.get("internal_local") else (),
