@@ -91,8 +91,9 @@ class LoadedNode:
         self._agent: Optional[UpgradedAgent] = None
 
     def load_recorded(self, mode: str, variant: str) -> None:
-        """Program the state recorded from kube-proxy."""
-        recorded.load(Path(CASE.file(f"state-{mode}.txt")), run, variant)
+        """Program the state recorded from kube-proxy; ``nftables-1.38``: as that version would have."""
+        mode, _dash, later = mode.partition("-")
+        recorded.load(Path(CASE.file(f"state-{mode}.txt")), run, variant, later=bool(later))
         if mode == "ipvs":
             for name, value in IPVS_SYSCTLS.items():
                 Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")

@@ -103,12 +103,13 @@ class Node:
         self.history = str(directory / "history")
 
     def load(self, start: str, variant: str) -> None:
+        """Load what kube-proxy had programmed; ``start``: its mode, with ``-1.38`` as that version would have."""
         for family in ("iptables", "ip6tables"):
             run([f"{family}-{variant}-restore", "--noflush"], stdin=EXTERNAL_RULES)
-        if start != "none":
-            recorded.load(
-                Path(CASE.file(f"state-{start}.txt")), lambda command, text: run([*command], stdin=text), variant
-            )
+        mode, _dash, later = start.partition("-")
+        if mode != "none":
+            path = Path(CASE.file(f"state-{mode}.txt"))
+            recorded.load(path, lambda command, text: run([*command], stdin=text), variant, later=bool(later))
 
     def converge(self, mode: str, **fields: Any) -> Report:
         request = Request(

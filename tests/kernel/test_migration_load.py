@@ -260,9 +260,9 @@ def test_from_kube_proxy_in_ipvs_mode_to_ipvs_mode_without_iptables_and_back(mac
     migrate_and_roll_back(machine, "ipvs", "nft", ("ipvs/nftables",))
 
 
-def upgrade(node: Loaded, mode: str, variant: str) -> None:
+def upgrade(node: Loaded, mode: str, variant: str, found: str = "") -> None:
     """Start the agent on what kube-proxy has programmed, then upgrade it, first after a stop and then after a kill."""
-    node.call("load_recorded", mode, variant)
+    node.call("load_recorded", found or mode, variant)
     node.begin()
     for number, ending in enumerate((signal.SIGTERM, signal.SIGKILL)):
         node.call("start_agent", mode, str(number))
@@ -273,11 +273,16 @@ def upgrade(node: Loaded, mode: str, variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "variant"),
-    [pytest.param("iptables", "nft", marks=FULL), pytest.param("iptables", "legacy", marks=FULL), ("nftables", "nft")],
+    ("mode", "variant", "found"),
+    [
+        pytest.param("iptables", "nft", "", marks=FULL),
+        pytest.param("iptables", "legacy", "", marks=FULL),
+        pytest.param("nftables", "nft", "", marks=FULL),
+        ("nftables", "nft", "nftables-1.38"),
+    ],
 )
-def test_agent_is_upgraded(node, mode, variant):
-    upgrade(node, mode, variant)
+def test_agent_is_upgraded(node, mode, variant, found):
+    upgrade(node, mode, variant, found)
 
 
 @FULL

@@ -26,20 +26,24 @@ from tests.kernel.convergence_node import request
 from tests.kernel.test_migration_adopt import CASES, convergence, make_node
 from tests.kernel.test_migration_playbook import CASE, Cluster, Node
 from tests.lab import recorded
+from tests.lab.later_tables import as_1_38
 from tests.lab.system import run
 
 NAMES = ("affinity", "lb-source-ranges", "many-endpoints", "nodeport-cluster", "terminating-local")
 TABLE = re.compile(r"^table (ip6?) kube-proxy \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 NODE_STATE = Path(CASE.file("state-nftables.txt"))
 OBJECT = re.compile(r"^\t(set|map|chain) (\S+) \{\n(.*?)^\t\}", re.MULTILINE | re.DOTALL)
+COUNTER = re.compile(r"^\tcounter (\S+) \{", re.MULTILINE)
 
 
-def kube_proxy_syncs(case: Case, execute: recorded.Run = run) -> None:
+def kube_proxy_syncs(case: Case, execute: recorded.Run = run, later: bool = False) -> None:
     """Program the node as a starting kube-proxy does: flush and refill everything it knows, in one transaction."""
     (block,) = recorded.blocks(Path(case.file("state-nftables.txt")), 0)
+    tables = as_1_38(block.text) if later else block.text
     script = []
-    for family, body in TABLE.findall(block.text):
+    for family, body in TABLE.findall(tables):
         script.append(f"add table {family} kube-proxy")
+        script += [f"add counter {family} kube-proxy {name}" for name in COUNTER.findall(body)]
         for kind, name, text in OBJECT.findall(body):
             definition = [line.strip() for line in text.splitlines() if not line.strip().startswith("comment")]
             kept = [line for line in definition if line.startswith(("type ", "flags ", "timeout ", "policy "))]
@@ -49,7 +53,7 @@ def kube_proxy_syncs(case: Case, execute: recorded.Run = run) -> None:
                 else f"add {kind} {family} kube-proxy {name}"
             )
             script.append(f"flush {kind} {family} kube-proxy {name}")
-    execute(["nft", "-f", "-"], "\n".join(script) + "\n" + block.text)
+    execute(["nft", "-f", "-"], "\n".join(script) + "\n" + tables)
 
 
 def objects(execute: recorded.Run = run) -> Dict[str, Dict[str, str]]:
@@ -77,11 +81,12 @@ def released(directory: Path, check: bool = False) -> Report:
     return converge(request("nftables", directory, state="handed_over", check=check, describe=True))
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["1.36", "1.38"])
 @pytest.mark.parametrize("name", NAMES)
-def test_objects_that_kube_proxy_does_not_use_are_removed_and_the_rest_is_kube_proxys(tmp_path, name):
+def test_objects_that_kube_proxy_does_not_use_are_removed_and_the_rest_is_kube_proxys(tmp_path, name, later):
     make_node()
     case = load_case(str(CASES / name))
-    recorded.load(Path(case.file("state-nftables.txt")), run, "")
+    recorded.load(Path(case.file("state-nftables.txt")), run, "", later=later)
     before = objects()
     assert not any(is_own("set" if kind == "map" else kind, name) for kind, name in names(before))
     counting = {"traffic": {"countConnections": True, "countBytes": True}} if name == "nodeport-cluster" else {}
@@ -89,8 +94,9 @@ def test_objects_that_kube_proxy_does_not_use_are_removed_and_the_rest_is_kube_p
     for check in (True, False):
         with pytest.raises(KernelError, match="kube-proxy has not taken it over yet"):
             released(tmp_path, check)
-    kube_proxy_syncs(case)
+    kube_proxy_syncs(case, later=later)
     after = objects()
+    assert ("map localhost-nodeport-reject-ports" in after["ip"]) == later
     left = {family: set(after[family]) - set(before[family]) for family in before}
     assert all("map service-frontends" in items for items in left.values())
     assert all(("set service-traffic" in items) == bool(counting) for items in left.values())

@@ -57,6 +57,8 @@ JOURNEYS = [
     ("nftables", "nft", ["nftables"]),
     ("nftables", "nft", ["iptables"]),
     ("nftables", "legacy", ["iptables"]),
+    ("nftables-1.38", "nft", ["nftables"]),
+    ("nftables-1.38", "nft", ["iptables", "nftables"]),
     pytest.param("none", "legacy", ["ipvs"], marks=UML_FULL),
     pytest.param("none", "legacy", ["iptables", "ipvs"], marks=UML_FULL),
     pytest.param("iptables", "legacy", ["ipvs"], marks=UML_FULL),

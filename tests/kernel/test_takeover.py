@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Takeover from a real kube-proxy, and changes of mode, while clients connect as fast as they can.
 
-The node of the conformance lab starts with what kube-proxy programmed when the case was recorded. Then it converges to
-nftables mode, to iptables mode and back again. No connection may fail or have the wrong source, and nothing of the old
-layout may be left.
+The node of the conformance lab starts with what kube-proxy programmed when the case was recorded, or with what 1.38
+would have programmed by its source. Then it converges to nftables mode, to iptables mode and back again. No connection
+may fail or have the wrong source, and nothing of the old layout may be left but named counters, which the first change
+to another mode removes with the table.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import pytest
 
 from tests.conformance.wirelab.cases import load_case
 from tests.conformance.wirelab.topology import Topology
-from tests.lab import system
+from tests.lab import recorded, system
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
@@ -37,8 +38,6 @@ CONNECT_SECONDS = 0.9
 UDP_SECONDS = 5.0
 # Leave processor time for the convergence: some thousand connections a second in all.
 PAUSE_SECONDS = 0.001
-# The recorded kernel had nfacct counters, which few have; they do not affect forwarding.
-COUNTER = re.compile(r" -m nfacct --nfacct-name +\S+")
 
 
 class Flow(NamedTuple):
@@ -189,17 +188,13 @@ class TakenOver:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
-    def load(self, mode: str, variant: str) -> None:
+    def load(self, mode: str, variant: str, later: bool) -> None:
         """Load what kube-proxy had programmed."""
-        recorded = Path(CASE.file(f"state-{mode}.txt")).read_text()
-        blocks = re.findall(r"^### 0 [^:]*: (\S+)[^\n]*\n(.*?)(?=^### |\Z)", recorded, re.DOTALL | re.MULTILINE)
-        assert len(blocks) == (4 if variant else 1)
-        for program, text in blocks:
-            if variant:
-                restore = program.replace("-save", f"-{variant}-restore")
-                self.run(restore, "--noflush", text=COUNTER.sub("", text) + "\n")
-            else:
-                self.run("nft", "-f", "-", text=text)
+
+        def run(command: Sequence[str], text: Optional[str]) -> str:
+            return self.run(*command, text=text)
+
+        recorded.load(Path(CASE.file(f"state-{mode}.txt")), run, variant, later=later)
 
     def converge(self, mode: str) -> None:
         """Run one convergence as the conformance suite does."""
@@ -237,6 +232,7 @@ class TakenOver:
             listed = self.run("nft", "list", "ruleset")
             # Maps and chains that kube-proxy has and this project does not.
             assert not re.search(r"(map (service-ips|service-nodeports|firewall-ips)|chain \S+default/web\S*) ", listed)
+            assert not re.search(r"(map|chain) localhost-nodeport-reject", listed)
             assert "10.244.1.11 . 8080" in listed
         else:
             assert self.tables() == []
@@ -254,15 +250,20 @@ def topology() -> Iterator[Topology]:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "variant"),
-    [("nftables", ""), ("iptables", "nft"), pytest.param("iptables", "legacy", marks=pytest.mark.full)],
+    ("found", "variant", "later"),
+    [
+        ("nftables", "", False),
+        pytest.param("nftables", "", True, id="nftables-1.38"),
+        ("iptables", "nft", False),
+        pytest.param("iptables", "legacy", False, marks=pytest.mark.full),
+    ],
     ids=lambda item: item or "-",
 )
 def test_no_connection_is_lost_from_kube_proxy_to_nftables_mode_to_iptables_mode_and_back(
-    topology, tmp_path, recorded, variant
+    topology, tmp_path, found, variant, later
 ) -> None:
     node = TakenOver(topology, tmp_path)
-    node.load(recorded, variant)
+    node.load(found, variant, later)
     traffic = Traffic(topology)
     try:
         for mode in ("nftables", "iptables", "nftables"):

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence
 
+from tests.lab.later_tables import as_1_38
+
 # The recorded kernel had nfacct counters, which few have. Without them kube-proxy creates rules that drop without their
 # counter, and omits all others with a counter, which only count.
 _COUNTED_DROP = re.compile(r" -m nfacct --nfacct-name +\S+(?= -j DROP$)", re.MULTILINE)
@@ -40,10 +42,11 @@ def blocks(path: Path, step: int) -> List[Block]:
     return [block for block in found if block.step == step]
 
 
-def load(path: Path, run: Run, variant: str = "nft", step: int = 0) -> None:
+def load(path: Path, run: Run, variant: str = "nft", step: int = 0, later: bool = False) -> None:
     """Program what the file says into the node that ``run`` runs commands on (arguments, standard input, output).
 
-    ``variant``: the iptables to use, nft or legacy. Existing objects with other names are kept.
+    ``variant``: the iptables to use, nft or legacy. ``later``: write tables of nftables mode as kube-proxy 1.38 would.
+    Existing objects with other names are kept.
     """
     recorded = blocks(path, step)
     # Load sets before the chains that match them, and chains before the servers behind them.
@@ -57,7 +60,7 @@ def load(path: Path, run: Run, variant: str = "nft", step: int = 0) -> None:
             canary = _CANARY if ":KUBE-PROXY-CANARY " in block.text else ""
             run([restore, "--noflush"], f"{_COUNTED.sub('', _COUNTED_DROP.sub('', block.text))}\n{canary}")
         elif program == "nft":
-            run(["nft", "-f", "-"], block.text)
+            run(["nft", "-f", "-"], as_1_38(block.text) if later else block.text)
         elif block.command == "ipvsadm -Sn":
             run(["ipvsadm", "-R"], block.text)
         elif program == "ip":
