@@ -58,6 +58,7 @@ agent:
   sample:
     running: true
     healthy: true
+    ready: true
     error: ""
     mode: nftables
     version: 1.0.0+91f0c2d4a7be

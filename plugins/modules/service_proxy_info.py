@@ -253,6 +253,7 @@ agent:
   sample:
     running: true
     healthy: true
+    ready: true
     error: ""
     mode: ipvs
     version: 1.0.0+4be0c6d2c1b7

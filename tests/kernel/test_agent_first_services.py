@@ -109,10 +109,12 @@ def test_nothing_takes_the_first_services_for_the_cluster(node, gate):
     start_with_first_services(node)
     assert node.status()["clusterKnown"] is False
     assert '"nodeEligible":false' in node.fetch("/healthz", node.health_port)
+    assert '"ready":false' in node.fetch("/readyz", node.health_port) and node.status()["ready"] is False
     gate.opened.set()
     wait_for_cluster(node)
     assert API_ENDPOINT in text(node) and DNS_ENDPOINT in text(node)
     assert '"nodeEligible":true' in node.fetch("/healthz", node.health_port)
+    assert '"ready":true' in node.fetch("/readyz", node.health_port) and node.status()["ready"] is True
     assert node.metric("kubenode_proxy_endpoint_loss_events_total") == 0 and node.status()["driftRepaired"] == 0
     assert node.stop() == 0
     kept = read_cache(str(node.scratch / "cache.gz"))

@@ -197,6 +197,10 @@ def test_a_table_that_cannot_be_written_is_reported_until_it_is_in_force(node):
             shown = node.run("status", "--control", str(node.scratch / "agent.sock"))
             assert shown.returncode == 4 and "policies:   not up to date" in shown.stdout
             assert metric(node, "in_force") == 0
+            assert json.loads(node.fetch("/readyz", node.health_port))["inForce"] == {
+                "services": True,
+                "policies": False,
+            }
         finally:
             owner.stdin.close()
     wait_for(lambda: isolated() and granted(), 30)

@@ -17,6 +17,7 @@ from .cluster import BRIDGE, POD, Cluster, endpoint_slice
 from .node import ROOT
 
 TOKEN_FILE = "/var/lib/kubenode-proxy/agent/token"
+TAINT = {"key": "kubenode.proxy/not-ready", "effect": "NoSchedule"}
 LIBRARIES = ("python3-yaml", "python3-prometheus-client")
 
 
@@ -47,6 +48,7 @@ def variables(node, cluster, accounts):
         "agent_create_access": True,
         "agent_admin_kubeconfig": str(cluster.kubeconfig),
         "agent_libraries": "wheelhouse",
+        "agent_startup_taint": TAINT["key"],
         "agent_cache_directory": str(ROOT / ".cache/libraries"),
     }
 
@@ -54,7 +56,11 @@ def variables(node, cluster, accounts):
 def test_agent_serves_with_libraries_and_account_from_the_controller(node, cluster, accounts, variables):
     assert node.run("curl", "--silent", "--max-time", "2", "http://192.0.2.1", check=False).returncode != 0
     assert node.run("python3", "-c", "import yaml", check=False).returncode == 1
+    registered = cluster.nodes()[0]
+    others = list(registered["spec"].get("taints", []))
+    cluster.store.put({**registered, "spec": {**registered["spec"], "taints": [*others, TAINT]}})
     node.role("agent", variables)
+    assert cluster.store.list("/api/v1/nodes")[0][0]["spec"].get("taints", []) == others
     wait_for(lambda: POD in node.output("nft", "list", "ruleset"), what="the endpoint")
     assert len(accounts.writes) == 5
     kinds = sorted(item["kind"] for item in accounts.objects.values())

@@ -61,6 +61,7 @@ class Agent:
         self.timers, self.supervisor, self.limited = parts.timers, parts.supervisor, parts.limited
         self._inbox = parts.inbox
         self.readiness = Readiness(parts, self.systemd)
+        parts.health.stages = self.readiness.stages
         parts.drain.changed = self._show_status
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Dict
+
 from ..base.errors import KernelError
 from ..kernel.presence import holds_policies
 from .parts import Parts
@@ -30,6 +32,7 @@ class Readiness:
         self._parts = parts
         self._systemd = systemd
         self._served = False
+        self._serves_all = False
         self._protected = True
         self.waits_for_lists = False
         self._timer = parts.timers.add("report that the agent is ready", self._patience_ended)
@@ -54,6 +57,20 @@ class Readiness:
         self._served = True
         self.poll()
 
+    def stages(self) -> Dict[str, bool]:
+        """Return whether all Services and, if they are enabled, network policies are in force, by name for /readyz.
+
+        A table of policies from an earlier run does not count, since it does not have the pods that start now. Unlike
+        the report to the service manager, this never ends by a timeout. May be called from any thread.
+        """
+        settings = self._parts.settings
+        stages = {}
+        if not settings.configuration.node_proxy.network_policy.standalone:
+            stages["services"] = self._serves_all
+        if settings.policies:
+            stages["policies"] = self._parts.policy.in_force
+        return stages
+
     def fill(self) -> None:
         """Fill in from the copy on disk what policies need and the API server does not list in time."""
         if self.waits_for_lists:
@@ -62,6 +79,7 @@ class Readiness:
 
     def poll(self) -> None:
         """Report that the agent is ready if it now is; to be called after each sync of policies."""
+        self._serves_all |= not self._parts.views.preliminary and self._parts.sync.is_complete
         if self._served and not self.sent and self._enforces():
             self._send()
 

@@ -88,9 +88,14 @@ def check_names(placement: Placement, nodes: Sequence[str]) -> None:
     for field, value in named:
         if not is_dns_subdomain(value):
             raise ConfigurationError(f"{field}: {value!r} is not a name of lower case letters, digits, dashes and dots")
-    prefix, slash, name = placement.label.rpartition("/")
+    check_label_key("label", placement.label)
+
+
+def check_label_key(field: str, key: str) -> None:
+    """Raise ConfigurationError unless the value of a field has the syntax of a label's, or a taint's, key."""
+    prefix, slash, name = key.rpartition("/")
     if not _LABEL_NAME.match(name) or (slash and not is_dns_subdomain(prefix)):
-        raise ConfigurationError(f"label: {placement.label!r} is not the key of a label")
+        raise ConfigurationError(f"{field}: {key!r} is not the key of a label or taint")
 
 
 # ---- the rule

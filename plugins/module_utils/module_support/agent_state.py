@@ -38,6 +38,7 @@ def state_of(answer: AgentStatus) -> Dict[str, Any]:
     return {
         "running": True,
         "healthy": answer.get("healthy", False),
+        "ready": answer.get("ready", False),
         "error": answer.get("lastError")
         or answer.get("otherProxy")
         or answer.get("reloadError")

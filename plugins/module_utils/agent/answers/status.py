@@ -64,6 +64,7 @@ def status_document(parts: Parts) -> AgentStatus:
         "behaviour": parts.sync.configuration.behaviour.name,
         "ipvsFilterBackend": proxiers.mode.filter_backend if proxiers is not None else "",
         "healthy": parts.health.healthy,
+        "ready": parts.health.ready,
         "otherProxy": parts.other_proxy.text,
         "since": round(parts.started, 3),
         "uptimeSeconds": round(time.time() - parts.started, 1),

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Health of the proxy: the answers of /healthz and /livez, and of the Services' health check node ports.
+"""Health of the proxy: the answers of /healthz, /livez and /readyz, and of the Services' health check node ports.
 
 This module has the state and the bodies of the answers; the sockets are in ``http.server``. Semantics, header and body
 formats are those of kube-proxy 1.36 (KEP-3836 for the node's eligibility): a family is unhealthy if a change has been
@@ -51,6 +51,8 @@ class ProxyHealth:
         self.preliminary: Callable[[], bool] = bool
         #: Returns which other service proxy is noticed, in one line; the agent replaces it.
         self.other_proxy: Callable[[], str] = str
+        #: Returns whether each of what pods need is in force on this node; the agent replaces it.
+        self.stages: Callable[[], Dict[str, bool]] = dict
         self._clock = clock
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -121,6 +123,21 @@ class ProxyHealth:
             }
         text = json.dumps(body, separators=(",", ":")).encode()
         return Response(200 if good else 503, JSON_HEADERS, text)
+
+    @property
+    def ready(self) -> bool:
+        """Whether pods may start: what they need is in force, and kept so."""
+        return self.healthy and all(self.stages().values())
+
+    def readiness_answer(self) -> Response:
+        """Return the answer of /readyz: whether pods may start, and what of that they need is in force.
+
+        The node's eligibility does not matter. Equal states have equal bodies, since node-readiness-controller's
+        reporter copies the body of a 503 into the Node at every check.
+        """
+        ready = self.ready
+        body = {"ready": ready, "healthy": self.healthy, "inForce": self.stages()}
+        return Response(200 if ready else 503, JSON_HEADERS, json.dumps(body, separators=(",", ":")).encode())
 
 
 def service_health_answer(

@@ -169,6 +169,8 @@ class Surface:
 
     def _health_answer(self, request: HttpRequest) -> Optional[Response]:
         path = request.path
+        if path == "/readyz":
+            return self.health.readiness_answer()
         if path not in ("/healthz", "/livez"):
             return None
         answer = self.health.answer(with_eligibility=path == "/healthz")

@@ -308,6 +308,12 @@ class NodeSync:
         return min(self.schedule.delay(self._clock()), self.watching.delay())
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the last sync programmed everything that the view had, and no Service waits."""
+        syncer = self.syncer
+        return self.proxiers is not None and syncer.started and not syncer.is_waiting and not syncer.last_error
+
+    @property
     def is_due(self) -> bool:
         """Whether a sync is due by the schedule."""
         return self.schedule.delay(self._clock()) <= 0

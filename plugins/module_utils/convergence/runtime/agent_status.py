@@ -93,6 +93,7 @@ class AgentStatus(TypedDict):
     behaviour: str
     ipvsFilterBackend: str
     healthy: bool
+    ready: bool
     otherProxy: str
     since: float
     uptimeSeconds: float
