@@ -176,13 +176,14 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import control_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import convergence_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
     change_result,
     table_differences,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.lost_endpoints import judge_state
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.lost_endpoints import Sources, judge_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import RollbackRequest, rollback
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
@@ -191,6 +192,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store impo
 def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
     """Restore a saved state and return the result."""
     parameters: Dict[str, Any] = module.params
+    sources = Sources(control=control_socket(parameters["state_directory"]))
     request = RollbackRequest(
         to=parameters["to"],
         history_directory=parameters["history_directory"],
@@ -200,7 +202,7 @@ def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
         stop_units=parameters["stop_agent"],
         state_directory=parameters["state_directory"],
         lock_timeout=parameters["lock_timeout"],
-        judge=lambda record: judge_state(record, parameters["accept_loss"]),
+        judge=lambda record: judge_state(record, parameters["accept_loss"], sources),
         ignore_findings=parameters["ignore_findings"],
     )
     report = rollback(request)

@@ -23,13 +23,16 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.lost_endpo
     Sources,
     endpoints_of,
     judge_state,
+    known_addresses,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 from tests.conformance.wirelab.cases import load_case
+from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service
 from tests.kernel.rollback_node import CASE, ROOT, Node
 from tests.lab import recorded
 from tests.lab.system import run
+from tests.waiting import wait_for
 
 #: A case whose kube-proxy has endpoints in nftables mode too.
 AFFINITY = load_case(str(ROOT / "tests" / "conformance" / "cases" / "affinity"))
@@ -103,3 +106,26 @@ def test_real_servers_of_ipvs_count_and_a_state_of_nothing_is_refused(tmp_path) 
         judge_state(record_of(NodeState()), False, Sources("", "", str(tmp_path)))
     assert len(judge_state(record_of(NodeState()), True, Sources("", "", str(tmp_path)))) == 1
     assert judge_state(record_of(NodeState(policies_standalone=True)), False) == ()
+
+
+def test_the_running_agent_knows_better_than_the_files(tmp_path) -> None:
+    """Its file may be half a minute old, in which a drain moves every pod. A pod that terminates is as good as gone."""
+    node = AgentNode(tmp_path, "nftables")
+    node.store.put(service(1))
+    node.store.put(endpoint_slice(1, count=2))
+    try:
+        node.start()
+        cache, control = str(node.scratch / "cache.gz"), str(node.scratch / "agent.sock")
+        sources = cached(tmp_path, [])._replace(cache=cache, control=control)
+        # Earlier than the agent writes its file for the first time.
+        wait_for(lambda: known_addresses(sources) == {endpoint_ip(1, 0), endpoint_ip(1, 1)}, 15, what="both endpoints")
+        moved = endpoint_slice(1, count=3)
+        for index, conditions in ((0, {"ready": False, "serving": True, "terminating": True}), (1, {"ready": True})):
+            moved["endpoints"][index]["conditions"] = conditions
+        node.store.put(moved)
+        wait_for(lambda: known_addresses(sources) == {endpoint_ip(1, 1), endpoint_ip(1, 2)}, 10, what="the moved pod")
+        assert node.stop() == 0
+        # The agent has written the file, with the same answer.
+        assert known_addresses(sources) == {endpoint_ip(1, 1), endpoint_ip(1, 2)}
+    finally:
+        node.close()

@@ -9,7 +9,8 @@ import argparse
 from typing import Any, Dict, Optional
 
 from ..convergence.handles import KernelHandles
-from ..rollback.lost_endpoints import judge_state
+from ..convergence.runtime.state_directory import control_socket
+from ..rollback.lost_endpoints import Sources, judge_state
 from ..rollback.restore import RollbackRequest, rollback
 from ..rollback.state import observe_state
 from ..rollback.store import History, SavedState
@@ -50,6 +51,7 @@ def roll_back(arguments: argparse.Namespace) -> CommandResult:
         return list_states(arguments.history)
     if arguments.save_before:
         return save_before(arguments.save_before, arguments.history, arguments.keep_states)
+    sources = Sources(control=control_socket(arguments.state_directory))
     request = RollbackRequest(
         to=arguments.to,
         history_directory=arguments.history,
@@ -58,7 +60,7 @@ def roll_back(arguments: argparse.Namespace) -> CommandResult:
         describe=arguments.diff,
         state_directory=arguments.state_directory,
         lock_timeout=arguments.lock_timeout,
-        judge=lambda record: judge_state(record, arguments.accept_loss),
+        judge=lambda record: judge_state(record, arguments.accept_loss, sources),
         ignore_findings=arguments.ignore,
     )
     report = rollback(request)

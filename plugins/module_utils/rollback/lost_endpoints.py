@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a saved state would serve now: its age, and its endpoints that the cluster no longer has.
 
-The node knows the cluster from the copy that its agent keeps on disk, or from the snapshot of its last convergence,
-whichever is newer; and static Services from their manifests.
+The node knows the cluster from its running agent. Without one, it knows it from the copy that the agent has kept on
+disk, or from the snapshot of the last convergence, whichever is newer; and static Services from their manifests.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import calendar
 import os
 import re
 import time
-from typing import Any, FrozenSet, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
 from ..base.addresses import address_and_port, canonical_address, split_port, unpacked
-from ..base.errors import HistoryError, SnapshotError
+from ..base.errors import HistoryError, ProxyError, SnapshotError
 from ..base.regular_files import parse_json
 from ..base.timestamps import TIMESTAMP
 from ..cluster.files.cache import open_cache
 from ..cluster.files.snapshot import snapshot_objects
 from ..cluster.files.static import StaticDirectory
 from ..configuration.node_proxy import STATIC_SERVICES
-from ..convergence.runtime.state_directory import DEFAULT_CACHE
+from ..convergence.runtime.agent_client import ENDPOINTS, ask_agent
+from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..kernel.netlink.attributes import parse_attributes
 from ..kernel.nftables.attributes import NFTA_SET_DATA_TYPE, NFTA_SET_ELEM_DATA
 from ..kernel.nftables.decoding import parse_data
@@ -45,11 +46,12 @@ _CHAIN = re.compile(r"endpoint-.*__(?P<address>[^/]+)/(?P<port>\d+)\Z")
 
 
 class Sources(NamedTuple):
-    """Files with what the cluster has; those that do not exist are ignored."""
+    """The agent's socket, and files with what the cluster has; those that do not exist are ignored."""
 
     cache: str = DEFAULT_CACHE
     snapshot: str = SNAPSHOT
     static: str = STATIC_SERVICES
+    control: str = DEFAULT_CONTROL
 
 
 _SOURCES = Sources()
@@ -84,22 +86,40 @@ def _in_nftables(table: RawTable) -> Iterator[str]:
 
 
 def _addresses(slices: Iterable[Any]) -> Iterator[str]:
-    """Yield the addresses of raw EndpointSlices; parts that are not as the API server makes them have none."""
+    """Yield the addresses of raw EndpointSlices, except of endpoints that terminate.
+
+    Parts that are not as the API server makes them have none.
+    """
     for raw in slices:
         endpoints = raw.get("endpoints") if isinstance(raw, dict) and raw.get("kind") == _KIND else None
         for endpoint in endpoints if isinstance(endpoints, list) else ():
-            found = endpoint.get("addresses") if isinstance(endpoint, dict) else None
+            found = endpoint.get("addresses") if isinstance(endpoint, dict) and not _terminates(endpoint) else None
             for address in found if isinstance(found, list) else ():
                 canonical = canonical_address(address) if isinstance(address, str) else None
                 if canonical:
                     yield canonical
 
 
-def known_addresses(sources: Sources) -> Optional[FrozenSet[str]]:
-    """Return the addresses of all endpoints of the cluster and of static Services; None if no file has the cluster.
+def _terminates(endpoint: Dict[str, Any]) -> bool:
+    conditions = endpoint.get("conditions")
+    return isinstance(conditions, dict) and conditions.get("terminating") is True
 
-    Raises SnapshotError if the newest file cannot be used.
+
+def known_addresses(sources: Sources) -> Optional[FrozenSet[str]]:
+    """Return the addresses of all endpoints of the cluster and of static Services that do not terminate.
+
+    Return None if there is neither an agent that knows the cluster nor a file that has it. The file of a running agent
+    may be half a minute old, in which a drain moves every pod. Raises SnapshotError if the newest file cannot be used.
     """
+    try:
+        return frozenset(map(str, ask_agent(sources.control, {"command": ENDPOINTS})["addresses"]))
+    except (ProxyError, KeyError, TypeError):
+        # No agent runs, it is too busy to answer, it does not know the cluster, or another version has no such answer.
+        return _kept_addresses(sources)
+
+
+def _kept_addresses(sources: Sources) -> Optional[FrozenSet[str]]:
+    """Return the addresses in the files; None if no file has the cluster. Raises SnapshotError."""
     files = {path: os.stat(path).st_mtime for path in (sources.cache, sources.snapshot) if os.path.isfile(path)}
     if not files:
         return None

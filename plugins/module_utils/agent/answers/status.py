@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ...base.addresses import canonical_address
+from ...base.errors import ProxyError
 from ...base.timestamps import timestamp
 from ...cluster.model import Failing, NamespacedName
 from ...cluster.state import ClusterState
@@ -17,6 +18,7 @@ from ...convergence.agent_comparison import AgentComparison, comparison_document
 from ...convergence.drain.external import serving_document
 from ...convergence.report import table_changes
 from ...convergence.request import TableChange
+from ...convergence.runtime.agent_client import ENDPOINTS
 from ...convergence.runtime.agent_status import AgentStatus, FamilyStatus
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
@@ -149,7 +151,7 @@ def answer(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
 
     Raises ProxyError, whose text is such a message as well.
 
-    ``question``: ``command`` is status, explain, listeners, comparison, traffic or drain. explain has a
+    ``question``: ``command`` is status, explain, listeners, comparison, endpoints, traffic or drain. explain has a
     ``destination`` and possibly the address of a ``client``, or the ends ``from`` and ``to`` of a connection;
     ``kernel`` False: do not read the kernel. comparison reads it only with ``kernel`` True, and may want to
     ``describe`` each change. drain may ask to ``read`` the drain file, and for what is needed to count external
@@ -165,11 +167,22 @@ def answer(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
         return {"listeners": listeners_document(parts.forwarding.table())}
     if command == COMPARISON:
         return comparison_document(compare(parts, bool(question.get("kernel")), bool(question.get("describe"))))
+    if command == ENDPOINTS:
+        return {"addresses": sorted(_addresses(parts))}
     if command == "drain":
         return _drain(parts, question)
     if command == "traffic":
         return _traffic(parts, question)
     return {"error": f"unknown command {command!r}"}
+
+
+def _addresses(parts: Parts) -> Set[str]:
+    """Return the addresses of all endpoints that do not terminate. Raises ProxyError before the cluster is known."""
+    view = parts.views.current
+    if view is not parts.source.view:
+        raise ProxyError("the agent does not know the cluster yet")
+    slices = (piece for pieces in view.state.slices.values() for piece in pieces.values())
+    return {each.address for piece in slices for each in piece.endpoints if not each.terminating}
 
 
 def _traffic(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:

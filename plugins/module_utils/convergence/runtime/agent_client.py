@@ -22,6 +22,8 @@ CLIENT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 #: The question with which the agent reads its configuration again. The answer shows whether it is in effect.
 RELOAD = "reload"
+#: The question for the addresses of all endpoints that the agent knows, except those that terminate.
+ENDPOINTS = "endpoints"
 
 Question = Dict[str, Any]
 Answer = Dict[str, Any]
