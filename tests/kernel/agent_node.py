@@ -26,6 +26,14 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "node1"
+# With the agent's real retry delays 500 answers would take an hour.
+HASTY = """
+import sys
+from module_utils.agent.threads import supervision
+supervision.FIRST_PAUSE_SECONDS, supervision.LONGEST_PAUSE_SECONDS = 0.02, 0.1
+from module_utils.command.cli import main
+sys.exit(main())
+"""
 
 
 def service(number: int, ports: Sequence[int] = (80,), namespace: str = "default", **spec: Any) -> Object:
@@ -266,6 +274,13 @@ class AgentNode:
         """Return all IPv4 rules as the mode's own tool prints them."""
         command = ["nft", "list", "ruleset"] if self.mode == "nftables" else [f"iptables-{variant}-save"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+class HastyNode(AgentNode):
+    """An agent with short retry delays."""
+
+    def _command(self, *words: str) -> List[str]:
+        return [sys.executable, "-c", HASTY, *words]
 
 
 @contextlib.contextmanager

@@ -7,34 +7,17 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import threading
 import urllib.parse
-from typing import List, Optional
+from typing import Optional
 
 import pytest
 
 from tests.apiserver.mutations import events_of, mutated, page_of
 from tests.apiserver.store import KINDS
 from tests.apiserver.wire import Answer
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, node_object, service
+from tests.kernel.agent_node import AgentNode, HastyNode, cluster_ip, endpoint_slice, node_object, service
 from tests.waiting import wait_for
-
-# The retry delays are shortened: with the agent's real ones 500 answers would take an hour.
-HASTY = """
-import sys
-from module_utils.agent.threads import supervision
-supervision.FIRST_PAUSE_SECONDS, supervision.LONGEST_PAUSE_SECONDS = 0.02, 0.1
-from module_utils.command.cli import main
-sys.exit(main())
-"""
-
-
-class HastyNode(AgentNode):
-    """An agent with short retry delays."""
-
-    def _command(self, *words: str) -> List[str]:
-        return [sys.executable, "-c", HASTY, *words]
 
 
 class Wrong:

@@ -19,7 +19,7 @@ from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..event_reasons import Reason
-from ..preflight.findings import KUBE_PROXY
+from ..preflight.findings import KUBE_PROXY, OTHER_CLUSTER
 from .api.access import ApiAccess
 from .api.events import node_reference
 from .checks.checks import Checks
@@ -119,6 +119,7 @@ class Parts:
             node_required=lambda: self.configuration.detect_local_mode == NODE_CIDR,
             room=self.memory,
             progress=progress,
+            any_cluster=OTHER_CLUSTER in options.ignore_findings,
         )
         self.source.view.set_rates(rates_of(loaded.mode))
         self.surface = Surface(

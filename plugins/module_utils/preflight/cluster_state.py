@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import AbstractSet, Collection, List, Mapping, NamedTuple, Sequence
 
 from ..base.errors import some_of
-from ..cluster.model import Node
+from ..cluster.model import NamespacedName, Node
 from ..cluster.state import ClusterState
-from .findings import ERROR, INCOMPLETE_SNAPSHOT, LOSS, NODE, Finding
+from .findings import ERROR, INCOMPLETE_SNAPSHOT, LOSS, NODE, OTHER_CLUSTER, Finding
 
 POLICIES_COMMAND = "kubectl get services,endpointslices,nodes,pods,namespaces,networkpolicies -A -o json"
 COMPLETE_COMMAND = "kubectl get services,endpointslices,nodes -A -o json"
@@ -115,3 +115,20 @@ def loss_findings(
         "check the cluster state; if it is right, add this finding to ignore_findings or raise max_unserved_percent"
     )
     return [Finding(LOSS, ERROR, what, remedy)]
+
+
+def origin_findings(before: Mapping[NamespacedName, str], now: Mapping[NamespacedName, str]) -> List[Finding]:
+    """Return an error if the cluster is another one than before.
+
+    A cluster is known by when its essential Services were created. One of them may be created again, but no cluster
+    forgets all of them. ``before``, ``now``: these times; ``now`` lacks a Service that does not exist.
+    """
+    if not before or any(now.get(service) == created for service, created in before.items()):
+        return []
+    seen = [
+        f"Service {service} " + (f"was created at {now[service]}, not {created}" if service in now else "is missing")
+        for service, created in before.items()
+    ]
+    what = f"this is another cluster than the one whose Services are programmed, which are kept ({', '.join(seen)})"
+    remedy = "correct the kubeconfig; if the cluster was made again, add this finding to ignore_findings"
+    return [Finding(OTHER_CLUSTER, ERROR, what, remedy)]

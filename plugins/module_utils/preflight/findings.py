@@ -41,6 +41,7 @@ NAMES = (
     NODE := "node",
     INCOMPLETE_SNAPSHOT := "incomplete-snapshot",
     LOSS := "loss",
+    OTHER_CLUSTER := "other-cluster",
 )
 
 

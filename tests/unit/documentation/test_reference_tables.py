@@ -12,7 +12,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import fi
 from tests.conftest import ROOT
 
 #: Findings about the cluster's state are in the table of a Service that does not answer.
-OF_THE_CLUSTER = {findings.NODE, findings.INCOMPLETE_SNAPSHOT, findings.LOSS}
+OF_THE_CLUSTER = {findings.NODE, findings.INCOMPLETE_SNAPSHOT, findings.LOSS, findings.OTHER_CLUSTER}
 
 
 def rows(page: str, head: str) -> List[List[str]]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Optional, Protocol, Sequence, Union
 
@@ -28,6 +29,7 @@ from ..threads.timers import monotonic
 from .first_services import FirstObjects, FirstServices, is_first
 from .keeper import CacheKeeper
 from .known import Batch
+from .origin import Origin
 from .packed import parsed_items
 from .reflector import Reflector
 from .room import UNLIMITED, Room
@@ -69,6 +71,7 @@ class ClusterSource:
     which the main thread applies to the view; on a node that serves nothing, :class:`FirstObjects` come before. The
     main thread calls :meth:`follow_all` when they are served. ``node_required``: whether nothing can be served without
     the Node. ``room``: how much of the cluster may be held. ``progress`` is called while the view is updated.
+    ``any_cluster``: follow also the API server of another cluster than the one known so far.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class ClusterSource:
         node_required: Callable[[], bool],
         room: Room = UNLIMITED,
         progress: Progress = unheeded,
+        any_cluster: bool = False,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.view = ClusterView(room, progress)
@@ -98,6 +102,7 @@ class ClusterSource:
         self._started = clock()
         self._serving = False
         self._first = FirstServices(deliver)
+        self._origin = None if any_cluster else Origin(lambda: self.view.state.services, keeper)
         self._found = FirstObjects()
         self._held: List[Reflector] = []
         self._needed = _KINDS
@@ -134,6 +139,8 @@ class ClusterSource:
         the API server than one that serves nothing, which needs the first Services before all others.
         """
         self._serving = serving
+        if self._origin is not None:
+            self._origin.read()
         self._has_copy = self._has_policies = self.keeper.exists()
         self._keeper_task = self._supervisor.start("cache", self.keeper.run)
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
@@ -177,8 +184,16 @@ class ClusterSource:
             optional=resource in OPTIONAL,
             reduce=prune,
             first_pause=pause,
-            prelude=self._first.read if resource is SERVICES else None,
+            prelude=functools.partial(self._begin, resource),
+            vital=self._origin is not None and resource.kind in _VITAL_KINDS,
         )
+
+    def _begin(self, resource: ResourceType, client: ApiClient) -> None:
+        """Check a server before anything of it is used, and read the first Services in the thread of Services."""
+        if self._origin is not None:
+            self._origin.check(client)
+        if resource is SERVICES:
+            self._first.read(client)
 
     def follow_others(self, resources: Sequence[ResourceType]) -> None:
         """Follow only these collections in addition to those that Services need."""

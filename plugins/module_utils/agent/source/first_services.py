@@ -90,7 +90,7 @@ class FirstServices:
     def _batches(self, client: ApiClient) -> List[Batch]:
         def listed(resource: ResourceType, field_selector: str = "") -> List[Dict[str, Any]]:
             # "0": the server answers from its cache.
-            return client.list(resource, field_selector, "0", lambda raw: _usable(raw, resource.kind)).items
+            return client.list(resource, field_selector, "0", lambda raw: usable(raw, resource.kind)).items
 
         nodes = listed(NODES, f"metadata.name={self.node_name}") if self.node_name else []
         services: List[Dict[str, Any]] = []
@@ -107,7 +107,7 @@ class FirstServices:
         ]
 
 
-def _usable(raw: Any, kind: str) -> Optional[Dict[str, Any]]:
+def usable(raw: Any, kind: str) -> Optional[Dict[str, Any]]:
     """Return an object in small form, or None if it cannot be used; the list of its collection then reports it."""
     try:
         found: Dict[str, Any] = prune(check_identity(raw, kind))

@@ -70,6 +70,10 @@ class Known:
         """Whether any object is known."""
         return bool(self._digests)
 
+    def shares_none(self, items: Sequence[Listed]) -> bool:
+        """Return whether objects are known, and a list has none of them."""
+        return self.has_objects and not any(item.key in self._digests for item in items)
+
     def assume(self, keys: Iterable[ObjectKey]) -> None:
         """Record objects that are known from the state kept on disk."""
         for key in keys:

@@ -58,8 +58,9 @@ class Reflector:
     are called from this thread. ``reduce`` makes each object small as soon as it is received. ``field_selector``
     replaces the resource's own. ``room``: how much may be held. ``held``: as for :meth:`Known.listed`. ``optional``:
     treat a collection that the server, by its own documents, does not have as empty. ``first_pause``: seconds before
-    the first request. ``prelude`` makes requests of its own before the first list, and is tried again when one of them
-    fails. ``clock`` and ``wait`` replace the time in tests.
+    the first request. ``prelude`` makes requests of its own at the start of each connection, and is tried again when
+    one of them fails. ``vital``: every cluster has an object of this collection that outlasts the others, so a list
+    that shares none with those known is of another cluster. ``clock`` and ``wait`` replace the time in tests.
 
     ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent
     or could not be sent, by ``clock``; None before.
@@ -79,7 +80,8 @@ class Reflector:
         reduce: Callable[[Dict[str, Any]], Dict[str, Any]] = lambda item: item,
         backoff: Callable[[], Backoff] = Backoff,
         first_pause: float = 0.0,
-        prelude: Optional[Callable[[ApiClient], None]] = None,
+        prelude: Callable[[ApiClient], None] = lambda client: None,
+        vital: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wait: Optional[Callable[[float], object]] = None,
     ) -> None:
@@ -102,6 +104,8 @@ class Reflector:
         self._backoff = backoff()
         self._first_pause = first_pause
         self._prelude = prelude
+        self._begun = False
+        self._vital = vital
         self._clock = clock
         self._ending = threading.Event()
         self._wait = wait or self._ending.wait
@@ -197,16 +201,20 @@ class Reflector:
 
     def _cycle(self, task: Task) -> None:
         """List if necessary, then watch once; pause if the watch delivered nothing. Raises ProxyError."""
+        if self._lists_again:
+            self._lists_again, self._version = False, ""
+        if self._begun and not self._version:
+            # What answers now may be another server than the one that the connection was made to.
+            self._disconnect()
         if self._client is None:
+            self._begun = False
             try:
                 self._client = self._connect(task.busy)
             finally:
                 self._note_asked()
-        if self._prelude is not None:
+        if not self._begun:
             self._prelude(self._client)
-            self._prelude = None
-        if self._lists_again:
-            self._lists_again, self._version = False, ""
+            self._begun = True
         if not self._version and not self._list(self._client):
             self.connected = True
             self._rest(task, _ABSENT_SECONDS)
@@ -234,6 +242,10 @@ class Reflector:
             found = client.list(self.resource, self._field_selector, self._minimum, self._listed)
             if self._left_out and not found.items:
                 raise ApiError(f"list {self.resource.name}: none of the {self._left_out} objects is usable")
+            if self._vital and self.known.shares_none(found.items):
+                raise ApiError(
+                    f"list {self.resource.name}: none of the known objects is in it: that of another cluster"
+                )
             self._room.admit(self.resource.kind, self._growth)
         except ApiStatusError as error:
             self._room.release(self.resource.kind)

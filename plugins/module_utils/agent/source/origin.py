@@ -1,0 +1,62 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which cluster a node serves, so that the API server of another one never removes what is programmed."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Mapping
+
+from ...base.errors import ApiError
+from ...cluster.api.client import ApiClient
+from ...cluster.api.errors import FORBIDDEN, ApiStatusError
+from ...cluster.api.resource_types import SERVICES
+from ...cluster.model import NamespacedName, Service
+from ...cluster.parsing.objects import ObjectKey
+from ...preflight.cluster_state import origin_findings
+from .first_services import FIRST_SERVICES, usable
+from .keeper import CacheKeeper
+from .packed import parsed_items
+
+
+class Origin:
+    """Recognizes the cluster that is served. All threads call :meth:`check`, and the main one :meth:`read` before.
+
+    ``services``: those known now. Before any is known, the copy on disk of ``keeper`` has those of an earlier start.
+    """
+
+    def __init__(self, services: Callable[[], Mapping[NamespacedName, Service]], keeper: CacheKeeper) -> None:
+        self._services = services
+        self._keeper = keeper
+        self._before: Dict[NamespacedName, str] = {}
+
+    def read(self) -> None:
+        """Read the essential Services of the copy on disk."""
+        keys = frozenset(ObjectKey(SERVICES.kind, *name) for name in FIRST_SERVICES)
+        values = [parsed.value for parsed, _item in parsed_items(self._keeper.earlier(keys))]
+        self._before = {value.key: value.created for value in values if isinstance(value, Service) and value.created}
+
+    def check(self, client: ApiClient) -> None:
+        """Raise ApiError if the server is of another cluster, or cannot be asked; one request as a rule."""
+        known = self._known()
+        now: Dict[NamespacedName, str] = {}
+        for name in filter(known.__contains__, FIRST_SERVICES):
+            try:
+                path, field = SERVICES.in_namespace(name.namespace), f"metadata.name={name.name}"
+                items = client.list(path, field, "0", lambda raw: usable(raw, SERVICES.kind)).items
+            except ApiStatusError as error:
+                if error.code == FORBIDDEN:
+                    # The lists, which follow, report it.
+                    return
+                raise
+            if items:
+                now[name] = str(items[0]["metadata"].get("creationTimestamp"))
+            if now.get(name) == known[name]:
+                return
+        for finding in origin_findings(known, now):
+            raise ApiError(f"API server {client.host}: {finding} [{finding.name}]")
+
+    def _known(self) -> Dict[NamespacedName, str]:
+        services = self._services()
+        now = [service for service in map(services.get, FIRST_SERVICES) if service is not None]
+        return {service.key: service.created for service in now if service.created} or self._before
