@@ -37,6 +37,7 @@ class Reason(str, Enum):
     ANNOTATION_IGNORED = "AnnotationIgnored", Subject.OBJECT, "refused"
     ENDPOINT_FAILING = "EndpointFailing", Subject.OBJECT_ON_NODE, "check_failed"
     ENDPOINT_PASSING = "EndpointPassing", Subject.OBJECT_ON_NODE, "check_passed"
+    POLICIES_STALE = "NetworkPoliciesStale", Subject.NODE, "refused"
     MODE_CHANGED = "ModeChanged", Subject.NODE, "mode_changed"
     ENDPOINTS_LOST = "EndpointsLost", Subject.NODE, "endpoints_lost"
     MEMORY_LOW = "MemoryLow", Subject.NODE, "memory"

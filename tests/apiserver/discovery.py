@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import AbstractSet, Dict, List, Optional
 
-from .store import KINDS, Kind, Object
+from .store import SERVED, Kind, Object
 
 
 def _versions(absent: AbstractSet[str]) -> Dict[str, List[Kind]]:
     """Return the kinds of each version of a named group, without the collections that the server does not have."""
     found: Dict[str, List[Kind]] = {}
-    for kind in KINDS.values():
-        if kind.path.startswith("/apis/") and kind.path not in absent:
+    for path, kind in SERVED.items():
+        if path.startswith("/apis/") and path not in absent:
             found.setdefault(kind.api_version, []).append(kind)
     return found
 

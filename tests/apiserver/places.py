@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple, Optional
 
 from .failures import no_resource, not_found
-from .store import KINDS, Kind, Object, Store
+from .store import SERVED, Kind, Object, Store
 
 _PATH = re.compile(
     r"(?P<top>/api/v1|/apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?\Z"
@@ -40,7 +40,7 @@ def place_of(path: str) -> Optional[Place]:
     A path that lacks the namespace of a namespaced object, or gives one to an object that has none, names nothing.
     """
     match = _PATH.match(path)
-    kind = KINDS.get(f"{match['top']}/{match['plural']}") if match else None
+    kind = SERVED.get(f"{match['top']}/{match['plural']}") if match else None
     if match is None or kind is None:
         return None
     place = Place(kind, match["namespace"], match["name"] or "")

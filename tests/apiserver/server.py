@@ -240,6 +240,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         try:
             for event_type, item in events:
+                if place.kind.others:
+                    item = {**item, "apiVersion": place.kind.api_version}
                 event = {"type": event_type, "object": self._shown(item)}
                 line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))

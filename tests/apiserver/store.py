@@ -20,6 +20,8 @@ class Kind(NamedTuple):
     api_version: str
     kind: str
     namespaced: bool = True
+    #: Other group versions in which the server has the collection, too.
+    others: Tuple[str, ...] = ()
 
     @property
     def plural(self) -> str:
@@ -45,8 +47,15 @@ KINDS = {
             "policy.networking.k8s.io/v1alpha2",
             "ClusterNetworkPolicy",
             namespaced=False,
+            others=("policy.networking.k8s.io/v1beta1",),
         ),
     )
+}
+#: Every collection by the path at which it is served: some at several, in each version as objects of that version.
+SERVED = {
+    kind.path.replace(kind.api_version, version): kind._replace(api_version=version)
+    for kind in KINDS.values()
+    for version in (kind.api_version, *kind.others)
 }
 PATH_OF_KIND = {kind.kind: kind.path for kind in KINDS.values()}
 

@@ -10,13 +10,17 @@ import os
 import re
 import subprocess
 import time
-from typing import Iterator
+from typing import Iterator, Optional
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.apiserver.discovery import discovery
+from tests.apiserver.wire import Answer, response
 from tests.kernel.agent_node import NODE, AgentNode, service_manager
 from tests.kernel.policy_node import PORTS, TABLE, bridge_port, elements, granted, isolated, pod, policy, policy_node
 from tests.lab import system
+from tests.lab.manifests import Object
 from tests.waiting import wait_for
 
 
@@ -111,6 +115,75 @@ def test_a_boot_starts_from_the_copy_on_disk_if_pods_or_nothing_can_be_listed(no
         assert ("using pods and network policies kept on disk" in node.log) is (boot == 0)
         node.stop()
         node.stop_api()
+
+
+GROUP = "policy.networking.k8s.io"
+KNOWN_VERSIONS = [f"/apis/{GROUP}/{version}/clusternetworkpolicies" for version in ("v1beta1", "v1alpha2")]
+
+
+def cluster_policy(app: str) -> Object:
+    """Return a ClusterNetworkPolicy about pods with this label."""
+    selected = {"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": app}}}}
+    deny = {"action": "Deny", "from": [{"namespaces": {}}]}
+    spec = {"tier": "Admin", "priority": 1, "subject": selected, "ingress": [deny]}
+    return {"kind": "ClusterNetworkPolicy", "metadata": {"name": "lockdown"}, "spec": spec}
+
+
+def future_version(target: str) -> Optional[Answer]:
+    """Answer as an API server that has ClusterNetworkPolicies in a version of the future only."""
+    version = f"{GROUP}/v1"
+    groups = discovery("/apis", set(KNOWN_VERSIONS))
+    assert groups is not None
+    documents = {
+        "/apis": {**groups, "groups": [*groups["groups"], {"name": GROUP, "versions": [{"groupVersion": version}]}]},
+        f"/apis/{version}": {
+            "kind": "APIResourceList",
+            "groupVersion": version,
+            "resources": [{"name": "clusternetworkpolicies"}],
+        },
+    }
+    found = documents.get(urlsplit(target).path)
+    return None if found is None else Answer(response(json.dumps(found).encode()))
+
+
+def test_cluster_policies_are_followed_in_the_version_that_is_served_and_stay_without_one(node):
+    assert node.api is not None
+
+    def denied() -> bool:
+        """Return whether the policy applies to a pod that no NetworkPolicy selects."""
+        return "10.244.0.4" in elements("policed-in4")
+
+    node.store.put(pod("open", "10.244.0.4", {"app": "open"}))
+    node.node_configuration["networkPolicy"]["clusterNetworkPolicies"] = True
+    node.write_configuration()
+    node.store.put(cluster_policy("open"))
+    node.api.absent.add(KNOWN_VERSIONS[0])
+    node.start()
+    wait_for(lambda: isolated() and denied(), 30)
+    assert "read in version policy.networking.k8s.io/v1alpha2" in node.log
+    # An upgrade of the definition: the older version is no longer served.
+    node.api.absent = {KNOWN_VERSIONS[1]}
+    node.api.drop_watches()
+    wait_for(lambda: "read in version policy.networking.k8s.io/v1beta1" in node.log, 30)
+    node.store.put(cluster_policy("other"))
+    wait_for(lambda: not denied(), 30)
+    node.store.put(cluster_policy("open"))
+    wait_for(denied, 30)
+    # One that this agent does not know: the last policies stay, NetworkPolicies are followed, and it is said.
+    node.api.absent, node.api.wrong = set(KNOWN_VERSIONS), future_version
+    node.api.drop_watches()
+    stale = "it has them in version policy.networking.k8s.io/v1, not in"
+    wait_for(lambda: stale in node.status()["networkPolicy"]["error"], 30)
+    wait_for(lambda: "NetworkPoliciesStale" in [item.get("reason") for item in node.api.posted], 30)
+    node.store.put(cluster_policy("other"))
+    for start in range(2):
+        node.store.put(pod(f"late{start}", f"10.244.0.{7 + start}", {"app": "db"}))
+        wait_for(lambda start=start: f"10.244.0.{7 + start}" in elements("isolated-in4"), 30)
+        assert denied() and stale in node.log
+        node.stop()
+        node.start()
+    wait_for(lambda: stale in node.status()["networkPolicy"]["error"], 30)
+    assert denied() and node.status()["networkPolicy"]["inForce"]
 
 
 def test_a_refused_version_of_a_policy_does_not_replace_a_valid_one(node):

@@ -156,7 +156,14 @@ class Parts:
             losses=EndpointLossWatch(options.max_unserved_percent, options.hold_loss, self.timers.clock),
             other_proxy=self.other_proxy,
         )
-        self.policy = PolicySync(self.source.view, self.handles, self.timers, reports=self.reports, health=self.health)
+        self.policy = PolicySync(
+            self.source.view,
+            self.handles,
+            self.timers,
+            reports=self.reports,
+            health=self.health,
+            unserved=lambda: self.source.unserved,
+        )
         self.metrics.on_scrape(POLICIES, lambda: policy_values(self.policy.status(), self.policy.pods))
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync, progress)

@@ -73,7 +73,7 @@ class Readiness:
 
     def fill(self) -> None:
         """Fill in from the copy on disk what policies need and the API server does not list in time."""
-        if self.waits_for_lists:
+        if self.waits_for_lists or self._parts.source.unserved:
             settings = self._parts.settings.configuration.node_proxy.network_policy
             self.waits_for_lists = not self._parts.source.use_policies_if_late(settings.kinds)
 

@@ -342,7 +342,7 @@ NODE_FIELDS: Tuple[Field, ...] = (
     honoured(
         "networkPolicy.clusterNetworkPolicies",
         FLAG,
-        "enforce ClusterNetworkPolicies (`policy.networking.k8s.io/v1alpha2`) too",
+        "enforce ClusterNetworkPolicies (`policy.networking.k8s.io`) too",
         attribute="network_policy.cluster_policies",
     ),
     honoured(

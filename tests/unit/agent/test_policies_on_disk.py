@@ -236,7 +236,7 @@ def test_policies_on_disk_go_with_their_collection_only_if_the_api_server_does_n
     bench = ServedBench(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, CLUSTER_POLICY))
     bench.server = server = ApiServer(Store(), None)
     if proof:
-        server.absent.add(CLUSTER_NETWORK_POLICIES.path)
+        server.absent |= {each.path for each in CLUSTER_NETWORK_POLICIES.versions}
     else:
         server.failing[CLUSTER_NETWORK_POLICIES.path] = 404
     bench.source.start("n1", serving=True, others=POLICIES)
@@ -250,3 +250,19 @@ def test_policies_on_disk_go_with_their_collection_only_if_the_api_server_does_n
     assert bool(reflector.error) != proof
     assert bench.source.use_policies_if_late(frozenset(POLICY_KINDS))
     assert len(bench.source.view.state.policy.cluster_policies) == (0 if proof else 1)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_policies_of_no_known_version_do_not_keep_others_from_being_in_force(tmp_path, copied):
+    """Those of the copy on disk are in force; without a copy the others alone are."""
+    bench = Bench(saved(tmp_path / "kept", SERVICE, POD, NAMESPACE, CLUSTER_POLICY) if copied else "")
+    bench.source.start("n1", serving=True, others=POLICIES)
+    bench.list(*KINDS, *POLICY_KINDS[:3])
+    assert bench.source.use_policies_if_late(frozenset(POLICY_KINDS)) is not copied
+    assert "ClusterNetworkPolicy" not in bench.source.view.known
+    reflector = bench.reflector("ClusterNetworkPolicy")
+    reflector.error, reflector.is_unserved = "in version v9", True
+    assert bench.source.unserved == "in version v9"
+    assert bench.source.use_policies_if_late(frozenset(POLICY_KINDS))
+    assert bench.source.view.known >= set(POLICY_KINDS)
+    assert len(bench.source.view.state.policy.cluster_policies) == copied

@@ -23,6 +23,7 @@ from tests.apiserver.wire import Answer, Wire, failure, response
 from tests.lab.clock import Clock
 from tests.unit.agent.scripted_reflector import Quiet
 
+PATHS = {each.path for each in CLUSTER_NETWORK_POLICIES.versions}
 PATH = CLUSTER_NETWORK_POLICIES.path
 VERSION = PATH.rpartition("/")[0]
 GROUP = VERSION.split("/")[2]
@@ -39,18 +40,28 @@ def document(value):
     return response(json.dumps(value).encode())
 
 
-def policies():
-    body = {"kind": f"{KIND}List", "apiVersion": VERSION[6:], "metadata": {"resourceVersion": "5"}}
+def policies(version=VERSION[6:]):
+    body = {"kind": f"{KIND}List", "apiVersion": version, "metadata": {"resourceVersion": "5"}}
     return document({**body, "items": [POLICY]})
 
 
-def groups(absent=(PATH,)):
+def served(*versions):
+    """Return the answers of an API server that has policies in these versions."""
+    answers = {"/apis": groups(PATHS)}
+    for version in versions:
+        answers["/apis"] = with_version(version)
+        answers[f"/apis/{GROUP}/{version}"] = resources("clusternetworkpolicies", version=f"{GROUP}/{version}")
+        answers[f"/apis/{GROUP}/{version}/clusternetworkpolicies"] = policies(f"{GROUP}/{version}")
+    return answers
+
+
+def groups(absent=PATHS):
     return document(discovery("/apis", set(absent)))
 
 
 def with_version(version):
     """Return the document of groups with another version of the group."""
-    found = discovery("/apis", {PATH})
+    found = discovery("/apis", PATHS)
     group = {"name": GROUP, "versions": [{"groupVersion": f"{GROUP}/{version}"}]}
     return document({**found, "groups": [*found["groups"], group]})
 
@@ -60,6 +71,7 @@ def resources(*names, version=VERSION[6:]):
     return document({"kind": "APIResourceList", "groupVersion": version, "resources": items})
 
 
+ALL, NEWEST = groups(absent=()), groups(absent=PATHS - {PATH})
 #: What is in front of the API servers answers 404 to everything, or to some requests; or answers are invalid.
 NO_PROOF = {
     "no API server": {},
@@ -68,26 +80,33 @@ NO_PROOF = {
     "another document of groups": {"/apis": document({"kind": "List", "groups": [{"versions": []}]})},
     "invalid groups": {"/apis": document({"kind": "APIGroupList", "groups": ["policy.networking.k8s.io"]})},
     "invalid versions": {"/apis": document({"kind": "APIGroupList", "groups": [{"name": "apps"}]})},
-    "the version is listed": {"/apis": groups(absent=())},
-    "the resource is listed": {VERSION: resources("clusternetworkpolicies", "clusternetworkpolicies/status")},
-    "another document of resources": {VERSION: document({"kind": "List", "resources": []})},
-    "the resources of another version": {
-        VERSION: document({"kind": "APIResourceList", "groupVersion": "apps/v1", "resources": []})
+    "the version is listed": {"/apis": ALL},
+    "the resource is listed": {
+        "/apis": ALL,
+        VERSION: resources("clusternetworkpolicies", "clusternetworkpolicies/status"),
     },
-    "no resources": {VERSION: document({"kind": "APIResourceList", "groupVersion": VERSION[6:], "resources": None})},
-    "an overloaded server": {VERSION: failure(503, "ServiceUnavailable")},
+    "another document of resources": {"/apis": ALL, VERSION: document({"kind": "List", "resources": []})},
+    "the resources of another version": {
+        "/apis": ALL,
+        VERSION: document({"kind": "APIResourceList", "groupVersion": "apps/v1", "resources": []}),
+    },
+    "no resources": {
+        "/apis": ALL,
+        VERSION: document({"kind": "APIResourceList", "groupVersion": VERSION[6:], "resources": None}),
+    },
+    "an overloaded server": {"/apis": ALL, VERSION: failure(503, "ServiceUnavailable")},
     "documents that may not be read": {VERSION: FORBIDDEN, "/apis": FORBIDDEN},
     "groups that may not be read": {"/apis": FORBIDDEN},
-    "another version has it": {
-        "/apis": with_version("v1beta1"),
-        f"/apis/{GROUP}/v1beta1": resources("clusternetworkpolicies", version=f"{GROUP}/v1beta1"),
+    "only a version that is not known has it": {
+        "/apis": with_version("v9"),
+        f"/apis/{GROUP}/v9": resources("clusternetworkpolicies", version=f"{GROUP}/v9"),
     },
-    "another version that cannot be read": {"/apis": with_version("v1beta1")},
+    "another version that cannot be read": {"/apis": with_version("v9")},
 }
 PROOF = {
     "the version is not listed": {"/apis": groups()},
-    "the resource is not listed": {VERSION: resources("clusternetworkpolicies/status", "others")},
-    "the version has no resources": {VERSION: resources()},
+    "the resource is not listed": {"/apis": NEWEST, VERSION: resources("clusternetworkpolicies/status", "others")},
+    "the version has no resources": {"/apis": NEWEST, VERSION: resources()},
     "another version does not have it": {
         "/apis": with_version("v1alpha1"),
         f"/apis/{GROUP}/v1alpha1": resources("adminnetworkpolicies", version=f"{GROUP}/v1alpha1"),
@@ -207,3 +226,27 @@ def test_a_collection_that_is_created_later_is_listed():
     assert follower.go(2) == [([], []), ([], [])]
     follower.answers = {PATH: policies()}
     assert follower.go(1) == [(["deny-all"], [])]
+
+
+def test_policies_are_followed_from_one_known_version_to_the_next():
+    follower = Follower()
+    follower.answers = served("v1alpha2")
+    assert follower.go(1) == [(["deny-all"], [])]
+    for version in ("v1beta1", "v1alpha2"):
+        follower.answers = served(version)
+        # The watch ends first.
+        assert follower.go(2)[0] == (["deny-all"], [])
+        assert follower.log.getvalue().count(f"are read in version {GROUP}/{version}") == 1 + (version == "v1alpha2")
+
+
+def test_policies_of_no_known_version_stay_and_are_named():
+    follower = Follower()
+    follower.answers = served("v1beta1")
+    assert follower.go(1) == [(["deny-all"], [])]
+    follower.answers = served("v9")
+    assert follower.go(3) == [] and follower.reflector.is_unserved and not follower.reflector.connected
+    assert follower.reflector.error.endswith(
+        f"it has them in version {GROUP}/v9, not in {GROUP}/v1beta1 or {GROUP}/v1alpha2"
+    )
+    follower.answers = served("v1alpha2")
+    assert follower.go(1) == [(["deny-all"], [])] and not follower.reflector.is_unserved

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...base.errors import KernelError, ProxyError, defect_text
 from ...cluster.account import BYTES_IN_NFTABLES
@@ -23,12 +23,14 @@ from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.policy import annotation_warnings, node_policy, raw_addresses
 from ...convergence.runtime.agent_status import PolicyStatus
+from ...event_reasons import Reason
 from ...explain.policy import PolicyExplainer, Resolved
 from ...networkpolicy.coverage import unselected_pods, unused_policies
 from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...rendering.networkpolicy.sets import NO_LOG
 from ...resources import PlannedChange
+from ..api.events import WARNING
 from ..drift.repairs import Repairs
 from ..ports.health import ProxyHealth
 from ..reports import Reports
@@ -48,6 +50,8 @@ RETRY_SECONDS = 2.0
 #: A defect may show again at each attempt, which computes everything: they take a tenth of the time at most.
 RETRY_FACTOR = 9.0
 
+_STALE = "the last known policies of a kind remain in force, and changes are not followed"
+
 Addresses = Tuple[Tuple[str, str], ...]
 
 
@@ -55,17 +59,28 @@ class PolicySync:
     """Keeps the table of network policies in sync with a view.
 
     ``pods``: those of this node that a policy may be about, by address. ``health`` is unhealthy once the table has been
-    out of date for long.
+    out of date for long. ``unserved`` returns why objects that exist cannot be read, empty text if they can be; health
+    does not depend on it, since it concerns all nodes at once.
     """
 
     def __init__(
-        self, view: ClusterView, handles: KernelHandles, timers: Timers, *, reports: Reports, health: ProxyHealth
+        self,
+        view: ClusterView,
+        handles: KernelHandles,
+        timers: Timers,
+        *,
+        reports: Reports,
+        health: ProxyHealth,
+        unserved: Callable[[], str] = str,
     ) -> None:
         self.pods: Dict[Address, NamespacedName] = {}
         # As of the last table that was applied.
         self._pod_count = self._elements = 0
         self._failures = 0
         self._error = ""
+        self._unserved = unserved
+        self._stale = ""
+        self._post = reports.post
         self._last_sync = 0.0
         self._health = health
         self._view = view
@@ -130,7 +145,7 @@ class PolicySync:
         policy, objects = self._policy, self._view.state.policy
         return {
             "inForce": self.in_force,
-            "error": self._error or self._awaited(),
+            "error": self._error or self._awaited() or self._stale,
             "policies": len(objects.policies) + len(objects.cluster_policies),
             "pods": self._pod_count,
             "elements": self._elements,
@@ -203,6 +218,7 @@ class PolicySync:
     def sync(self, addresses: Addresses) -> None:
         """Apply what changed; failures are logged, and tried again by the schedule. ``addresses``: of the node."""
         began = self._clock()
+        self._report_stale()
         if self._schedule.rests(began):
             return
         if self._settings.are_replaceable:
@@ -232,6 +248,13 @@ class PolicySync:
         else:
             self._error = ""
         self._schedule.ended(self._clock(), not self._error, cool_down)
+
+    def _report_stale(self) -> None:
+        """Post an Event once policies can no longer be followed because of their version."""
+        reason = self._unserved() if self.enabled else ""
+        before, self._stale = self._stale, f"{_STALE}: {reason}" if reason else ""
+        if self._stale and self._stale != before:
+            self._post(None, WARNING, Reason.POLICIES_STALE, "FollowNetworkPolicies", self._stale)
 
     def _not_programmed(self, error: Exception) -> None:
         """Report that the table is not that of the policies."""

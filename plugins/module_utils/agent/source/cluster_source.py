@@ -127,6 +127,11 @@ class ClusterSource:
         """Why a collection cannot be read, or empty text."""
         return next((reflector.error for reflector in self.reflectors if reflector.error), "")
 
+    @property
+    def unserved(self) -> str:
+        """Why collections cannot be read that the API server has in no version that is read here, or empty text."""
+        return next((reflector.error for reflector in self.reflectors if reflector.is_unserved), "")
+
     def start(
         self, node_name: str, serving: bool, others: Sequence[ResourceType] = (), all_nodes: bool = False
     ) -> None:
@@ -340,9 +345,15 @@ class ClusterSource:
         """Fill the view from the copy on disk for these kinds if the API server has not listed all of them in time.
 
         They are those that network policies need. Return whether there is nothing more to wait for: they are known, or
-        the copy on disk has been used or does not exist.
+        the copy on disk has been used or does not exist. What the API server has in no version that is read here then
+        counts as known, so that other policies are in force.
         """
-        missing = kinds - self.view.known
+        found = self._fill_policies(kinds - self.view.known)
+        if found:
+            self.view.from_disk |= {each.resource.kind for each in self.reflectors if each.is_unserved} & kinds
+        return found
+
+    def _fill_policies(self, missing: AbstractSet[str]) -> bool:
         if not missing or not self._has_policies:
             return True
         late = [each for each in self.reflectors if each.resource.kind in missing]

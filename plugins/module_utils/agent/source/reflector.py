@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, Iterable, Optional, Set
 from ...base.errors import ApiError, ProxyError, Refusal, defect_text
 from ...cluster.api.answers import InvalidAnswer, WatchEvent
 from ...cluster.api.client import ApiClient
-from ...cluster.api.discovery import is_absent
-from ...cluster.api.errors import ApiStatusError, Expired, WatchFailed
+from ...cluster.api.discovery import served_version
+from ...cluster.api.errors import NOT_FOUND, ApiStatusError, Expired, NotServed, WatchFailed
 from ...cluster.api.resource_types import ResourceType
 from ...cluster.fields import Invalid, shown
 from ...cluster.parsing.objects import ObjectKey, object_key
@@ -62,8 +62,9 @@ class Reflector:
     one of them fails. ``vital``: every cluster has an object of this collection that outlasts the others, so a list
     that shares none with those known is of another cluster. ``clock`` and ``wait`` replace the time in tests.
 
-    ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent
-    or could not be sent, by ``clock``; None before.
+    ``connected``: whether a watch is open. ``error``: why it is not. ``is_unserved``: because the server has the
+    collection in no version that is read here. ``requested_at``: when the first request was sent or could not be sent,
+    by ``clock``; None before.
     """
 
     def __init__(
@@ -89,8 +90,11 @@ class Reflector:
         self.known = Known(resource.kind)
         self.connected = False
         self.error = ""
+        self.is_unserved = False
         self.requested_at: Optional[float] = None
         self._lost_since: Optional[float] = clock()
+        # In the version that the server has.
+        self._served = resource
         self._connect = connect
         self._hand_on = hand_on
         self._log = log
@@ -190,13 +194,13 @@ class Reflector:
             self._lost_since = self._clock()
         if str(error) != self.error and not self._ending.is_set():
             self._log.warning(str(error))
-        self.error = str(error)
+        self.error, self.is_unserved = str(error), isinstance(error, NotServed)
         self._rest(task, _NO_ROOM_SECONDS if isinstance(error, NoRoom) else self._backoff.pause())
 
     def _succeeded(self) -> None:
         if self.error:
             self._log.info(f"{self.resource.name} of the API server can be read again")
-        self.error = ""
+        self.error, self.is_unserved = "", False
         self._lost_since = None
 
     def _cycle(self, task: Task) -> None:
@@ -239,7 +243,7 @@ class Reflector:
         """List the collection and deliver the differences; return whether the server has it. Raises ProxyError."""
         self._left_out = self._growth = self._checked = 0
         try:
-            found = client.list(self.resource, self._field_selector, self._minimum, self._listed)
+            found = client.list(self._served, self._field_selector, self._minimum, self._listed)
             if self._left_out and not found.items:
                 raise ApiError(f"list {self.resource.name}: none of the {self._left_out} objects is usable")
             if self._vital and self.known.shares_none(found.items):
@@ -249,10 +253,8 @@ class Reflector:
             self._room.admit(self.resource.kind, self._growth)
         except ApiStatusError as error:
             self._room.release(self.resource.kind)
-            if self._optional and is_absent(client, self.resource, error, self.known.has_objects):
-                self._give(self.known.replace([]))
-                self._succeeded()
-                return False
+            if self._optional and error.code == NOT_FOUND:
+                return self._list_as_served(client, error)
             if error.code == _GATEWAY_TIMEOUT and self._minimum:
                 # The server does not have the version that this node has already seen, and may never have it.
                 self._minimum = ""
@@ -265,6 +267,19 @@ class Reflector:
         self._give(self.known.replace(found.items))
         self._succeeded()
         return True
+
+    def _list_as_served(self, client: ApiClient, failure: ApiStatusError) -> bool:
+        """List the collection in another version, after a failure in this one; return whether the server has it."""
+        served = served_version(client, self.resource, failure, self.known.has_objects)
+        if served is None:
+            self._give(self.known.replace([]))
+            self._succeeded()
+            return False
+        if served == self._served:
+            raise failure
+        self._log.info(f"{self.resource.name} are read in version {served.group_version}")
+        self._served = served
+        return self._list(client)
 
     def _listed(self, raw: Any) -> Optional[Listed]:
         """Return what must be held of an object of a list, None if it is skipped. Raises NoRoom."""
@@ -305,7 +320,7 @@ class Reflector:
         """Follow a watch until it ends. If no version is known afterwards, the collection must be listed again."""
         seconds = random.randint(*_WATCH_SECONDS)
         try:
-            events = client.watch(self.resource, self._version, self._field_selector, timeout_seconds=seconds)
+            events = client.watch(self._served, self._version, self._field_selector, timeout_seconds=seconds)
             self.connected = True
             for event in events:
                 if _older(event.resource_version, self._version):

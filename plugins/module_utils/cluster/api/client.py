@@ -34,7 +34,7 @@ from .answers import (
     whole,
 )
 from .connection import ApiConnection, resolve
-from .discovery import is_absent
+from .discovery import served_version
 from .errors import ApiStatusError, Expired, WatchFailed, concerns_server
 from .resource_types import ENDPOINT_SLICES, NODES, OPTIONAL, SERVICE_CIDRS, SERVICES, ResourceType
 
@@ -376,8 +376,12 @@ def list_objects(
             try:
                 items.extend(client.list(resource).items)
             except ApiStatusError as error:
-                if resource not in OPTIONAL or not is_absent(client, resource, error):
+                if resource not in OPTIONAL:
                     raise
+                served = served_version(client, resource, error)
+                if served == resource:
+                    raise
+                items.extend(client.list(served).items if served is not None else ())
         return items
     finally:
         client.close()

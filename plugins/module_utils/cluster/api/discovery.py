@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether an API server has a collection, by the documents in which it lists its groups and resources.
+"""Whether an API server has a collection, and in which version, by the documents that list its groups and resources.
 
 An answer of 404 alone does not prove that it has none: what is in front of the API server also gives it, such as a load
 balancer that has no backend or misdirects a request. Source: k8s.io/apimachinery/pkg/apis/meta/v1 (APIGroupList,
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Set
 
 from .answers import InvalidAnswer
-from .errors import FORBIDDEN, NOT_FOUND, ApiStatusError
+from .errors import FORBIDDEN, NOT_FOUND, ApiStatusError, NotServed
 from .resource_types import ResourceType
 
 
@@ -26,44 +26,40 @@ class Client(Protocol):
         """Send a request and return the answer. Raises ApiError."""
 
 
-def is_absent(client: Client, resource: ResourceType, failure: ApiStatusError, had_objects: bool = False) -> bool:
-    """Return whether a list failed because the API server does not have the collection, which is of a named group.
+def served_version(
+    client: Client, resource: ResourceType, failure: ApiStatusError, had_objects: bool = False
+) -> Optional[ResourceType]:
+    """Return a collection that could not be listed in the version in which the API server has it; None if it has none.
 
     A client that may not read the documents accepts the statement of an API server instead, unless the collection
-    ``had_objects``: they must not be given up without proof. Raises ApiError if there is no answer, or one that is not
-    an API server's.
+    ``had_objects``: they must not be given up without proof. Raises ApiError: NotServed, or if there is no answer, or
+    one that is not an API server's.
     """
     if failure.code != NOT_FOUND:
-        return False
+        raise failure
     try:
-        return not _is_listed(client, resource)
+        return _served(client, resource, failure)
     except ApiStatusError as error:
         if error.code == FORBIDDEN and failure.says_not_found and not had_objects:
-            return True
+            return None
         raise
 
 
-def _is_listed(client: Client, resource: ResourceType) -> bool:
-    """Return whether the API server lists a collection among its resources, in the version that is read here.
-
-    Raises ApiError, also if it has the collection in other versions only: its objects exist and cannot be read.
-    """
-    path, _slash, plural = resource.path.rpartition("/")
-    version = path.partition("/apis/")[2]
-    try:
-        return plural in _resources(client, version)
-    except ApiStatusError as error:
-        if error.code != NOT_FOUND:
-            raise
-    versions = _versions(client)
-    if version in versions:
-        return True
-    group = f"{version.partition('/')[0]}/"
-    for other in sorted(text for text in versions if isinstance(text, str) and text.startswith(group)):
-        if plural in _resources(client, other):
-            where = f"API server {client.host}: list {plural}"
-            raise ApiStatusError(f"{where}: it has them in version {other}, not in {version}", NOT_FOUND)
-    return False
+def _served(client: Client, resource: ResourceType, failure: ApiStatusError) -> Optional[ResourceType]:
+    listed = _versions(client)
+    known = {each.group_version: each for each in resource.versions}
+    for version, each in known.items():
+        try:
+            if version in listed and resource.name in _resources(client, version):
+                return each
+        except ApiStatusError as error:
+            raise failure if error.code == NOT_FOUND else error from error
+    group = f"{resource.group_version.partition('/')[0]}/"
+    for other in sorted(text for text in listed if isinstance(text, str) and text.startswith(group)):
+        if other not in known and resource.name in _resources(client, other):
+            where = f"API server {client.host}: list {resource.name}"
+            raise NotServed(f"{where}: it has them in version {other}, not in {' or '.join(known)}", NOT_FOUND)
+    return None
 
 
 def _resources(client: Client, version: str) -> Set[object]:

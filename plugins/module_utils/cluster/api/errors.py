@@ -36,6 +36,10 @@ class Expired(ApiStatusError):
     """The requested resourceVersion is too old (410): the list must be restarted."""
 
 
+class NotServed(ApiStatusError):
+    """The API server has a collection, but in no version that is read here: its objects exist and are not known."""
+
+
 class WatchFailed(ApiStatusError):
     """The server ended a watch with an event of type ERROR: the collection must be listed again."""
 

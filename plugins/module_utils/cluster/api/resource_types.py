@@ -6,20 +6,35 @@
 from __future__ import annotations
 
 import urllib.parse
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
+from ..parsing.cluster_network_policy import VERSIONS
 from ..parsing.endpoint_slice import HEADLESS_LABEL
 from ..parsing.service import SERVICE_PROXY_NAME_LABEL
 
 
 class ResourceType(NamedTuple):
-    """A collection of objects: its path on the server, plural name, kind, and default selectors."""
+    """A collection of objects: its path on the server, plural name, kind, and default selectors.
+
+    ``older``: versions of its API group in which a server may have it instead, the preferred one first.
+    """
 
     path: str
     name: str
     kind: str
     label_selector: str = ""
     field_selector: str = ""
+    older: Tuple[str, ...] = ()
+
+    @property
+    def group_version(self) -> str:
+        """The version in the path, with its API group."""
+        return self.path.rpartition("/")[0].partition("/apis/")[2]
+
+    @property
+    def versions(self) -> Tuple[ResourceType, ...]:
+        """The collection in each version that is read here, the preferred one first."""
+        return (self, *(self._replace(path=f"/apis/{version}/{self.name}") for version in self.older))
 
     def in_namespace(self, namespace: str) -> ResourceType:
         """Return the part of the collection that is in one namespace."""
@@ -43,7 +58,10 @@ PODS = ResourceType("/api/v1/pods", "pods", "Pod")
 NAMESPACES = ResourceType("/api/v1/namespaces", "namespaces", "Namespace")
 NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1/networkpolicies", "networkpolicies", "NetworkPolicy")
 CLUSTER_NETWORK_POLICIES = ResourceType(
-    "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies", "clusternetworkpolicies", "ClusterNetworkPolicy"
+    f"/apis/{VERSIONS[0]}/clusternetworkpolicies",
+    "clusternetworkpolicies",
+    "ClusterNetworkPolicy",
+    older=VERSIONS[1:],
 )
 #: Collections that an API server need not have.
 OPTIONAL = (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES)

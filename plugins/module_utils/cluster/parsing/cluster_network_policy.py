@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parsing of a raw ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2), failing closed as its API requires.
+"""Parsing of a raw ClusterNetworkPolicy (policy.networking.k8s.io), failing closed as its API requires.
 
 A part of a rule that is not understood makes an Accept rule match nothing, and turns a Deny or Pass rule into one that
 denies everything, as does a list of rules that is not a list. The fields ``nodes`` and ``domainNames`` are not
@@ -30,6 +30,8 @@ from ..policies.policy_model import (
 from ..policies.selectors import parse_selector
 from .network_policy import is_port_name, read_network
 
+#: The versions that are read, the preferred one first. They differ only in what the API server admits.
+VERSIONS = ("policy.networking.k8s.io/v1beta1", "policy.networking.k8s.io/v1alpha2")
 _ACTIONS = (ACCEPT, DENY, PASS)
 _TIERS = (ADMIN, BASELINE)
 #: Peers of egress rules in the API's experimental channel.

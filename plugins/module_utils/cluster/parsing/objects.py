@@ -11,7 +11,7 @@ from ...base.errors import Refusal, defect_text
 from ..fields import Invalid, address, cidr, dns_subdomain, elements, leniently, mapping, once, shown, text
 from ..model import EndpointSlice, Node, Service, ServiceCIDR
 from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
-from .cluster_network_policy import parse_cluster_network_policy
+from .cluster_network_policy import VERSIONS, parse_cluster_network_policy
 from .endpoint_slice import parse_endpoint_slice
 from .network_policy import parse_network_policy
 from .pod import parse_namespace, parse_pod
@@ -107,19 +107,19 @@ def parse_service_cidr(raw: Dict[str, Any], _skipped: List[Invalid]) -> ServiceC
 
 
 class _Kind(NamedTuple):
-    api_version: str
+    versions: Tuple[str, ...]
     parse: Callable[[Dict[str, Any], List[Invalid]], Optional[Parsed]]
 
 
 _KINDS: Dict[str, _Kind] = {
-    "Service": _Kind("v1", parse_service),
-    "EndpointSlice": _Kind("discovery.k8s.io/v1", parse_endpoint_slice),
-    "Node": _Kind("v1", parse_node),
-    "ServiceCIDR": _Kind("networking.k8s.io/v1", parse_service_cidr),
-    "Pod": _Kind("v1", parse_pod),
-    "Namespace": _Kind("v1", parse_namespace),
-    "NetworkPolicy": _Kind("networking.k8s.io/v1", parse_network_policy),
-    "ClusterNetworkPolicy": _Kind("policy.networking.k8s.io/v1alpha2", parse_cluster_network_policy),
+    "Service": _Kind(("v1",), parse_service),
+    "EndpointSlice": _Kind(("discovery.k8s.io/v1",), parse_endpoint_slice),
+    "Node": _Kind(("v1",), parse_node),
+    "ServiceCIDR": _Kind(("networking.k8s.io/v1",), parse_service_cidr),
+    "Pod": _Kind(("v1",), parse_pod),
+    "Namespace": _Kind(("v1",), parse_namespace),
+    "NetworkPolicy": _Kind(("networking.k8s.io/v1",), parse_network_policy),
+    "ClusterNetworkPolicy": _Kind(VERSIONS, parse_cluster_network_policy),
 }
 
 KINDS: Tuple[str, ...] = tuple(_KINDS)
@@ -136,10 +136,10 @@ def is_read(raw: object) -> bool:
     if known is None:
         return False
     version = raw.get("apiVersion")
-    if not isinstance(version, str) or not version or version == known.api_version:
+    if not isinstance(version, str) or not version or version in known.versions:
         return True
     # The same kind in another API group is an unrelated type (a Knative Service); an older version is the same type.
-    return version.rpartition("/")[0] == known.api_version.rpartition("/")[0]
+    return version.rpartition("/")[0] == known.versions[0].rpartition("/")[0]
 
 
 def object_key(raw: object) -> ObjectKey:
@@ -175,8 +175,8 @@ def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[
         if known is None:
             raise Invalid("kind", "is missing")
         version = raw.get("apiVersion")
-        if version is not None and version != known.api_version:
-            raise Invalid("apiVersion", f"{shown(version)} is not {known.api_version}")
+        if version is not None and version not in known.versions:
+            raise Invalid("apiVersion", f"{shown(version)} is not {' or '.join(known.versions)}")
         parsed = known.parse(raw, invalid_parts)
     except Invalid as error:
         return _refusal(raw, error)

@@ -149,7 +149,7 @@ class NetworkPolicy(NamedTuple):
 
 
 class ClusterNetworkPolicy(NamedTuple):
-    """A ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2)."""
+    """A ClusterNetworkPolicy (policy.networking.k8s.io)."""
 
     name: str
     tier: str
