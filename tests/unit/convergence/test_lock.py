@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 from typing import List
@@ -136,5 +137,22 @@ def test_only_a_running_agent_is_not_waited_for(tmp_path, monkeypatch, process, 
         with (
             pytest.raises(KernelError, match=r"0\.2 seconds"),
             ConvergenceLock(str(tmp_path), 0.2, outlasts_agent=True),
+        ):
+            pass
+
+
+def test_another_program_that_holds_the_lock_is_named(tmp_path):
+    """The file still has the name of the last convergence, whose process ID may be that of any process now."""
+    with ConvergenceLock(str(tmp_path), 0.1, lock_module.AGENT):
+        pass
+    command = ["flock", str(tmp_path / "lock"), "sh", "-c", "echo held; read line"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "held\n"
+        with (
+            pytest.raises(
+                KernelError, match=rf"held by process {program.pid} \(flock\), and did not end within 0\.1 seconds"
+            ),
+            ConvergenceLock(str(tmp_path), 0.1),
         ):
             pass

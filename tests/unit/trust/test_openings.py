@@ -49,6 +49,7 @@ KNOWN: Dict[str, str] = {
     "kernel/modules/module_parameters.py": PROC,
     "kernel/modules/modules.py": PROC,
     "kernel/parameters/sysctls.py": PROC,
+    "kernel/file_locks.py": PROC,
     "kernel/xtables/lock.py": "/run/xtables.lock, which iptables opens in the same way, in root's directory",
     "kernel/xtables/recent.py": PROC,
     "kernel/xtables/variant.py": PROC,

@@ -20,6 +20,7 @@ import time
 
 from ...base.errors import KernelError
 from ...base.regular_files import open_regular
+from ...kernel.file_locks import holders
 from .state_directory import prepare_state_directory
 
 #: The holder's name that the agent writes to the file; it holds the lock while it runs.
@@ -120,15 +121,20 @@ class ConvergenceLock:
                     raise KernelError(f"{self._path}: cannot be locked: {error.strerror}") from error
             text = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("utf-8", "replace")
             process, _blank, holder = text.partition(" ")
-            if holder == AGENT and not self._outlasts_agent and _is_running(process):
+            others = holders(self._path)
+            # Otherwise the file has the name of an earlier holder: the present one is another program.
+            if process in others:
+                others = {}
+            if not others and holder == AGENT and not self._outlasts_agent and _is_running(process):
                 raise KernelError(
                     f"{self._path}: held by process {process}: {holder} of this node is running and programs the node "
                     "until it is stopped"
                 )
             if time.monotonic() >= deadline:
+                known = f"process {process or 'unknown'}: {holder or 'another convergence'} of this node is running"
                 raise KernelError(
-                    f"{self._path}: held by process {process or 'unknown'}: {holder or 'another convergence'} of this "
-                    f"node is running and did not end within {self._timeout:g} seconds"
+                    f"{self._path}: held by {', '.join(others.values()) or known}, and did not end within "
+                    f"{self._timeout:g} seconds"
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -10,10 +10,10 @@ import fcntl
 import os
 import socket
 import time
-from typing import List, Optional
+from typing import Optional
 
 from ...base.errors import KernelError
-from ..facts import read_text
+from ..file_locks import holders
 
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 
@@ -23,38 +23,9 @@ def lock_file() -> str:
     return os.environ.get("XTABLES_LOCKFILE") or DEFAULT_LOCK_FILE
 
 
-def _program_of(pid: str) -> str:
-    return (read_text(f"/proc/{pid}/comm") or "unknown program").strip()
-
-
-def holders(path: Optional[str] = None) -> List[str]:
-    """Return the holders of the lock, each as ``process 123 (iptables)``; empty if there is none or it is not known."""
-    try:
-        status = os.stat(path or lock_file())
-        with open("/proc/locks", encoding="ascii", errors="replace") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    found = []
-    wanted = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
-    for line in lines:
-        words = line.split()
-        if len(words) < 6 or words[1] == "->" or words[1] != "FLOCK":
-            continue
-        major, minor, inode = words[5].split(":")
-        if (int(major, 16), int(minor, 16), int(inode)) == wanted:
-            pid = words[4]
-            found.append(
-                f"process {pid} ({_program_of(pid)})"
-                if pid.isdecimal() and pid != "0"
-                else "a process of another container"
-            )
-    return found
-
-
 def held_message(seconds: float, path: Optional[str] = None) -> str:
     """Return one line that names the current holder of the lock after a wait of ``seconds``."""
-    who = ", ".join(holders(path)) or "another process"
+    who = ", ".join(holders(path or lock_file()).values()) or "another process"
     unit = "second" if seconds == 1 else "seconds"
     return f"the xtables lock {path or lock_file()} is held by {who}; gave up after {seconds:g} {unit}"
 
