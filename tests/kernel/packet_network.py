@@ -228,6 +228,7 @@ def settings(family: str, **changes: Any) -> DataplaneSettings:
         "node_port_cidrs": (f"{names['N']}/{128 if family == 'IPv6' else 32}",),
         "node_port_addresses": (names["N"],),
         "service_cidrs": (names["services"],),
+        "localhost_rejected": ("tcp", "udp", "sctp"),
     }
     fields.update(changes)
     return DataplaneSettings(family, **fields)

@@ -184,9 +184,9 @@ def test_counters_are_added_to_a_table_and_removed_from_it(
     resource: NftablesResource, most_elements: int, setting: str
 ) -> None:
     """Maps are created again with all their elements, also if these are more than a transaction usually has."""
-    family = resource.family
+    family, only = resource.family, {"localhost_rejected": ()}
     plain, counted = (
-        RENDERING.desired_tables(sample_routes(family), sample_settings(family, **{setting: wanted}))
+        RENDERING.desired_tables(sample_routes(family), sample_settings(family, **{**only, setting: wanted}))
         for wanted in (False, True)
     )
     with NftablesResource(family, most_elements=most_elements) as cut:

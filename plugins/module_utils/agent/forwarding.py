@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..base.addresses import address_and_port
 from ..base.errors import brief_traceback
@@ -118,6 +118,10 @@ class Forwarding(ListenerAccess):
     def used(self) -> List[Used]:
         """See the base class."""
         return self._forwarder.used() if self._forwarder is not None else []
+
+    def at_loopback(self, family: str) -> Tuple[int, int]:
+        """See the base class."""
+        return self._forwarder.at_loopback(family) if self._forwarder is not None else super().at_loopback(family)
 
     def table(self) -> Dict[ListenerKey, Listener]:
         """Return all listeners."""

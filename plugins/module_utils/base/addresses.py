@@ -19,6 +19,8 @@ IPV6 = "IPv6"
 FAMILIES: Tuple[str, str] = (IPV4, IPV6)
 #: The address of each family that means no address, or all addresses of the node.
 UNSPECIFIED: Dict[str, str] = {IPV4: "0.0.0.0", IPV6: "::"}
+#: The address of each family at which only the node reaches itself.
+LOOPBACK: Dict[str, str] = {IPV4: "127.0.0.1", IPV6: "::1"}
 
 _MAPPED = b"\x00" * 10 + b"\xff\xff"
 
@@ -31,6 +33,11 @@ def family_of(address: str) -> str:
 def is_link_local(address: str) -> bool:
     """Return whether a canonical address is an IPv6 link-local one; 169.254.0.0/16 is treated as any other."""
     return ":" in address and address.startswith(("fe8", "fe9", "fea", "feb"))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether a canonical address is ::1 or in 127.0.0.0/8."""
+    return address == "::1" or address.startswith("127.")
 
 
 def address_bits(family: str) -> int:

@@ -146,7 +146,8 @@ class Shape(NamedTuple):
 def _in_nftables(shape: Shape, node: NodeFactors) -> Entries:
     """Elements of cluster IP, frontends, hairpin connections and lists; with affinity also sets and chains."""
     frontends = shape.ports * shape.addresses + shape.node_ports
-    others = 1 + shape.ports + shape.endpoints + node.counters * (shape.ports + frontends)
+    # Each node port is refused at loopback addresses as well.
+    others = 1 + shape.ports + shape.endpoints + shape.node_ports + node.counters * (shape.ports + frontends)
     listed = sources = affinity = 0
     if shape.has_affinity:
         chain = shape.ports + shape.endpoints + shape.places

@@ -34,7 +34,9 @@ GATES: Mapping[str, Gate] = {
     COMPONENT_FLAGZ: Gate(True, BETA, effect="off: no page `/flagz`"),
     COMPONENT_STATUSZ: Gate(True, BETA, effect="off: no page `/statusz`"),
     "ContextualLogging": Gate(True, BETA),
-    LOCALHOST_NODE_PORTS: Gate(True, BETA, effect="off: in nftables mode no node ports answer on loopback addresses"),
+    LOCALHOST_NODE_PORTS: Gate(
+        True, BETA, effect="off: in nftables mode node ports on loopback addresses are neither served nor rejected"
+    ),
     "LoggingAlphaOptions": Gate(False, ALPHA),
     "LoggingBetaOptions": Gate(True, BETA),
     "MultiCIDRServiceAllocator": Gate(True, locked=True),

@@ -82,7 +82,7 @@ class _Effect(NamedTuple):
 
     ``own_masquerade``: masqueradeBit and masqueradeAll of the section nftables, not those of iptables. ``ipvs``: fields
     of the section ipvs. ``localhost_node_ports``: iptables.localhostNodePorts. ``localhost_listeners``: loopback
-    addresses among nodePortAddresses (KEP-6032). ``node_port_addresses``: the default.
+    addresses among nodePortAddresses; others are rejected (KEP-6032). ``node_port_addresses``: the default.
     """
 
     own_masquerade: bool = False
@@ -258,7 +258,7 @@ class KubeProxyConfiguration(NamedTuple):
 
     @property
     def effective_localhost_listeners(self) -> bool:
-        """Whether loopback addresses among nodePortAddresses need listeners of the agent (KEP-6032)."""
+        """Whether node ports at loopback addresses need listeners of the agent, or are rejected (KEP-6032)."""
         return self._effect.localhost_listeners
 
     @property

@@ -66,6 +66,10 @@ class ListenerAccess:
         """Return what ServicePorts have sent to their endpoints. Raises KernelError."""
         return []
 
+    def at_loopback(self, family: str) -> Tuple[int, int]:
+        """Return how many sockets listen at the loopback address of a family, and how often opening one failed."""
+        return 0, 0
+
     def end_connections(self, owner: str, endpoint: Tuple[str, int]) -> int:
         """Reset the connections that listeners of a ServicePort forward to an endpoint; return their number.
 

@@ -67,6 +67,13 @@ def check_node(
         schedulers=configuration.effective_schedulers,
         variants={context.family: context.variant for context in contexts if context.variant is not None},
         set_contributions=mode.set_contributions(families),
+        refused_at_loopback={
+            (item.context.family, port.protocol, port.node_port): str(name)
+            for item in families
+            for name, port in item.service_ports.items()
+            if port.node_port and port.protocol in item.context.settings.localhost_rejected
+            if mode.serving(port) is mode
+        },
     )
     found = preflight(intention)
     if compare:

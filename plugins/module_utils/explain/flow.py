@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..base.addresses import networks_of, parse_network
+from ..base.addresses import is_loopback, networks_of, parse_network
 from ..cluster.state import ClusterState
 from ..convergence.family import FamilyContext
 from ..kernel.rtnetlink.routes import Way
@@ -22,7 +22,7 @@ from ..serviceports.service_ports import cluster_ip_of
 from ..serviceports.table import all_service_ports
 from .endpoints import reason_of, topology_of
 from .explain import ExplainedFamily, left_services, refused_parts
-from .frontends import EXTERNAL, NODE_PORT, Frontend, answering, sources_by_kind
+from .frontends import EXTERNAL, NODE_PORT, Frontend, answering, refused_at_loopback, sources_by_kind
 from .target import Destination
 
 FORWARDED, REFUSED, DROPPED, UNSERVED, UNCHANGED, LEFT, UNCERTAIN = (
@@ -81,7 +81,7 @@ def origin_of(address: str, port: int, settings: DataplaneSettings, way: Optiona
     """Return how this node classifies a client. ``way``: to its address; None if it cannot be read."""
     own = {item for _interface, item in settings.node_addresses}
     of_node = address in own if way is None else way.local
-    of_node = of_node or address.startswith("127.") or address == "::1"
+    of_node = of_node or is_loopback(address)
     detector = settings.local_traffic
     if detector is None:
         reason = "this node itself" if of_node else "not this node; pods are unknown without a detectLocalMode"
@@ -110,9 +110,12 @@ def decide(state: ClusterState, family: ExplainedFamily, client: Client, destina
     port, frontend = family.slot_limit.applied(found[0]), found[1]
     rendering, settings = family.tables.rendering.serving(port), context.settings
     external = frontend.traffic == EXTERNAL
-    chosen = () if rendering.refusal(port) else rendering.endpoints_for(port, external, client, settings)
+    refused = refused_at_loopback(frontend, port, settings)
+    chosen = () if rendering.refusal(port) or refused else rendering.endpoints_for(port, external, client, settings)
     sources = sources_by_kind(port).get(frontend.via)
     verdict, reason = _verdict(rendering, port, settings, chosen, (client, frontend, sources))
+    if refused:
+        verdict, reason = REFUSED, refused
     candidates = tuple(_candidates(port, chosen, context, rendering, external))
     certain, certain_by = "", ""
     if verdict == FORWARDED:
@@ -164,7 +167,7 @@ def _is_allowed(client: Client, frontend: Frontend, sources: Sources, settings: 
     networks = networks_of(sources or ())
     if sources is None or any(network.contains(client.address) for network in networks):
         return True
-    own = client.address == frontend.address or client.address.startswith("127.")
+    own = client.address == frontend.address or is_loopback(client.address)
     return own and any(network.contains(settings.node_ip) for network in networks)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, NamedTuple, Tuple
 
-from ..base.addresses import address_and_port
+from ..base.addresses import address_and_port, is_loopback
 from ..rendering.settings import DataplaneSettings
 from ..serviceports.info import ServicePortInfo, Sources
 from .target import Destination
@@ -52,8 +52,18 @@ def answering(port: ServicePortInfo, settings: DataplaneSettings, destination: D
     for frontend in frontends_of(port, settings):
         if (frontend.address, frontend.port) == place:
             return (frontend,)
-    loopback = settings.localhost_node_ports and destination.address.startswith("127.")
-    return (Frontend(NODE_PORT, *place),) if loopback and destination.port == port.node_port else ()
+    if place[1] != port.node_port or not is_loopback(place[0]):
+        return ()
+    frontend = Frontend(NODE_PORT, *place)
+    return (frontend,) if settings.localhost_node_ports or refused_at_loopback(frontend, port, settings) else ()
+
+
+def refused_at_loopback(frontend: Frontend, port: ServicePortInfo, settings: DataplaneSettings) -> str:
+    """Return why a node port does not answer at a loopback address, or empty text."""
+    if frontend.via != NODE_PORT or port.protocol not in settings.localhost_rejected:
+        return ""
+    named = "of UDP and SCTP" if settings.localhost_listeners else "that nodePortAddresses do not name"
+    return f"node ports {named} are refused at loopback addresses" if is_loopback(frontend.address) else ""
 
 
 def sources_by_kind(port: ServicePortInfo) -> Dict[str, Sources]:

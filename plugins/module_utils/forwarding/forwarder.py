@@ -18,6 +18,7 @@ import sys
 import time
 from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple, TypeVar, Union
 
+from ..base.addresses import LOOPBACK, family_of
 from ..base.errors import KernelError
 from ..base.loop import Loop
 from ..clients import ClientRule, Shares
@@ -119,6 +120,11 @@ class Forwarder:
     def unbound(self) -> Dict[ListenerKey, str]:
         """Return the listeners whose socket cannot be opened, with the reason. Opening is retried periodically."""
         return self._unbound.copy()
+
+    def at_loopback(self, family: str) -> Tuple[int, int]:
+        """Return how many sockets listen at the loopback address of a family, and how often opening one failed."""
+        sockets = [key for key in self._servers.copy() if key.address == LOOPBACK[family]]
+        return len(sockets), self.totals.unopened[family]
 
     def apply(self, change: Change[ListenerKey, Listener]) -> None:
         """Apply a change to the table. Raises KernelError if the loop does not answer.
@@ -285,6 +291,8 @@ class Forwarder:
                 server = udp.UdpServer(key, listener, self._udp, balancer)
         except OSError as error:
             self._unbound[key] = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+            if key.address in LOOPBACK.values():
+                self.totals.unopened[family_of(key.address)] += 1
             return
         self._servers[key] = server
         self._by_number[server.fileno()] = server

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Dict, NamedTuple
+
+from ..base.addresses import FAMILIES
 
 #: Pipes for splice(2), of two descriptors each; a connection without one is copied through a buffer.
 MOST_PIPES = 256
@@ -61,7 +63,7 @@ class Totals:
     connections and sessions ended to make room for others. ``connect_failures``: attempts to connect to an endpoint
     that failed, ``unreachable``: connections for which all did, or whose hop limit was used up. ``dropped``: datagrams
     without an endpoint, that a socket did not take, or whose hop limit was used up. ``bytes``: moved by TCP
-    connections, in both directions.
+    connections, in both directions. ``unopened``: attempts to listen at the loopback address of a family that failed.
     """
 
     def __init__(self) -> None:
@@ -74,3 +76,4 @@ class Totals:
         self.unreachable = 0
         self.dropped = 0
         self.bytes = 0
+        self.unopened: Dict[str, int] = dict.fromkeys(FAMILIES, 0)

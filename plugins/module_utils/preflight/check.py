@@ -26,6 +26,7 @@ from .features import (
 )
 from .findings import ERROR, TOOLS, Finding
 from .limits import SetContribution, set_limit_findings
+from .localhost import RefusedPorts, localhost_findings
 
 
 class ModeNeeds(NamedTuple):
@@ -54,6 +55,7 @@ class Intention(NamedTuple):
     ``needs``: of the mode. ``families``: address families to program. ``schedulers``: IPVS schedulers in use.
     ``variants``: the iptables of each family if already detected; None to detect them.
     ``set_contributions``: the ipset elements of each Service port, in a stable order.
+    ``refused_at_loopback``: node ports that do not answer at loopback addresses.
     """
 
     needs: ModeNeeds
@@ -61,6 +63,7 @@ class Intention(NamedTuple):
     schedulers: Tuple[str, ...] = ()
     variants: Optional[Mapping[str, XtablesVariant]] = None
     set_contributions: Iterable[SetContribution] = ()
+    refused_at_loopback: RefusedPorts = {}
 
 
 def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], List[Finding]]:
@@ -117,6 +120,7 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     if needs.ipsets:
         findings += ipset_findings(release)
         findings += set_limit_findings(intention.set_contributions)
+    findings += localhost_findings(intention.refused_at_loopback)
     if needs.exclusive:
         findings += conflict_findings(variants)
         findings += [] if needs.extensions else _foreign_chain_findings(intention.families)

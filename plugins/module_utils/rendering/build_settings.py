@@ -71,13 +71,20 @@ def localhost_node_ports(configuration: model.KubeProxyConfiguration, own: NodeA
     return node_port_addresses(values, IPV4).contains_loopback
 
 
-def localhost_listeners(configuration: model.KubeProxyConfiguration, family: str) -> bool:
-    """Return whether an agent forwards TCP connections to node ports at the loopback address of a family (KEP-6032).
+def localhost_rejected(configuration: model.KubeProxyConfiguration, family: str) -> Tuple[str, ...]:
+    """Return the protocols whose node ports are refused at the loopback addresses of a family (KEP-6032).
 
-    It does in nftables mode, whose table cannot redirect them, if nodePortAddresses name loopback addresses.
+    In nftables mode, whose table cannot redirect connections from there, these are all protocols. But TCP is not one of
+    them where nodePortAddresses name loopback addresses, since an agent forwards its connections.
     """
-    wanted = configuration.effective_localhost_listeners and configuration.gate(LOCALHOST_NODE_PORTS)
-    return wanted and names_loopback(configuration.node_port_addresses, family)
+    if not configuration.effective_localhost_listeners or not configuration.gate(LOCALHOST_NODE_PORTS):
+        return ()
+    return ("udp", "sctp") if names_loopback(configuration.node_port_addresses, family) else ("tcp", "udp", "sctp")
+
+
+def localhost_listeners(configuration: model.KubeProxyConfiguration, family: str) -> bool:
+    """Return whether an agent forwards TCP connections to node ports at the loopback address of a family."""
+    return DataplaneSettings(family, localhost_rejected=localhost_rejected(configuration, family)).localhost_listeners
 
 
 def dataplane_settings(
@@ -114,7 +121,7 @@ def dataplane_settings(
         node_port_addresses=chosen.node_ips(addresses),
         node_addresses=addresses,
         localhost_node_ports=family == IPV4 and localhost_node_ports(configuration, own),
-        localhost_listeners=localhost_listeners(configuration, family),
+        localhost_rejected=localhost_rejected(configuration, family),
         conntrack_liberal=conntrack_liberal,
         random_fully=random_fully,
         nfacct_counters=tuple(nfacct_counters),

@@ -46,8 +46,9 @@ class DataplaneSettings(NamedTuple):
     node_addresses: Tuple[Tuple[str, str], ...] = ()
     #: IPv4 iptables mode only, already False where node_port_cidrs exclude loopback.
     localhost_node_ports: bool = True
-    #: nftables mode: the agent, if one runs, listens at the loopback address for node ports of TCP.
-    localhost_listeners: bool = False
+    #: nftables mode: the protocols whose node ports are refused at loopback addresses. If TCP is not among others, the
+    #: agent listens there instead, if one runs.
+    localhost_rejected: Tuple[str, ...] = ()
     #: nf_conntrack_tcp_be_liberal is set, or will be with the other kernel parameters.
     conntrack_liberal: bool = False
     #: MASQUERADE knows --random-fully.
@@ -72,3 +73,8 @@ class DataplaneSettings(NamedTuple):
     count_connections: bool = False
     #: nftables mode counts the packets and bytes of each frontend.
     count_bytes: bool = False
+
+    @property
+    def localhost_listeners(self) -> bool:
+        """Whether the agent, if one runs, listens at the loopback address for node ports of TCP."""
+        return bool(self.localhost_rejected) and "tcp" not in self.localhost_rejected

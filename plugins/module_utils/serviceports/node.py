@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from ..base.addresses import IPV4, IPV6, UNSPECIFIED, canonical_address, family_of
+from ..base.addresses import IPV4, IPV6, LOOPBACK, UNSPECIFIED, canonical_address, family_of
 from ..base.errors import ConfigurationError
 from ..cluster.model import Node
 
@@ -43,7 +43,7 @@ def node_addresses(node: Optional[Node], bind_address: str = "") -> NodeAddresse
     one. A ``bind_address`` other than ``0.0.0.0`` and ``::`` replaces the address of its family and makes that family
     the primary one.
     """
-    chosen = {IPV4: "127.0.0.1", IPV6: "::1"}
+    chosen = dict(LOOPBACK)
     primary = IPV4
     reported = node.internal_ips + node.external_ips if node is not None else ()
     if reported:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-from ..base.addresses import IPV4, IPV6, Network, canonical_address, family_of, networks_of, parse_network
+from ..base.addresses import IPV4, IPV6, Network, family_of, is_loopback, networks_of, parse_network
 from ..base.errors import ConfigurationError
 
 PRIMARY = "primary"
@@ -48,7 +48,7 @@ def resolve_primary(values: Sequence[str], node_ips: Iterable[str]) -> Tuple[str
     ``node_ips``: the addresses known for the node, at most one of each family; loopback ones count as unknown. If
     ``primary`` stands alone and none is known the result is empty, which means all addresses.
     """
-    known = [address for address in node_ips if address and not _is_loopback(address)]
+    known = [address for address in node_ips if address and not is_loopback(address)]
     own = tuple(f"{address}/{128 if ':' in address else 32}" for address in known)
     return tuple(cidr for value in values for cidr in (own if value == PRIMARY else (value,)))
 
@@ -78,13 +78,8 @@ def node_port_addresses(values: Sequence[str], family: str) -> NodePortAddresses
 
 def names_loopback(values: Iterable[str], family: str) -> bool:
     """Return whether a CIDR of the family begins with a loopback address; one that merely covers them does not."""
-    return any(item.family == family and _is_loopback(str(item).partition("/")[0]) for item in networks_of(values))
+    return any(item.family == family and is_loopback(str(item).partition("/")[0]) for item in networks_of(values))
 
 
 def _covers_loopback(network: Network) -> bool:
     return network.contains(_LOOPBACK_START) or network.first >> 24 == 127
-
-
-def _is_loopback(address: str) -> bool:
-    canonical = canonical_address(address) or ""
-    return canonical == "::1" or canonical.startswith("127.")

@@ -274,6 +274,7 @@ def made(
             node_addresses=tuple(("eth0", ip) for ip in ips),
             behaviour=behaviour,
             schedulers=frozenset(("mh", "sh", "wrr", "wlc", hashing.JHASH)),
+            localhost_rejected=("tcp", "udp", "sctp"),
             count_bytes=counted and mode == "nftables",
         )
         tables = DesiredTables(MODES[mode], node)

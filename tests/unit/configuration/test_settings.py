@@ -117,6 +117,33 @@ def test_node_port_addresses(values, cidrs, addresses, localhost):
     assert not settings(nodePortAddresses=values, iptables={"localhostNodePorts": False}).localhost_node_ports
 
 
+ALL, ALL_BUT_TCP = ("tcp", "udp", "sctp"), ("udp", "sctp")
+OFF = {"KubeProxyNFTablesLocalhostNodePorts": False}
+
+
+# KEP-6032, and Kubernetes pull request 142129 for what names a loopback address.
+@pytest.mark.parametrize(
+    ("fields", "v4", "v6"),
+    [
+        ({}, ALL, ALL),
+        ({"nodePortAddresses": ["all"]}, ALL, ALL),
+        ({"nodePortAddresses": ["64.0.0.0/2", "::/1"]}, ALL, ALL),
+        ({"nodePortAddresses": ["primary", "localhost"]}, ALL_BUT_TCP, ALL_BUT_TCP),
+        ({"nodePortAddresses": ["0.0.0.0/0", "127.0.0.1/32"]}, ALL_BUT_TCP, ALL),
+        ({"nodePortAddresses": ["::1/128"]}, ALL, ALL_BUT_TCP),
+        ({"nodePortAddresses": ["localhost"], "featureGates": OFF}, (), ()),
+        ({"featureGates": OFF}, (), ()),
+        ({"mode": "iptables", "nodePortAddresses": ["localhost"]}, (), ()),
+        ({"mode": "ipvs"}, (), ()),
+    ],
+)
+def test_node_ports_refused_at_loopback_addresses(fields, v4, v6):
+    for family, expected in ((IPV4, v4), (IPV6, v6)):
+        found = settings(family, **{"mode": "nftables", **fields})
+        assert found.localhost_rejected == expected
+        assert found.localhost_listeners is (expected == ALL_BUT_TCP)
+
+
 def test_nftables_mode_uses_only_the_primary_address():
     assert settings(mode="nftables").node_port_addresses == ("172.18.0.2",)
     assert settings(mode="nftables", node=None).node_port_cidrs == ()

@@ -188,6 +188,21 @@ def test_destinations_that_no_service_has(mode: str, verdict: str) -> None:
     assert flow(mode, OUTSIDE, "10.96.0.7:80", [SERVICE])["verdict"] == "refused"
 
 
+@pytest.mark.parametrize(
+    ("rejected", "verdict", "reason"),
+    [
+        (("tcp", "udp", "sctp"), "refused", "node ports that nodePortAddresses do not name are refused at loopback"),
+        (("udp", "sctp"), "unchanged", "no Service has this destination"),
+        ((), "unchanged", "no Service has this destination"),
+    ],
+)
+def test_node_ports_at_loopback_addresses(rejected: Any, verdict: str, reason: str) -> None:
+    settings = SETTINGS._replace(localhost_node_ports=False, localhost_rejected=rejected)
+    found = flow("nftables", "127.0.0.1", "127.0.0.1:30080", settings=settings)
+    assert (found["verdict"], found["reason"].startswith(reason)) == (verdict, True)
+    assert not any(item["chosen"] for item in found.get("endpoints", ()))
+
+
 def test_hashing_weights_and_the_port_of_the_client() -> None:
     address = {"kubenode.proxy/scheduler": "maglev"}
     by_port = {**address, "kubenode.proxy/scheduler-flags": "mh-port"}

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext, FamilyServices
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
@@ -23,6 +26,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     findings,
     ipvs_sets,
     limits,
+    localhost,
     processes,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
@@ -235,6 +239,36 @@ def test_forward_policy_names_chain_and_family() -> None:
     (found,) = conflicts.forward_findings({"IPv4": "DROP", "IPv6": "ACCEPT"})
     assert "IPv4: the policy of chain FORWARD in table filter is DROP" in found.what
     assert "iptables -P FORWARD ACCEPT" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "families"),
+    [
+        ("127.0.0.1", socket.SOCK_STREAM, (IPV4,)),
+        ("127.0.0.9", socket.SOCK_DGRAM, (IPV4,)),
+        ("0.0.0.0", socket.SOCK_STREAM, (IPV4,)),
+        ("::1", socket.SOCK_STREAM, (IPV6,)),
+        ("::", socket.SOCK_DGRAM, (IPV4, IPV6)),
+    ],
+)
+def test_programs_at_node_ports_that_are_refused_are_named(address: str, kind: int, families: tuple[str, ...]) -> None:
+    protocol = "tcp" if kind == socket.SOCK_STREAM else "udp"
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind) as listening:
+        listening.bind((address, 0))
+        if protocol == "tcp":
+            listening.listen()
+        port = listening.getsockname()[1]
+        for family in (IPV4, IPV6):
+            found = localhost.localhost_findings({(family, protocol, port): "shop/cart:http"})
+            assert [(item.name, item.severity) for item in found] == (
+                [("localhost-node-port", "warning")] if family in families else []
+            )
+            for item in found:
+                place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+                assert f"(process {os.getpid()}) listens at {place} ({protocol.upper()}), which" in str(item)
+                assert "Service shop/cart:http has that node port" in str(item)
+        other = "udp" if protocol == "tcp" else "tcp"
+        assert not localhost.localhost_findings({(IPV4, other, port): "a/b", (IPV6, other, port): "a/b"})
 
 
 def test_every_check_runs_with_and_without_privileges(monkeypatch: pytest.MonkeyPatch) -> None:

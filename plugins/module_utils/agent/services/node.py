@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Callable, Collection, Mapping, Optional
+from typing import Any, Callable, Collection, Mapping, Optional
 
 from ...base.addresses import FAMILIES
-from ...base.errors import ProxyError
+from ...base.errors import KernelError, ProxyError
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.request import Request
 from ...event_reasons import Reason
 from ...kernel.parameters.sysctls import SysctlsResource
-from ...kernel.xtables.nfacct import nfacct_packets
 from ..api.events import WARNING
 from ..drift.watch import Watching
 from ..other_proxy import OtherProxy
@@ -165,9 +165,14 @@ class NodeSync:
         )
         return proxiers
 
-    def _packets(self) -> Mapping[str, int]:
-        """Return the packets of nfacct counters by name, in the mode that has them."""
-        return nfacct_packets() if self.proxiers is not None and self.proxiers.node_view.nfacct_counters else {}
+    def _packets(self) -> Mapping[str, Any]:
+        """Return the values of the metrics of the table PACKETS that the mode has."""
+        proxiers = self.proxiers
+        # The kernel cannot be read. The code that writes to it reports that; other metrics are served.
+        with contextlib.suppress(KernelError):
+            contexts = [proxier.context for proxier in proxiers.families] if proxiers is not None else []
+            return proxiers.mode.packets(contexts, self._handles) if proxiers is not None else {}
+        return {}
 
     def follow(self, view: ClusterView) -> None:
         """Sync with another view from now on. The caller sets the node up again and syncs as for the first time."""

@@ -15,6 +15,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 from ...event_reasons import Reason
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
+from ...rendering.nftables.layout import LOCALHOST_COUNTS, LOCALHOST_LISTENERS, LOCALHOST_UNOPENED
 
 LATENCY_BUCKETS: Tuple[float, ...] = tuple(0.001 * 2**exponent for exponent in range(15))
 PROGRAMMING_BUCKETS: Tuple[float, ...] = (
@@ -209,7 +210,7 @@ class AgentMetrics:
     )
 
 
-#: Packets of kube-proxy's nfacct counters, in the mode that has them.
+#: By the names of kube-proxy's nfacct counters, or of sets and the like of the table, in the mode that has them.
 PACKETS = {
     INVALID_COUNTER: counter(
         "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
@@ -218,6 +219,21 @@ PACKETS = {
     LOCALHOST_COUNTER: counter(
         "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
         "Packets to node ports on a loopback address that were accepted",
+    ),
+    LOCALHOST_LISTENERS: gauge(
+        "kubeproxy_nftables_localhost_nodeport_listeners",
+        "Sockets that listen for node ports on a loopback address",
+        _FAMILY,
+    ),
+    LOCALHOST_UNOPENED: counter(
+        "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total",
+        "Failed attempts to open such a socket",
+        _FAMILY,
+    ),
+    LOCALHOST_COUNTS: counter(
+        "kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
+        "Packets to node ports on a loopback address that were rejected",
+        ("ip_family", "protocol"),
     ),
 }
 CHECKS = {

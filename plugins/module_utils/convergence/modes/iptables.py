@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from ...base.errors import ProxyError
 from ...configuration.model import KubeProxyConfiguration
-from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
+from ...kernel.xtables.nfacct import make_nfacct_counters, nfacct_packets, usable_nfacct_counters
 from ...kernel.xtables.recent import last_seen
 from ...kernel.xtables.restore import RestoreError
 from ...preflight.check import ModeNeeds
@@ -53,6 +53,10 @@ class IptablesMode(Mode):
     def counters(self) -> Tuple[str, ...]:
         """See the base class."""
         return usable_nfacct_counters()
+
+    def packets(self, contexts: Iterable[FamilyContext], handles: KernelHandles) -> Mapping[str, Any]:
+        """See the base class."""
+        return nfacct_packets() if any(context.settings.nfacct_counters for context in contexts) else {}
 
     def make_counters(self) -> bool:
         """See the base class."""

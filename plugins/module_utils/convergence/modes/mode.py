@@ -197,6 +197,10 @@ class Mode:
 
     # ---- measurements
 
+    def packets(self, contexts: Iterable[FamilyContext], handles: KernelHandles) -> Mapping[str, Any]:
+        """Return what kube-proxy's metrics say of packets and listeners, by names of counters. Raises KernelError."""
+        return {}
+
     def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
         """Return the counters of the traffic of all ServicePorts of a family. Raises KernelError."""
         return []

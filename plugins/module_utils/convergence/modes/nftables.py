@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, List, Mapping, Sequence, Tuple
 
 from ...base.errors import KernelError, ProxyError
 from ...configuration.model import KubeProxyConfiguration
@@ -14,7 +14,7 @@ from ...kernel.netlink.socket import NetlinkSocket
 from ...kernel.nftables.traffic.clients import remembered_seconds
 from ...preflight.check import ModeNeeds
 from ...rendering.nftables.affinity import clients_set
-from ...rendering.nftables.layout import SERVICES_TABLE
+from ...rendering.nftables.layout import LOCALHOST_COUNTS, LOCALHOST_LISTENERS, LOCALHOST_UNOPENED, SERVICES_TABLE
 from ...rendering.nftables.mode import RENDERING
 from ...rendering.nftables.objects import RESOURCE
 from ...resources import Stage
@@ -67,6 +67,20 @@ class NftablesMode(ValidatedMode):
         from ..traffic.samples import of_elements
 
         return of_elements(frontends, with_connections, with_bytes)
+
+    def packets(self, contexts: Iterable[FamilyContext], handles: KernelHandles) -> Mapping[str, Any]:
+        """See the base class: node ports at loopback addresses (KEP-6032)."""
+        families = [context.family for context in contexts if context.settings.localhost_rejected]
+        if not families:
+            return {}
+        from ...kernel.nftables.traffic.refused import refused_at_loopback
+
+        sockets = {family: handles.listeners.at_loopback(family) for family in families}
+        return {
+            LOCALHOST_LISTENERS: {(family,): number for family, (number, _failed) in sockets.items()},
+            LOCALHOST_UNOPENED: {(family,): failed for family, (_number, failed) in sockets.items()},
+            LOCALHOST_COUNTS: refused_at_loopback(families),
+        }
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Count transactions that the kernel refused."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ...base.addresses import IPV4, IPV6, address_bits, parse_network
+from ...base.addresses import IPV4, IPV6, address_bits, is_loopback, parse_network
 from ...base.errors import ConfigurationError
 from ..settings import DataplaneSettings
 from .names import NODE_PORTS_CHAIN, PREFIXES, SERVICES_CHAIN
@@ -155,11 +155,6 @@ def node_port_rules(settings: DataplaneSettings) -> Rules:
         for address in sorted(set(settings.node_port_addresses))
         if localhost or not is_loopback(address)
     )
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether a canonical address is ::1 or in 127.0.0.0/8."""
-    return address == "::1" or address.startswith("127.")
 
 
 def jump(table: str, chain: str, target: str, text: str, new_only: bool = False) -> JumpKey:

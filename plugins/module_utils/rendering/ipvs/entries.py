@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
 
-from ...base.addresses import is_link_local, parse_network
+from ...base.addresses import is_link_local, is_loopback, parse_network
 from ...configuration.behaviour import Behaviour
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.weights import risen, shares
@@ -60,7 +60,7 @@ def is_real_server(address: str) -> bool:
 
 def is_node_address(address: str) -> bool:
     """Return whether a local address counts as one of the node: not loopback, and for IPv6 not link-local."""
-    return address != "::1" and not address.startswith("127.") and not is_link_local(address)
+    return not is_loopback(address) and not is_link_local(address)
 
 
 def ipvs_facts(settings: DataplaneSettings) -> IpvsFacts:
@@ -75,10 +75,7 @@ def ipvs_facts(settings: DataplaneSettings) -> IpvsFacts:
     restricted = bool(settings.node_port_cidrs) and not any(
         network is not None and network.prefix_length == 0 for network in map(parse_network, settings.node_port_cidrs)
     )
-    if restricted:
-        node_ips = [ip for ip in settings.node_port_addresses if not ip.startswith("127.") and ip != "::1"]
-    else:
-        node_ips = owned
+    node_ips = [ip for ip in settings.node_port_addresses if not is_loopback(ip)] if restricted else owned
     return IpvsFacts(
         settings.family,
         settings.scheduler,

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from ...base.addresses import IPV6, Network
 from ...resources import Kind
 from ..merged import Entry
 from ..nftables import expressions as x
 from ..nftables import objects as nft
-from ..nftables.layout import FIREWALLED, HAIRPIN, from_local, masquerade_rules, set_role
+from ..nftables.layout import FIREWALLED, HAIRPIN, from_local, loopback, masquerade_rules, set_role
 from ..settings import DataplaneSettings
 from . import sets
 
@@ -116,12 +115,6 @@ def _at(settings: DataplaneSettings, name: str) -> x.Expressions:
     return [*x.destination(settings.family), x.lookup(FRONTENDS[name])]
 
 
-def _from_loopback(family: str) -> x.Expressions:
-    if family == IPV6:
-        return [x.source_address(family), x.compare(bytes(15) + b"\x01")]
-    return x.in_network(Network(127 << 24, 8, family), load_source=True)
-
-
 def _cluster_ip_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     """Return the rule that masquerades connections to cluster IPs.
 
@@ -142,7 +135,7 @@ def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     """Return the rules that mark new connections for masquerading."""
     family = settings.family
     mark = x.set_mark_bits(settings.masquerade_mark)
-    rules = [x.rule(_from_loopback(family), x.verdict("return"))]
+    rules = [x.rule(loopback(family, source=True), x.verdict("return"))]
     if settings.behaviour.inside_reaches_all:
         rules.append(x.rule(x.destination(family), x.lookup(REDIRECTED), x.verdict(f"jump {REDIRECT}")))
     rules.append(x.rule(_at(settings, sets.LOAD_BALANCER), x.verdict(f"jump {LOAD_BALANCER}")))

@@ -423,6 +423,11 @@ def was_redirected() -> Expressions:
     return has_bits(Expression("ct", ((Ct.DREG, register(0)), (Ct.KEY, CT_STATUS))), CT_STATUS_DNAT)
 
 
+def protocol_and_direction() -> Expressions:
+    """Load the protocol of a packet and its direction, one word each."""
+    return [meta(META_L4PROTO), Expression("ct", ((Ct.DREG, register(1)), (Ct.KEY, CT_DIRECTION)))]
+
+
 def original_protocol_and_port(word: int = 0) -> Expressions:
     """Load protocol and port to which the connection was opened, and the direction of the packet; one word each."""
     port = Expression("ct", ((Ct.DREG, register(word + 1)), (Ct.KEY, CT_PROTO_DST), (Ct.DIRECTION, CT_ORIGINAL)))

@@ -18,7 +18,12 @@ def address_key(text: str) -> bytes:
     return b"" if raw is None else raw
 
 
+def protocol_key(protocol: str) -> bytes:
+    """Return a protocol, in lower case, as in a key."""
+    return bytes((PROTOCOL_NUMBERS[protocol], 0, 0, 0))
+
+
 @lru_cache(maxsize=1 << 16)
 def transport_key(protocol: str, port: int) -> bytes:
     """Return protocol and port as in a key: the protocol in lower case."""
-    return bytes((PROTOCOL_NUMBERS[protocol], 0, 0, 0)) + port.to_bytes(2, "big") + b"\x00\x00"
+    return protocol_key(protocol) + port.to_bytes(2, "big") + b"\x00\x00"

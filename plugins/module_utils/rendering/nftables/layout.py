@@ -12,18 +12,23 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, List, Tuple
 
-from ...base.addresses import IPV6, Network, packed, parse_network
+from ...base.addresses import IPV6, Network, is_loopback, packed, parse_network
 from ..merged import Entry
 from ..settings import DataplaneSettings, LocalTraffic
 from . import expressions as x
 from . import objects as nft
 from . import traffic
+from .keys import protocol_key
 
 CLUSTER_IPS = "cluster-ips"
 NODE_PORT_IPS = "nodeport-ips"
 HAIRPIN = "hairpin-connections"
 NO_ENDPOINT_SERVICES = "no-endpoint-services"
 NO_ENDPOINT_NODE_PORTS = "no-endpoint-nodeports"
+LOCALHOST_REJECTED = "localhost-nodeport-reject-ports"
+LOCALHOST_COUNTS = "localhost-nodeport-rejected"
+#: Names of what is counted beside that: the agent's listeners at loopback addresses, and failures to open them.
+LOCALHOST_LISTENERS, LOCALHOST_UNOPENED = "localhost-listeners", "localhost-unopened"
 FRONTENDS = "service-frontends"
 NODE_PORT_FRONTENDS = "nodeport-frontends"
 ENDPOINTS = "service-endpoints"
@@ -39,6 +44,7 @@ SERVICE_KEY = ""
 NODE_PORT_KEY = "nodeport-"
 
 REJECT_CHAIN = "reject-chain"
+LOCALHOST_REJECT = "localhost-nodeport-reject"
 SERVICES = "services"
 FIREWALL_CHECK = "firewall-check"
 SERVICE_ENDPOINTS_CHECK = "service-endpoints-check"
@@ -49,6 +55,7 @@ MASQUERADING = "masquerading"
 
 _COMMON_CHAINS = (
     REJECT_CHAIN,
+    LOCALHOST_REJECT,
     SERVICES,
     FIREWALL_CHECK,
     SERVICE_ENDPOINTS_CHECK,
@@ -58,16 +65,17 @@ _COMMON_CHAINS = (
     MASQUERADING,
 )
 #: Maps of node ports; others have names that begin with ``nodeport-``.
-_NODE_PORT_MAPS = (NO_ENDPOINT_NODE_PORTS, NODE_PORT_FIREWALLED)
+_NODE_PORT_MAPS = (NO_ENDPOINT_NODE_PORTS, NODE_PORT_FIREWALLED, LOCALHOST_REJECTED)
 
 
 @lru_cache(maxsize=4096)
 def set_role(family: str, name: str) -> nft.SetRole:
     """Return the role of a set: its elements change with all others of their address, or of their node port."""
-    if name == HAIRPIN or SOURCE_RANGES in name:
+    if name in (HAIRPIN, LOCALHOST_COUNTS) or SOURCE_RANGES in name:
         return nft.SetRole(nft.Part.HELPS)
     by_port = name in _NODE_PORT_MAPS or (name.startswith(NODE_PORT_KEY) and name != NODE_PORT_IPS)
-    part = nft.Part.REFUSES if name in (NO_ENDPOINT_SERVICES, NO_ENDPOINT_NODE_PORTS) else nft.Part.SELECTS
+    refuses = name in (NO_ENDPOINT_SERVICES, NO_ENDPOINT_NODE_PORTS, LOCALHOST_REJECTED)
+    part = nft.Part.REFUSES if refuses else nft.Part.SELECTS
     return nft.SetRole(part, nft.key_length((nft.PROTOCOL, nft.PORT) if by_port else (nft.ADDRESS_TYPES[family],)))
 
 
@@ -109,11 +117,12 @@ def from_local(traffic: LocalTraffic, local: bool) -> x.Expressions:
     return x.interface_name(traffic.value, traffic.kind == "prefix", local)
 
 
-def not_loopback(family: str) -> x.Expressions:
-    """Match destination addresses that are not loopback ones."""
+def loopback(family: str, *, source: bool = False, equal: bool = True) -> x.Expressions:
+    """Match destination (else source) addresses that are, or are not, loopback ones."""
     if family == IPV6:
-        return [x.destination_address(family), x.compare(bytes(15) + b"\x01", equal=False)]
-    return x.in_network(Network(127 << 24, 8, family), load_source=False, equal=False)
+        load = x.source_address if source else x.destination_address
+        return [load(family), x.compare(bytes(15) + b"\x01", equal=equal)]
+    return x.in_network(Network(127 << 24, 8, family), load_source=source, equal=equal)
 
 
 def node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Expressions:
@@ -121,7 +130,7 @@ def node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Express
     if settings.node_port_cidrs:
         return [x.destination_address(settings.family), x.lookup(NODE_PORT_IPS)]
     local = x.is_local(x.FIB_DADDR) if dispatching else []
-    return [*local, *not_loopback(settings.family)]
+    return [*local, *loopback(settings.family, equal=False)]
 
 
 def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
@@ -177,11 +186,15 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
         *x.protocol_and_port(2 * x.address_words(family)),
     ]
     at_node_port = [*node_port_match(settings, False), *x.protocol_and_port()]
+    no_endpoints = [x.rule(at_node_port, x.verdict_lookup(NO_ENDPOINT_NODE_PORTS))]
+    if settings.localhost_rejected:
+        at_loopback = [*loopback(family), *x.protocol_and_port()]
+        no_endpoints.append(x.rule(at_loopback, x.verdict_lookup(LOCALHOST_REJECTED)))
     return {
         REJECT_CHAIN: [x.rule(x.reject(family))],
         FIREWALL_CHECK: [x.rule(x.destination(family), x.verdict_lookup(FIREWALLED))],
         SERVICE_ENDPOINTS_CHECK: [x.rule(x.destination(family), x.verdict_lookup(NO_ENDPOINT_SERVICES))],
-        NODE_PORT_ENDPOINTS_CHECK: [x.rule(at_node_port, x.verdict_lookup(NO_ENDPOINT_NODE_PORTS))],
+        NODE_PORT_ENDPOINTS_CHECK: no_endpoints,
         CLUSTER_IPS_CHECK: _cluster_ips_rules(settings),
         MASQUERADING: [
             # The bit is cleared so that a packet that traverses this chain again is not masqueraded twice.
@@ -190,6 +203,23 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
         ],
         SERVICES: _services_rules(settings),
     }
+
+
+def _localhost_entries(settings: DataplaneSettings) -> List[Entry]:
+    """Return what refuses node ports at loopback addresses, and counts the packets of each protocol (KEP-6032).
+
+    The map has kube-proxy's name and type, so that either finds the other's; the counters are elements of a set. Its
+    keys have a second part because the nft program aborts at a key of one byte that occupies a whole register.
+    """
+    counts = [*x.protocol_and_direction(), x.lookup(LOCALHOST_COUNTS), x.reject(settings.family)]
+    entries: Dict[nft.Key, nft.Value] = {
+        nft.ObjectKey("set", LOCALHOST_COUNTS): nft.SetValue((nft.PROTOCOL, nft.DIRECTION), counted=True),
+        nft.ObjectKey("set", LOCALHOST_REJECTED): nft.SetValue((nft.PROTOCOL, nft.PORT), (nft.VERDICT,)),
+        nft.ObjectKey("chain", LOCALHOST_REJECT): nft.ChainValue((x.rule(counts),)),
+    }
+    for name in settings.localhost_rejected:
+        entries[nft.ElementKey("element", LOCALHOST_COUNTS, protocol_key(name) + bytes(4))] = True
+    return [(nft.RESOURCE, key, value) for key, value in entries.items()]
 
 
 def _base_chains() -> Dict[str, nft.ChainValue]:
@@ -224,6 +254,8 @@ def static_entries(settings: DataplaneSettings) -> List[Entry]:
     if settings.node_port_cidrs:
         sets[NODE_PORT_IPS] = nft.SetValue((nft.ADDRESS_TYPES[settings.family],))
     entries.extend((nft.RESOURCE, nft.ObjectKey("set", name), value) for name, value in sets.items())
+    if settings.localhost_rejected:
+        entries.extend(_localhost_entries(settings))
     for name, rules in _regular_chains(settings).items():
         entries.append((nft.RESOURCE, nft.ObjectKey("chain", name), nft.ChainValue(tuple(rules))))
     entries.extend((nft.RESOURCE, nft.ObjectKey("chain", name), value) for name, value in _base_chains().items())
@@ -232,10 +264,6 @@ def static_entries(settings: DataplaneSettings) -> List[Entry]:
     if settings.node_port_cidrs:
         for address in settings.node_port_addresses:
             raw = packed(address)
-            if raw is not None and not _is_loopback(raw):
+            if raw is not None and not is_loopback(address):
                 entries.append((nft.RESOURCE, nft.ElementKey("element", NODE_PORT_IPS, raw), True))
     return entries
-
-
-def _is_loopback(raw: bytes) -> bool:
-    return raw[0] == 127 if len(raw) == 4 else raw == bytes(15) + b"\x01"

@@ -22,6 +22,7 @@ OWN_SETS = frozenset(
         layout.NODE_PORT_ENDPOINTS,
         layout.NODE_PORT_LOCAL_ENDPOINTS,
         layout.FIREWALLED,
+        layout.LOCALHOST_COUNTS,
         layout.NODE_PORT_FIREWALLED,
         traffic.SERVICE_TRAFFIC,
         traffic.NODE_PORT_TRAFFIC,
@@ -31,7 +32,7 @@ _SET = re.compile(r"(?:nodeport-)?source-ranges-\d+|(?:service|nodeport)-(?:loca
 _CHOICE = r"(?:\d+|hash-(?:port-)?[0-9a-f]{2})"
 _CHAIN = re.compile(
     rf"(?:nodeport-)?(?:(?:cluster|local|masquerade)-{_CHOICE}|external-{_CHOICE}-{_CHOICE}|firewall-\d+(?:-\d+)*)"
-    rf"|nodeport-firewall-check|filter-(?:prerouting|output)-nodeports|{traffic.TRAFFIC}(?:-input|-postrouting)?"
+    rf"|nodeport-firewall-check|{layout.LOCALHOST_REJECT}|filter-(?:prerouting|output)-nodeports|{traffic.TRAFFIC}(?:-input|-postrouting)?"
 )
 
 

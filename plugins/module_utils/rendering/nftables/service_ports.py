@@ -190,6 +190,9 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
     node_port = transport_key(info.protocol, info.node_port) if info.node_port else b""
     if node_port:
         _external(info, settings, NODE_PORT_KEY, [node_port], choices=choices, affinity=affinity, entries=entries)
+        if info.protocol in settings.localhost_rejected:
+            refused = ElementKey("element", layout.LOCALHOST_REJECTED, node_port)
+            entries.append((RESOURCE, refused, f"goto {layout.LOCALHOST_REJECT}"))
     if settings.count_bytes:
         entries.extend(traffic.service_entries(info, transport, node_port))
     if info.is_restricted:

@@ -13,7 +13,7 @@ from ...base.addresses import IPV4, IPV6, unpacked
 from ...cluster.account import SLOTS
 from . import objects as nft
 from . import rule_text
-from .layout import NODE_PORT_KEY, SERVICES_TABLE
+from .layout import LOCALHOST_COUNTS, NODE_PORT_KEY, SERVICES_TABLE
 from .traffic import NODE_PORT_TRAFFIC, SERVICE_TRAFFIC
 
 _TYPEOF = {
@@ -71,6 +71,8 @@ def key_parts(family: str, name: str, raw: bytes) -> Tuple[str, ...]:
         return (address, nft.PROTOCOL, nft.PORT, address)
     if name.startswith(NODE_PORT_KEY + _SOURCE_RANGES):
         return (nft.PROTOCOL, nft.PORT, address)
+    if name == LOCALHOST_COUNTS:
+        return (nft.PROTOCOL, nft.DIRECTION)
     if name == SERVICE_TRAFFIC:
         return (address, nft.PROTOCOL, nft.PORT, nft.DIRECTION)
     if name == NODE_PORT_TRAFFIC:

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
 
-from ...base.addresses import IPV4, IPV6, address_bits, family_of, is_link_local, networks_of, packed
+from ...base.addresses import LOOPBACK, address_bits, family_of, is_link_local, is_loopback, networks_of, packed
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName, Sources
 from ...serviceports.weights import slots
 from ..ipvs.entries import is_bindable, is_real_server
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from .model import ADDRESSES, DEVICE, LISTENERS, TCP, UDP, Listener, ListenerKey
-
-_LOOPBACK = "127."
-LOOPBACK_ADDRESSES = {IPV4: "127.0.0.1", IPV6: "::1"}
 
 
 class ListenerAddresses(NamedTuple):
@@ -41,7 +38,7 @@ def listener_addresses(settings: DataplaneSettings) -> ListenerAddresses:
     """Compute the addresses from the settings of a node; link-local ones need an interface, so they are omitted."""
     owned = frozenset(address for interface, address in settings.node_addresses if interface != DEVICE)
     chosen = [address for address in settings.node_port_addresses if address in owned and not is_link_local(address)]
-    localhost = LOOPBACK_ADDRESSES[settings.family] if settings.localhost_listeners else ""
+    localhost = LOOPBACK[settings.family] if settings.localhost_listeners else ""
     return ListenerAddresses(owned, tuple(dict.fromkeys(chosen)), settings.node_ip, localhost)
 
 
@@ -59,7 +56,7 @@ def usable(endpoint: Endpoint) -> bool:
     and would reach the node's own services there, so it must refuse them, too.
     """
     address = endpoint.ip
-    if address.startswith((_LOOPBACK, "169.254.")) or address in ("::", "::1") or is_link_local(address):
+    if address == "::" or address.startswith("169.254.") or is_loopback(address) or is_link_local(address):
         return False
     return is_real_server(address)
 

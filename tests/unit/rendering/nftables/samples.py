@@ -88,6 +88,7 @@ def sample_settings(family: str, **changes: Any) -> DataplaneSettings:
         "node_port_cidrs": (f"{node}/{128 if six else 32}",),
         "node_port_addresses": (node,),
         "service_cidrs": ("fd00:10:96::/112",) if six else ("10.96.0.0/12", "10.200.0.0/16"),
+        "localhost_rejected": ("tcp", "udp", "sctp"),
         "schedulers": frozenset((JHASH,)),
     }
     fields.update(changes)
@@ -104,4 +105,5 @@ def settings_of_other_rules() -> List[Dict[str, Any]]:
         {"local_traffic": None},
         {"count_connections": True},
         {"count_bytes": True},
+        {"localhost_rejected": ("udp", "sctp")},
     ]

@@ -239,9 +239,9 @@ def test_the_first_of_two_services_keeps_an_address() -> None:
 
 def test_entries_are_ordered_for_creation() -> None:
     for family in FAMILIES:
-        known = {("chain", "reject-chain")}
+        known = {("chain", "reject-chain"), ("chain", layout.LOCALHOST_REJECT)}
         known.update((key[0], key[1]) for key in layout.fixed_sets(family))
-        names = set(layout.fixed_sets(family))
+        names = {*layout.fixed_sets(family), layout.LOCALHOST_REJECTED}
         for route in sample_routes(family).values():
             for _table, key, value in service_port_entries(route, sample_settings(family)):
                 if key[0] in ("set", "chain"):
