@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from typing import Sequence
 
 import pytest
 
@@ -26,9 +27,16 @@ def start(tmp_path_factory, request):
     """
     started = []
 
-    def begin(name: str, network: str = "podman", release: str = "12", *, project: bool = False) -> Node:
+    def begin(
+        name: str,
+        network: str = "podman",
+        release: str = "12",
+        *,
+        project: bool = False,
+        packages: Sequence[str] = (),
+    ) -> Node:
         scratch = tmp_path_factory.mktemp(name)
-        node = Node(f"knp{os.getpid()}-{name}", scratch, network, release, project=project)
+        node = Node(f"knp{os.getpid()}-{name}", scratch, network, release, project=project, packages=packages)
         started.append(node)
         return node
 
