@@ -21,10 +21,11 @@ class ActionModule(ActionBase):
         """Print the sentence and the lines, and return the result of the task."""
         result: Dict[str, Any] = super().run(tmp, task_vars)
         _validation, options = self.validate_argument_spec(
-            {"sentence": {"type": "str", "required": True}, "lines": {"type": "list", "elements": "str", "default": []}}
+            {"sentence": {"type": "str", "default": ""}, "lines": {"type": "list", "elements": "str", "default": []}}
         )
         sentence = " ".join(options["sentence"].split())
-        for line in (f"{(task_vars or {}).get('inventory_hostname', '')}: {sentence}", *options["lines"]):
+        named = [f"{(task_vars or {}).get('inventory_hostname', '')}: {sentence}"] if sentence else []
+        for line in (*named, *options["lines"]):
             # A host may not write control sequences to the terminal.
             Display().display("".join(character if character.isprintable() else "?" for character in line))
         return {**result, "changed": False, "sentence": sentence}

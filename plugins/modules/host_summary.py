@@ -18,11 +18,11 @@ extends_documentation_fragment:
   - kubenode.proxy.attributes
 options:
   sentence:
-    description: What to print.
+    description: What to print after the name of the host. An empty one is not printed.
     type: str
-    required: true
+    default: ""
   lines:
-    description: Lines to print below it, such as a diff.
+    description: Lines to print below it without the name of the host, such as a diff.
     type: list
     elements: str
     default: []

@@ -319,7 +319,7 @@ def test_the_preview_shows_the_rules_that_differ_on_one_host_and_changes_nothing
     assert status == 0 and "+++ after: IPv4 chains" in text, text
     assert "\n+nat: -A KUBE-NODEPORTS " in text, text
     counts = re.findall(
-        r"([\w-]+) would serve 3 Services \(1 without endpoints\) with 10 endpoints of \d+ ports by iptables: "
+        r"([\w-]+): would serve 3 Services \(1 without endpoints\) with 10 endpoints of \d+ ports by iptables: "
         r"(\d+ entries added, \d+ replaced, \d+ removed)",
         text,
     )

@@ -127,7 +127,7 @@ def test_preview_shows_every_change_and_leaves_nothing(playbooks, fresh):
     status, text, changed = playbooks.run("converge", "--check", "--diff")
     assert status == 0, text
     for name in playbooks.names:
-        assert changed[name] and HELD[name] in text and f"{name} would serve" in text, text
+        assert changed[name] and HELD[name] in text and f"{name}: would serve" in text, text
     for name, held in playbooks.look().items():
         assert held.splitlines() == fresh[name].splitlines(), name
     playbooks.assert_controller_is_clean()
@@ -207,7 +207,7 @@ def test_policies_are_read_if_any_host_of_the_play_needs_them(playbooks):
     options = ("--check", "-e", "proxy_prepare_kernel=false", "-i", str(mixed))
     status, text, _changed = playbooks.run("converge", *options)
     # This snapshot has no policies.
-    assert status != 0 and "the cluster state has no Pod" in text and "lab-iptables would serve" not in text, text
+    assert status != 0 and "the cluster state has no Pod" in text and "lab-iptables: would serve" not in text, text
 
 
 def test_cleanup(playbooks):

@@ -25,7 +25,7 @@ CASES: Tuple[Tuple[str, Dict[str, Any], str], ...] = (
     ("fleet_report", {"source": "/nowhere", "stale_after": "2m"}, "'stale_after'"),
     ("fleet_report", {"source": "/nowhere", "stale_aftr": 1}, "stale_aftr"),
     ("fleet_report", {}, "source"),
-    ("host_summary", {}, "sentence"),
+    ("host_summary", {"sentense": "done"}, "sentense"),
     ("role_variables", {"strict": "maybe"}, "'strict'"),
     ("role_variables", {"facts": {"a": 1}}, "'facts'"),
 )

@@ -56,11 +56,13 @@ def local_hosts(hosts: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
     return {"all": {"hosts": {name: {**local, **variables} for name, variables in hosts.items()}}}
 
 
-def played(scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *arguments: str) -> str:
-    """Return the output of a play that succeeds."""
+def played(
+    scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *arguments: str, errors: bool = False
+) -> str:
+    """Return the output of a play that succeeds; with ``errors`` also what it has written as an error."""
     done = play_once(scratch, play, inventory, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr if errors else done.stdout
 
 
 def rendered(
