@@ -102,8 +102,13 @@ def explained(node: AgentNode, source: str, destination: str) -> Dict[str, Any]:
 
 
 def without_agent(node: AgentNode, source: str, destination: str, *more: str) -> subprocess.CompletedProcess[str]:
+    return computed(node, "--from", source, "--to", destination, *more)
+
+
+def computed(node: AgentNode, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run explain without an agent."""
     return node.run(
-        *("explain", "--from", source, "--to", destination, "--config", str(node.scratch / "config.yaml")),
+        *("explain", "--config", str(node.scratch / "config.yaml")),
         *("--kubeconfig", str(node.kubeconfig), "--state-directory", str(node.scratch / "run")),
         *("--control", str(node.scratch / "nobody.sock"), *more),
     )
@@ -214,6 +219,9 @@ def lines_with(flow: Dict[str, Any], *texts: str) -> Sequence[str]:
 
 def test_differences_are_shown(node: AgentNode, network: Network) -> None:
     node.start()
+    words = ("explain", f"{SOLE}:80", "--control", str(node.scratch / "agent.sock"))
+    whole = node.run(*words)
+    assert whole.returncode == 0 and "\n    programmed:\n" in whole.stdout and "differs" not in whole.stdout
     for port in range(20):
         ask(network, "P", CLIENT_PORT + port, DNS, DNS_PORT)
     assert node.stop() == 0
@@ -224,6 +232,12 @@ def test_differences_are_shown(node: AgentNode, network: Network) -> None:
     (flow,) = json.loads(found.stdout)["flows"]
     assert found.returncode == 3 and lines_with(flow, "missing in the kernel: ")
     assert flow["verdict"] in ("unchanged", "uncertain") and flow["reason"].endswith("(desired: forwarded)")
+    for target in (f"{SOLE}:80", "default/sole"):
+        shown = computed(node, target)
+        assert shown.returncode == 3 and "\n      missing in the kernel: " in shown.stdout, shown.stdout + shown.stderr
+        assert "the kernel holds " in shown.stdout and "(desired: sent to its only endpoint)" in shown.stdout
+        assert "programmed:" not in shown.stdout and "\n    desired:\n" in shown.stdout
+        assert computed(node, target, "--no-kernel").returncode == 0
     slice_of(node, "dns", "IPv4", "L", [manifests.port(DNS_PORT, name="dns", protocol="UDP")])
     found = without_agent(node, FOUR["P"], f"{DNS}:{DNS_PORT}/udp", "-o", "json")
     (flow,) = json.loads(found.stdout)["flows"]

@@ -158,6 +158,7 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
         if arguments.snapshot or arguments.from_cache:
             raise NoAgent("the options name another source")
         question = {"command": "explain", "destination": str(arguments.target), "client": client}
+        question["kernel"] = not arguments.no_kernel
         document = ask_agent(arguments.control, question)
     except NoAgent:
         from .commands import explain_node
@@ -168,7 +169,9 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
 
         document["reason"] = why_absent(arguments, arguments.target.namespace, arguments.target.name)
     lines = valid(lambda: _explanation_lines(document))
-    return CommandResult(OK if document["found"] else DIFFERENT, lines, document)
+    good = document["found"] and not any(item["differences"] for item in document["found"])
+    warnings = (f"the kernel was not read: {document['problem']}",) if document["problem"] else ()
+    return CommandResult(OK if good else DIFFERENT, lines, document, warnings)
 
 
 def _connection(arguments: argparse.Namespace) -> CommandResult:
@@ -229,8 +232,12 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
         lines.append("    endpoints:" if item["endpoints"] else "    endpoints: none")
         for verdict in item["endpoints"]:
             lines.append(f"      {'yes' if verdict['chosen'] else 'no '} {verdict['endpoint']}: {verdict['reason']}")
+        if item["differences"]:
+            # Not wrapped, so that it can be pasted.
+            lines += ["    differs:", *(f"      {line}" for line in item["differences"])]
         again = item["programmed"] == shown
-        lines.append("    programmed: as above" if again else "    programmed:")
+        heading = "programmed" if document["kernelRead"] and not item["differences"] else "desired"
+        lines.append(f"    {heading}:{' as above' if again else ''}")
         lines += [] if again else [f"      {line}" for line in item["programmed"]]
         shown = item["programmed"]
     return lines

@@ -32,7 +32,7 @@ from ..convergence.node import NodeView, view_node
 from ..convergence.policy import find_links, node_policy, policy_options
 from ..convergence.request import Report, Request
 from ..explain.connection import Subject, connection_document
-from ..explain.explain import ExplainedFamily, explain, explained_families, explanation_document
+from ..explain.explain import ExplainedFamily, Stages, explain, explained_families, explanation_document
 from ..explain.flows import Kernel
 from ..explain.policy import PolicyExplainer, Resolved
 from ..explain.target import Target
@@ -255,7 +255,20 @@ def explain_node(arguments: argparse.Namespace, target: Target, client: str) -> 
     ``client``: the address of a client, or empty.
     """
     node = _node(arguments)
-    return explanation_document(explain(node.cluster, node.families, node.mode.name, target, client))
+    with KernelHandles(loads=False) as handles:
+        stages = None if arguments.no_kernel or not node.mode.serves else _stages_of(node, handles)
+        found = explain(node.cluster, node.families, node.mode.name, target, client=client, stages=stages)
+        return explanation_document(found)
+
+
+def _stages_of(node: _Node, handles: KernelHandles) -> Stages:
+    """Return what gives the kernel's resources of a family with the tables that this node should have."""
+
+    def stages(family: ExplainedFamily) -> List[Stage]:
+        tables = FamilyTables(family.context, family.tables.desired)
+        return node.mode.stages(node.configuration, [tables], handles)
+
+    return stages
 
 
 def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:
@@ -277,12 +290,7 @@ def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:
         )
 
     with KernelHandles(loads=False) as handles:
-
-        def stages(family: ExplainedFamily) -> List[Stage]:
-            tables = FamilyTables(family.context, family.tables.desired)
-            return node.mode.stages(node.configuration, [tables], handles)
-
-        kernel = None if arguments.no_kernel else Kernel(handles, stages)
+        kernel = None if arguments.no_kernel else Kernel(handles, _stages_of(node, handles))
         known = settings.enabled or node.cluster.policy.pods or not node.mode.serves
         subject = Subject(
             state=node.cluster,

@@ -54,7 +54,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="shop/db:5432/tcp, 10.0.0.1:80",
     )
     parser.add_argument("--why-not", action="store_true", help="show why each rule does not allow it")
-    parser.add_argument("--no-kernel", action="store_true", help="with --from and --to: show only what is desired")
+    parser.add_argument("--no-kernel", action="store_true", help="show only what is desired")
     parser.add_argument(
         "--live",
         type=float,
@@ -75,11 +75,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError("explain: give either a Service, or both --from and --to")
     if arguments.target is not None and source is not None and (source.port or not source.address):
         raise UsageError("explain: with a Service, --from is the address of a client")
-    for option, given in (
-        ("--why-not", arguments.why_not),
-        ("--no-kernel", arguments.no_kernel),
-        ("--live", arguments.live is not None),
-    ):
+    for option, given in (("--why-not", arguments.why_not), ("--live", arguments.live is not None)):
         if given and not connection:
             raise UsageError(f"explain: {option} needs --from and --to")
     if arguments.live is not None and not 0 < arguments.live <= _LONGEST_LIVE:

@@ -10,9 +10,10 @@ from its own tables.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..base.addresses import family_of
+from ..base.errors import KernelError, PreflightError
 from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
@@ -20,11 +21,12 @@ from ..convergence.family import FamilyContext
 from ..convergence.modes.mode import Mode
 from ..convergence.node import NodeView, family_context
 from ..convergence.schedulers import with_schedulers
-from ..rendering.decision import Client
+from ..rendering.decision import Arrival, Client
 from ..rendering.desired import DesiredTables
 from ..rendering.rendering import Rendering
 from ..rendering.settings import DataplaneSettings
 from ..rendering.slot_limit import SlotLimit
+from ..resources import Stage
 from ..serviceports.info import Endpoint, ServicePortInfo, Sources
 from ..serviceports.policy import is_node_local
 from ..serviceports.service_ports import cluster_ip_of
@@ -32,6 +34,7 @@ from ..serviceports.table import all_service_ports, service_ports_of
 from ..serviceports.weights import risen
 from .endpoints import reason_of, topology_of
 from .frontends import EXTERNAL, INTERNAL, Frontend, answering, frontends_of, sources_by_kind
+from .held import OTHER_ENTRIES, Held, Row, why_not_forwarded
 from .target import PROTOCOLS, Destination, ServiceTarget, Target
 
 #: How many of the addresses that a Service loses to others are named.
@@ -44,6 +47,10 @@ class ExplainedFamily(NamedTuple):
     context: FamilyContext
     tables: DesiredTables
     slot_limit: SlotLimit
+
+
+#: The kernel's resources of a family, with their desired tables.
+Stages = Callable[[ExplainedFamily], Sequence[Stage]]
 
 
 def desired_family(state: ClusterState, rendering: Rendering[Any], context: FamilyContext) -> ExplainedFamily:
@@ -84,9 +91,9 @@ class Explanation(NamedTuple):
     """One ServicePort and the traffic of one kind to it.
 
     ``via``: the kinds of addresses the traffic is sent to. ``frontends``: these addresses and ports. ``traffic``:
-    internal or external. ``outcome``: what happens to a new connection.
+    internal or external. ``outcome``: what happens to a new connection, by the kernel where that was read.
     ``client_endpoint``: the endpoint that the client reaches, empty if its address does not determine it.
-    ``programmed``: its entries in the desired table, in native syntax.
+    ``programmed``: its entries in the desired table, in native syntax. ``differences``: how the kernel differs.
     """
 
     service: str
@@ -105,13 +112,14 @@ class Explanation(NamedTuple):
     endpoints: Tuple[EndpointVerdict, ...]
     client_endpoint: str
     programmed: Tuple[str, ...]
+    differences: Tuple[str, ...]
 
 
 class Explained(NamedTuple):
     """All ServicePorts that match a destination on a node, in a mode. ``client``: the address of a client, or empty.
 
     ``left_to_programs``: the Services that match, but are left to programs on the node. ``refused``: what Services that
-    match do not get, and why.
+    match do not get, and why. ``kernel_read``: whether the kernel was compared; if not, ``problem`` may say why.
     """
 
     destination: str
@@ -123,6 +131,8 @@ class Explained(NamedTuple):
     left_to_programs: Tuple[str, ...]
     refused: Tuple[str, ...]
     found: Tuple[Explanation, ...]
+    kernel_read: bool
+    problem: str
 
 
 def _is_port(port: ServicePortInfo, target: ServiceTarget) -> bool:
@@ -220,15 +230,30 @@ def _shown(sources: Sources) -> Tuple[str, ...]:
 
 
 def explain(
-    state: ClusterState, families: Sequence[ExplainedFamily], mode: str, target: Target, client: str = ""
+    state: ClusterState,
+    families: Sequence[ExplainedFamily],
+    mode: str,
+    target: Target,
+    *,
+    client: str = "",
+    stages: Optional[Stages] = None,
 ) -> Explained:
-    """Explain how this node serves a target; ``client``: also which endpoint a client of this address reaches."""
+    """Explain how this node serves a target; ``client``: also which endpoint a client of this address reaches.
+
+    ``stages``: None to show only what is desired, without reading the kernel.
+    """
     found: List[Explanation] = []
-    node, zone, behaviour = "", "", ""
-    for context, tables, limit in families:
+    node, zone, behaviour, problem = "", "", "", ""
+    for family in families:
+        context, held = family.context, None
         node, zone, behaviour = context.node.node_name, context.node.zone, context.node.behaviour.name
         for port, frontends in _found(state, context, target):
-            found.append(_explanation(limit.applied(port), frontends, context, tables, client))
+            if stages is not None and held is None:
+                try:
+                    held = Held(family.tables, stages(family))
+                except (KernelError, PreflightError) as error:
+                    stages, problem = None, str(error)
+            found.append(_explanation(family.slot_limit.applied(port), frontends, family, client, held))
     return Explained(
         destination=str(target),
         node=node,
@@ -239,16 +264,19 @@ def explain(
         left_to_programs=tuple(dict.fromkeys(left_services(state, families, target))),
         refused=tuple(refused_parts(state, target)),
         found=tuple(found),
+        kernel_read=stages is not None,
+        problem=problem,
     )
 
 
 def _explanation(
     port: ServicePortInfo,
     frontends: Tuple[Frontend, ...],
-    context: FamilyContext,
-    tables: DesiredTables,
+    family: ExplainedFamily,
     client: str,
+    held: Optional[Held],
 ) -> Explanation:
+    context, tables = family.context, family.tables
     rendering, traffic = tables.rendering.serving(port), frontends[0].traffic
     local_only = port.internal_local if traffic == INTERNAL else port.external_local
     chosen = rendering.endpoints(port, traffic == EXTERNAL, context.settings)
@@ -266,6 +294,15 @@ def _explanation(
     reached = None
     if client and family_of(client) == port.family:
         reached = rendering.endpoint_of(port, chosen, Client(client), context.settings)
+    outcome = _outcome(port, chosen, rendering, context.settings)
+    rows: List[Row] = []
+    if held is not None:
+        places = [Arrival(port.protocol.lower(), item.address, item.port) for item in frontends]
+        rows = held.rows(port.family, places)
+    differences = held.differences(port.family, rows) if held is not None else []
+    if differences:
+        reason = why_not_forwarded(rows, list(chosen_texts), rendering) if chosen else ""
+        outcome = f"{'not forwarded' if reason else 'uncertain'}: {reason or OTHER_ENTRIES} (desired: {outcome})"
     return Explanation(
         service=str(port.key.service),
         port=f"{port.key.port_name or port.port} ({port.port}/{port.protocol})",
@@ -276,13 +313,14 @@ def _explanation(
         traffic=traffic,
         traffic_policy="Local" if local_only else "Cluster",
         topology=topology,
-        outcome=_outcome(port, chosen, rendering, context.settings),
+        outcome=outcome,
         source=_source(port, traffic, context.settings, rendering),
         affinity_seconds=port.affinity_seconds,
         source_ranges=_source_ranges(port, kinds),
         endpoints=verdicts,
         client_endpoint=reached.text if reached else "",
         programmed=tuple(_programmed(port, frontends, tables)),
+        differences=tuple(differences),
     )
 
 

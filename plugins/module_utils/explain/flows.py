@@ -17,11 +17,10 @@ from ..convergence.modes.mode import Mode
 from ..kernel.rtnetlink.routes import way_to
 from ..rendering.decision import Client
 from ..rendering.rendering import Rendering
-from ..resources import Stage
 from ..serviceports.info import ServicePortInfo
-from .explain import ExplainedFamily
+from .explain import ExplainedFamily, Stages
 from .flow import FORWARDED, UNCERTAIN, UNCHANGED, Decision, Origin, arrival_of, decide, origin_of
-from .held import EXTRA, MISSING, Held, Row, holds_none
+from .held import OTHER_ENTRIES, Held, Row, why_not_forwarded
 from .target import Destination
 
 #: States in which a connection is over; its entry only waits for late packets.
@@ -32,7 +31,7 @@ class Kernel(NamedTuple):
     """Access to the kernel: its sockets, and the resources of a family with their desired tables."""
 
     handles: KernelHandles
-    stages: Callable[[ExplainedFamily], Sequence[Stage]]
+    stages: Stages
 
 
 class FlowExplainer:
@@ -101,9 +100,7 @@ class FlowExplainer:
             self._held[name] = held
             rows = held.rows(name, arrivals)
             found["kernel"] = [row._asdict() for row in rows]
-            found["differences"] += [f"missing in the kernel: {row.line}" for row in rows if row.state == MISSING]
-            found["differences"] += [f"not desired: {row.line}" for row in rows if row.state == EXTRA]
-            found["differences"] += held.common_differences(name) if port is not None else []
+            found["differences"] += held.differences(name, rows, common=port is not None)
             if found["differences"]:
                 _judge_kernel(found, rows, decision, family.tables.rendering)
         nothing: List[Any] = []
@@ -192,11 +189,10 @@ def _decided(origin: Origin, decision: Decision, destination: Destination, famil
 
 def _judge_kernel(found: Dict[str, Any], rows: Sequence[Row], decision: Decision, rendering: Rendering[Any]) -> None:
     """Replace the verdict of the model, which is about desired entries, by what the entries of the kernel do."""
-    verdict, reason = UNCERTAIN, "the kernel holds other entries than desired; --live shows what happens to a packet"
-    if decision.verdict == FORWARDED and all(row.state == MISSING for row in rows):
-        verdict, reason = UNCHANGED, "the kernel holds nothing for this destination"
-    elif decision.verdict == FORWARDED and not rendering.closes_cluster_ips and holds_none(rows, decision.chosen):
-        verdict, reason = UNCHANGED, "the kernel holds no entry that leads to an endpoint"
+    verdict, reason = UNCERTAIN, f"{OTHER_ENTRIES}; --live shows what happens to a packet"
+    certain = why_not_forwarded(rows, decision.chosen, rendering) if decision.verdict == FORWARDED else ""
+    if certain:
+        verdict, reason = UNCHANGED, certain
     found.update(verdict=verdict, reason=f"{reason} (desired: {decision.verdict})")
 
 

@@ -10,9 +10,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..rendering.decision import Arrival
 from ..rendering.desired import STATIC, DesiredTables
+from ..rendering.rendering import Rendering
 from ..resources import Stage
 
 MISSING, EXTRA = "missing", "extra"
+#: What is said about a destination for which the kernel holds other entries, if it is not certain what they do.
+OTHER_ENTRIES = "the kernel holds other entries than desired"
 #: The most differences that are named in entries on which all Services depend.
 _MOST_COMMON = 10
 
@@ -24,7 +27,16 @@ class Row(NamedTuple):
     state: str = ""
 
 
-def holds_none(rows: Sequence[Row], endpoints: Sequence[str]) -> bool:
+def why_not_forwarded(rows: Sequence[Row], endpoints: Sequence[str], rendering: Rendering[Any]) -> str:
+    """Return why a destination is not forwarded by what the kernel holds, or an empty text if that is not certain."""
+    if all(row.state == MISSING for row in rows):
+        return "the kernel holds nothing for this destination"
+    if not rendering.closes_cluster_ips and _holds_none(rows, endpoints):
+        return "the kernel holds no entry that leads to an endpoint"
+    return ""
+
+
+def _holds_none(rows: Sequence[Row], endpoints: Sequence[str]) -> bool:
     """Return whether an entry is desired for each endpoint (ADDRESS:PORT), and the kernel holds none of them."""
     # nf_tables joins address and port by a dot, and has no brackets.
     plain = [(row.state, f" {re.sub('[][]', '', row.line).replace(' . ', ':')} ") for row in rows if row.state != EXTRA]
@@ -62,7 +74,13 @@ class Held:
             found.update({line: EXTRA for line in held if line not in desired})
         return [Row(line, state) for line, state in found.items()]
 
-    def common_differences(self, family: str) -> List[str]:
+    def differences(self, family: str, rows: Sequence[Row], common: bool = True) -> List[str]:
+        """Return how the kernel differs from what is desired, by the rows and with ``common`` by entries for all."""
+        found = [f"missing in the kernel: {row.line}" for row in rows if row.state == MISSING]
+        found += [f"not desired: {row.line}" for row in rows if row.state == EXTRA]
+        return found + self._common_differences(family) if common else found
+
+    def _common_differences(self, family: str) -> List[str]:
         """Return the differences in entries on which all Services depend: hooks, lookups of Services, devices."""
         rendering = self._tables.rendering
         different: List[Tuple[str, Any]] = []

@@ -60,7 +60,7 @@ def explained(destination, mode="iptables", *objects, client="", rising=None):
     state = ClusterState.from_objects(objects or (SERVICE, ENDPOINTS))
     state.set_rising(NamespacedName("shop", "web"), rising or {})
     family = desired_family(state, mode_named(mode).rendering, FamilyContext(SETTINGS, CONTEXT, None))
-    return explanation_document(explain(state, [family], mode, parse_target(destination), client))
+    return explanation_document(explain(state, [family], mode, parse_target(destination), client=client))
 
 
 @pytest.mark.parametrize(

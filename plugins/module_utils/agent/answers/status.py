@@ -29,7 +29,7 @@ from ...explain.explain import ExplainedFamily, explain, explained_families, exp
 from ...explain.flows import Kernel
 from ...explain.target import parse_target
 from ...packaging.identity import identity
-from ...resources import plan
+from ...resources import Stage, plan
 from ..parts import Parts
 from ..services.notices import failures_of
 from ..services.proxier import Proxier
@@ -221,23 +221,26 @@ def _explanation(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
     families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
     if not proxiers.mode.serves:
         families = explained_families(cluster, proxiers.configuration, proxiers.node_view, proxiers.mode)
+    of_family = {item.family: item.stages for item in proxiers.families}
+    reads = proxiers.mode.serves and bool(question.get("kernel", True))
+
+    def stages(family: ExplainedFamily) -> Sequence[Stage]:
+        return of_family[family.context.family]
+
     if "from" not in question:
         target = parse_target(str(question.get("destination")))
         client = canonical_address(str(question.get("client", ""))) or ""
-        return explanation_document(explain(cluster, families, mode, target, client))
+        read = stages if reads else None
+        return explanation_document(explain(cluster, families, mode, target, client=client, stages=read))
     source = parse_end(str(question["from"]), destination=False)
     destination = parse_end(str(question.get("to")), destination=True)
     policies = parts.policy.explainer if parts.policy.enabled or not proxiers.mode.serves else None
-    stages = {item.family: item.stages for item in proxiers.families}
-    kernel = None
-    if question.get("kernel", True):
-        kernel = Kernel(parts.handles, lambda family: stages[family.context.family])
     subject = Subject(
         state=cluster,
         families=families,
         mode=proxiers.mode,
         node=parts.node_name,
-        kernel=kernel,
+        kernel=Kernel(parts.handles, stages) if question.get("kernel", True) else None,
         policies=policies,
     )
     return connection_document(subject, source, destination)
