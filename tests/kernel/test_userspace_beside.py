@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from typing import Iterator, List
 
@@ -106,6 +107,8 @@ def test_a_dead_server_costs_no_request(node, backends):
     wait_for(changed, 60.0)
     assert not failed and all(ask().isdecimal() for _request in range(60))
     assert node.stop() == 0
+    kept = r"stopped; the programmed rules are kept, but not the \d+ listeners of the agent, until the next start"
+    assert re.search(kept, node.log)
     settings = ("--config", str(node.scratch / "config.yaml"), "--state-directory", str(node.scratch / "run"))
     assert node.run("cleanup", *settings).returncode == 0
     assert not addresses_on(device) and cluster_ip(1) not in rules(node)

@@ -279,13 +279,20 @@ class Agent:
         self.parts.checks.stop()
         self.sync.watching.close()
         self.policy.close()
-        forwarded = bool(self.parts.forwarding.table())
+        left = self._left_behind()
         self.parts.forwarding.stop()
         self.parts.api.stop()
         self.source.stop()
         self.limited.report(everything=True)
-        left = "nothing is forwarded until the next start" if forwarded else "the programmed rules are kept"
         self.log.info(f"stopped; {left}", syncs=self.sync.syncer.syncs)
+
+    def _left_behind(self) -> str:
+        """Return what serves after the agent has ended: what is in the kernel, but not what it forwards itself."""
+        proxiers, listeners = self.sync.proxiers, len(self.parts.forwarding.table())
+        if proxiers is not None and proxiers.mode.needs_agent:
+            return "nothing is forwarded until the next start"
+        own = f", but not the {listeners} listeners of the agent, until the next start" if listeners else ""
+        return f"the programmed rules are kept{own}"
 
     # ---- what the loop does
 
