@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import Iterator, NamedTuple, Sequence, Type
+from typing import ContextManager, Iterator, NamedTuple, Sequence, Type
 
 _FRAMES = 6
 
@@ -49,12 +49,18 @@ class ProxyError(Exception):
 
 
 @contextlib.contextmanager
-def os_errors(kind: Type[ProxyError], doing: str) -> Iterator[None]:
-    """Turn an OSError of the ``with`` statement into one of ``kind``: ``doing``, then the reason of the system."""
+def errors_as(kind: Type[ProxyError], doing: str, *caught: Type[Exception]) -> Iterator[None]:
+    """Turn an error of these types in the ``with`` statement into one of ``kind``: ``doing``, then the reason."""
     try:
         yield
-    except OSError as error:
-        raise kind(f"{doing}: {error.strerror or error}") from error
+    except caught as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise kind(f"{doing}: {reason or error}") from error
+
+
+def os_errors(kind: Type[ProxyError], doing: str) -> ContextManager[None]:
+    """Turn an OSError of the ``with`` statement into one of ``kind``: ``doing``, then the reason of the system."""
+    return errors_as(kind, doing, OSError)
 
 
 class SnapshotError(ProxyError):

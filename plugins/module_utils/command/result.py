@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple
 
 from ..base.errors import ProxyError
 from ..base.timestamps import timestamp
-from ..convergence.runtime.agent_client import Answer, ask_agent
+from ..convergence.runtime.agent_client import Answer, ask_agent, reading_answer
 
 if TYPE_CHECKING:
     from ..convergence.request import TableChange
@@ -34,10 +34,8 @@ class Refused(ProxyError):
 
 def valid(use: Callable[[], Result]) -> Result:
     """Return what a function makes of an agent's answer. Raises ProxyError if the answer is not valid."""
-    try:
+    with reading_answer():
         return use()
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
 
 
 def ask_newer(control: str, purpose: str, question: Dict[str, Any]) -> Answer:

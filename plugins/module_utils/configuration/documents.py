@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, Union
 
-from ..base.errors import ConfigurationError
+from ..base.errors import ConfigurationError, errors_as
 from ..cluster.fields import shown
 from . import node_proxy
 
@@ -88,10 +88,8 @@ def _by_kind(documents: List[Any]) -> Documents:
 
 
 def _parse_yaml(text: str, construct: _Construct) -> List[Any]:
-    try:
+    with errors_as(ConfigurationError, f"{_KIND}: is not JSON, and reading YAML needs PyYAML", ImportError):
         import yaml
-    except ImportError as error:
-        raise ConfigurationError(f"{_KIND}: is not JSON, and reading YAML needs PyYAML: {error}") from error
 
     class Loader(yaml.SafeLoader):
         """Report duplicate keys, and do not convert text that looks like a date."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ..base.addresses import address_and_port, canonical_address, family_of
-from ..base.errors import ConfigurationError, os_errors
+from ..base.errors import ConfigurationError, errors_as, os_errors
 from ..cluster.fields import shown
 from .documents import Documents, check_type, parse_documents
 from .feature_gates import LATER_GATES, REMOVED_GATES, expanded, is_known, locked_problem
@@ -69,10 +69,8 @@ def load_file(path: str, mode: str = "", node_source: Optional[Mapping[str, Any]
     """Read the configuration file ``path``; see :func:`load`. Raises ConfigurationError, which names the file."""
     with os_errors(ConfigurationError, path), open(path, "rb") as stream:
         content = stream.read()
-    try:
+    with errors_as(ConfigurationError, path, ConfigurationError):
         return load(content, mode, node_source)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
 
 
 def load_given(path: str, mode: str = "") -> LoadedConfiguration:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..base.errors import ApiError, ConfigurationError, some_of
+from ..base.errors import ApiError, ConfigurationError, errors_as, some_of
 from ..cluster.api.client import ApiClient
 from ..cluster.api.errors import FORBIDDEN, ApiStatusError, unless_absent
 from ..configuration.comparison import Difference, differences
@@ -86,11 +86,9 @@ def _fields(place: ConfigMap, texts: Mapping[str, str]) -> Mapping[str, Any]:
     if len(keys) != 1:
         problem = f"has no {KIND}" if not keys else f"has several ({', '.join(keys)})"
         raise ConfigurationError(f"{place}: {problem}; its entries are {', '.join(sorted(texts)) or 'empty'}")
-    try:
+    with errors_as(ConfigurationError, f"{place}: {keys[0]}", ConfigurationError):
         fields = parse_documents(texts[keys[0]], []).kube_proxy
         check_type(fields, KIND, API_VERSION)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{place}: {keys[0]}: {error}") from error
     return fields
 
 
@@ -116,8 +114,6 @@ def compared(theirs: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) ->
         hosts.setdefault(json.dumps(configuration, sort_keys=True), []).append(host)
     found = []
     for names in hosts.values():
-        try:
+        with errors_as(ConfigurationError, names[0], ConfigurationError):
             found.append(HostDifferences(tuple(names), differences(theirs, own[names[0]])))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{names[0]}: {error}") from error
     return found

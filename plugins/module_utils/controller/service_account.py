@@ -19,7 +19,7 @@ import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..base.errors import ApiError, ConfigurationError
+from ..base.errors import ApiError, ConfigurationError, errors_as
 from ..cluster.api.access.service_token import request_token
 from ..cluster.api.client import ApiClient
 from ..cluster.api.errors import ApiStatusError, unless_absent
@@ -290,10 +290,8 @@ def _token(
     while True:
         found = (_read(client, secret) or {}).get("data") or {}
         if found.get("token"):
-            try:
+            with errors_as(ApiError, f"{secret}: data.token: is not valid", ValueError):
                 return base64.b64decode(found["token"], validate=True).decode("ascii")
-            except ValueError as error:
-                raise ApiError(f"{secret}: data.token: is not valid: {error}") from error
         if not wait:
             return None
         if waited >= timeout:

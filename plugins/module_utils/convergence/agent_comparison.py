@@ -13,11 +13,10 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ..base.addresses import canonical_address
-from ..base.errors import ProxyError
 from ..cluster.model import Failing, NamespacedName
 from ..cluster.state import Rising
 from .request import TableChange
-from .runtime.agent_client import ask_agent
+from .runtime.agent_client import ask_agent, reading_answer
 
 QUESTION = "comparison"
 
@@ -59,7 +58,7 @@ def comparison_document(comparison: AgentComparison) -> Dict[str, Any]:
 
 def parse_comparison(document: Mapping[str, Any]) -> AgentComparison:
     """Return the comparison of :func:`comparison_document`. Raises ProxyError if the document is not one."""
-    try:
+    with reading_answer("what it serves"):
         changes = document["changes"]
         return AgentComparison(
             obstacle=str(document["obstacle"]),
@@ -69,8 +68,6 @@ def parse_comparison(document: Mapping[str, Any]) -> AgentComparison:
             excluded=int(document["excluded"]),
             changes=None if changes is None else tuple(map(_change, changes)),
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ProxyError(f"the agent's answer about what it serves is not valid: {error}") from error
 
 
 def _place(address: Any, port: Any) -> Tuple[str, int]:

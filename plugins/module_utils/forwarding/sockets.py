@@ -15,6 +15,7 @@ import socket
 import struct
 from typing import Any, Callable, Sequence, Tuple
 
+from ..base.closing import closed_on_error
 from ..base.socket_filter import ALL_BYTES, JUMP_BITS, LOAD_BYTE, RETURN, attach
 
 _RESET = struct.pack("=ii", 1, 0)
@@ -50,14 +51,11 @@ def open_socket(address: str, kind: int) -> socket.socket:
 def bound_socket(address: str, port: int, kind: int, prepare: Callable[[socket.socket], None]) -> socket.socket:
     """Return a socket bound to an address and port of one family; ``prepare`` sets options before. Raises OSError."""
     sock = open_socket(address, kind)
-    try:
+    with closed_on_error(sock):
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         prepare(sock)
         sock.bind((address, port))
-    except OSError:
-        sock.close()
-        raise
     return sock
 
 

@@ -17,6 +17,7 @@ import socket
 from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ..base.addresses import is_admitted
+from ..base.closing import closed_on_error
 from ..base.loop import Loop
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
@@ -281,11 +282,8 @@ class TcpServer:
         self.balancer = balancer
         self.connections: Set[Connection] = set()
         self._socket = sockets.bound_socket(key.address, key.port, socket.SOCK_STREAM, self._prepare)
-        try:
+        with closed_on_error(self._socket):
             self._socket.listen(_BACKLOG)
-        except OSError:
-            self._socket.close()
-            raise
 
     @staticmethod
     def _prepare(sock: socket.socket) -> None:

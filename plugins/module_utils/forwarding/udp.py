@@ -15,6 +15,7 @@ import socket
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ..base.addresses import is_admitted
+from ..base.closing import closed_on_error
 from ..base.loop import Loop
 from ..clients import Shares
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
@@ -70,13 +71,10 @@ class Session:
         self.answered = False
         self.active = server.shared.loop.now
         self.sock = open_socket(endpoint[0], socket.SOCK_DGRAM)
-        try:
+        with closed_on_error(self.sock):
             limit_hops(self.sock, hops)
             self.sock.connect(endpoint)
             server.shared.loop.watch(self.sock.fileno(), self._readable, select.EPOLLIN)
-        except OSError:
-            self.sock.close()
-            raise
 
     def send(self, datagram: memoryview) -> bool:
         """Send a datagram to the endpoint; return False if it has refused the last one, or cannot be reached."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..base.addresses import IPV4, IPV6, UNSPECIFIED, address_bits, canonical_address, family_of
-from ..base.errors import ConfigurationError, KernelError
+from ..base.errors import ConfigurationError, KernelError, errors_as
 from ..base.ipvs_schedulers import SCHEDULER_FLAGS
 from ..kernel.facts import kernel_release
 from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, TimeoutsResource, VirtualServersResource
@@ -117,10 +117,8 @@ def _number(where: str, value: int, least: int, most: int) -> int:
 
 def _settings(where: str, listed: ListedServer, key: VirtualServerKey) -> VirtualServer:
     scheduler = listed.scheduler or _DEFAULT_SCHEDULER
-    try:
+    with errors_as(ConfigurationError, f"{where}.scheduler", ConfigurationError):
         scheduler_module(scheduler)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{where}.scheduler: {error}") from error
     persistence = listed.persistence or 0
     flags = PERSISTENT if persistence else 0
     if listed.one_packet:

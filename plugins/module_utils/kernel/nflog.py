@@ -9,6 +9,7 @@ import os
 import struct
 from typing import Iterator, NamedTuple, Optional
 
+from ..base.closing import closed_on_error
 from ..base.errors import KernelError
 from .netlink.attributes import attribute, attribute_text, parse_attributes
 from .netlink.listener import NetlinkListener
@@ -63,16 +64,13 @@ class PacketLog(NetlinkListener):
         super().__init__(NETLINK_NETFILTER, (), self._name)
         header = struct.pack("!BBH", 0, 0, group)
         mode = struct.pack("!IBB", 0, _COPY_PACKET, 0)
-        try:
+        with closed_on_error(self):
             for part in (attribute(_CFG_CMD, _BIND), attribute(_CFG_MODE, mode)):
                 body = header + part
                 message = HEADER.pack(HEADER.size + len(body), _CONFIG, _REQUEST_WITH_ACK, 1, 0) + body
                 self.send(message)
                 # The kernel answers before the call to send it returns.
                 list(self.packets())
-        except KernelError:
-            self.close()
-            raise
 
     def packets(self) -> Iterator[LoggedPacket]:
         """Yield the packets that have arrived, without waiting. Raises KernelError."""

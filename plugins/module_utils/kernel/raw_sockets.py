@@ -9,7 +9,7 @@ import ctypes
 import socket
 from typing import Optional
 
-from ..base.errors import KernelError
+from ..base.errors import KernelError, os_errors
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -27,7 +27,5 @@ def kernel_copy(sock: socket.socket, level: int, option: int, request: bytes, si
 
 def raw_socket(family: int) -> socket.socket:
     """Return a socket for requests to the packet filter and IPVS by getsockopt. Raises KernelError."""
-    try:
+    with os_errors(KernelError, "raw socket"):
         return socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
-    except OSError as error:
-        raise KernelError(f"raw socket: {error.strerror or error}") from error

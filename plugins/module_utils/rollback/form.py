@@ -18,7 +18,7 @@ import re
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ..base.addresses import FAMILIES, canonical_address
-from ..base.errors import HistoryError
+from ..base.errors import HistoryError, errors_as
 from ..base.regular_files import gunzip, parse_json
 from ..kernel.nftables.raw.reading import RawChain, RawKey, RawSet, RawTable, RawValue, StatefulKey
 from ..kernel.parameters.sysctl_profile import KEYS
@@ -271,21 +271,17 @@ def pack_record(record: StateRecord) -> bytes:
 
 def unpack_record(content: bytes) -> StateRecord:
     """Return the record in the content of a file. Raises HistoryError, naming the fault."""
-    try:
+    with errors_as(HistoryError, "not a saved state, or truncated", ValueError):
         head_line, _newline, body = gunzip(content, _MOST_TEXT).partition(b"\n")
         head = parse_json(head_line)
-    except ValueError as error:
-        raise HistoryError(f"not a saved state, or truncated: {error}") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise HistoryError("not a saved state of kubenode-proxy")
     if head.get("version") != VERSION:
         raise HistoryError(f"its version is {head.get('version')!r}, this engine reads version {VERSION}")
     if head.get("sha256") != hashlib.sha256(body).hexdigest():
         raise HistoryError("its content does not match its checksum")
-    try:
+    with errors_as(HistoryError, "its content is not JSON", ValueError):
         document = parse_json(body)
-    except ValueError as error:
-        raise HistoryError(f"its content is not JSON: {error}") from None
     reader = _Reader(document)
     words = {name: reader.line(reader.get(name, str)) for name in ("created", "reason", "kernel", "engine", "boot")}
     return StateRecord(number=reader.get("number", int), state=decode_state(reader.get("state", dict)), **words)

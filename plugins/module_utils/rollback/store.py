@@ -15,7 +15,7 @@ import re
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
-from ..base.errors import HistoryError, os_errors
+from ..base.errors import HistoryError, errors_as, os_errors
 from ..base.regular_files import read_regular
 from ..base.timestamps import timestamp
 from ..convergence.defaults import DEFAULT_KEEP
@@ -123,10 +123,8 @@ class History(HistoryDirectory):
         path = self._path(number)
         with os_errors(HistoryError, f"{path}: cannot be read"):
             content = read_regular(path, MOST_BYTES)
-        try:
+        with errors_as(HistoryError, path, HistoryError):
             record = unpack_record(content)
-        except HistoryError as error:
-            raise HistoryError(f"{path}: {error}") from error
         if record.number != number:
             raise HistoryError(f"{path}: is the state {record.number}, not {number}")
         return record

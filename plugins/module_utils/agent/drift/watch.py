@@ -14,6 +14,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ...base.closing import closed_on_error
 from ...base.errors import KernelError
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Subsystems
@@ -58,11 +59,8 @@ class DriftWatch:
         self._due: Dict[Watch, float] = {}
         self._suspects: Dict[str, str] = {}
         self._settled_at = 0.0
-        try:
+        with closed_on_error(self):
             self._watch(subsystems, families, handles)
-        except BaseException:
-            self.close()
-            raise
 
     def _watch(self, subsystems: Subsystems, families: Sequence[WatchedFamily], handles: KernelHandles) -> None:
         if subsystems.nftables or subsystems.ipvs_table:

@@ -18,6 +18,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ...base.closing import closed_on_error
 from ...base.errors import KernelError
 from ...base.loop import LONGEST_WAIT_SECONDS, Loop
 from ...clients import ClientRule
@@ -276,14 +277,11 @@ def _listen(address: str, port: int, both_families: bool) -> socket.socket:
                 raise
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    try:
+    with closed_on_error(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address == "::" and both_families else 1)
         place: Tuple[Any, ...] = (address, port)
         sock.bind(place)
         sock.listen(_BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
     return sock

@@ -16,7 +16,8 @@ import socket
 import time
 from typing import Callable
 
-from ...base.errors import KernelError
+from ...base.closing import closed_on_error
+from ...base.errors import KernelError, os_errors
 from ...base.regular_files import parse_json
 from ...convergence.runtime.agent_client import ANSWER_SECONDS, BUSY, CLIENT_SECONDS, Answer, Question
 from ..threads.supervision import Task
@@ -45,11 +46,9 @@ class ControlRequest:
 
 def _listening(path: str) -> socket.socket:
     """Return a socket that listens at a path, and replace any file that exists there. Raises KernelError."""
-    try:
+    with os_errors(KernelError, f"{path}: cannot listen"):
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    except OSError as error:
-        raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error
-    try:
+    with os_errors(KernelError, f"{path}: cannot listen"), closed_on_error(made):
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -59,9 +58,6 @@ def _listening(path: str) -> socket.socket:
         finally:
             os.umask(before)
         made.listen(128)
-    except OSError as error:
-        made.close()
-        raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error
     return made
 
 

@@ -13,7 +13,7 @@ import time
 import urllib.parse
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ...base.errors import ApiError, ProxyError
+from ...base.errors import ApiError, ProxyError, errors_as
 from ..files.snapshot import with_kind
 from .access.transport import Dial, Patience, Response, Transport, TransportError
 from .answers import (
@@ -290,10 +290,8 @@ class ApiClient:
         return Patience(self._connect_timeout, self._timeout, self._timeout * _WHOLE_ANSWER_FACTOR)
 
     def _pieces(self, answer: Response, purpose: str) -> Iterator[bytes]:
-        try:
+        with errors_as(ApiError, f"API server {self.host}: {purpose}", TransportError):
             yield from answer.pieces()
-        except TransportError as error:
-            raise ApiError(f"API server {self.host}: {purpose}: {error}") from error
 
     def _get_json(self, path: str, query: Mapping[str, str], purpose: str) -> Dict[str, Any]:
         for attempt in range(1, _BUSY_ATTEMPTS + 1):

@@ -16,7 +16,7 @@ import tempfile
 import urllib.parse
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ...base.errors import ConfigurationError
+from ...base.errors import ConfigurationError, errors_as, os_errors
 from .access.credentials import AuthProvider, ClientCertificate, Credentials, Headers, TokenFile, basic, bearer
 from .access.exec_plugin import ExecPlugin, exec_settings
 from .access.kubeconfig import Choice, data_field, default_files, flag_field, read_choice, text_field
@@ -80,11 +80,9 @@ class Access(NamedTuple):
         """
         if self.authority or not self.authority_file:
             return self.authority
-        try:
-            with open(self.authority_file, "rb") as file:
-                return file.read()
-        except OSError as error:
-            raise ConfigurationError(f"{self.authority_file}: the file cannot be read: {error.strerror}") from error
+        doing = f"{self.authority_file}: the file cannot be read"
+        with os_errors(ConfigurationError, doing), open(self.authority_file, "rb") as file:
+            return file.read()
 
     def address(self) -> Tuple[str, str, int]:
         """Return scheme, host and port of the server. Raises ConfigurationError."""
@@ -250,10 +248,8 @@ def _with_options(access: Access, connection: ApiConnection) -> Access:
 
 
 def _load_authority(context: ssl.SSLContext, pem: bytes, source: str) -> None:
-    try:
+    with errors_as(ConfigurationError, f"{source}: contains no PEM certificates", ssl.SSLError, ValueError):
         context.load_verify_locations(cadata=pem.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigurationError(f"{source}: contains no PEM certificates: {error}") from error
 
 
 def _load_certificate(context: ssl.SSLContext, given: ClientCertificate) -> None:

@@ -19,7 +19,7 @@ import os
 import time
 from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
 
-from ...base.errors import SnapshotError
+from ...base.errors import SnapshotError, errors_as, os_errors
 from ...base.regular_files import gunzip_lines, parse_json, read_regular
 from ...base.whole_files import write_whole
 from ..parsing.objects import ObjectKey, object_key
@@ -47,15 +47,13 @@ class CacheFile(NamedTuple):
         """Yield each object as it was written, decompressed as it is read. Raises SnapshotError."""
         # JSON as it is written here has no line ends of its own.
         last = b""
-        try:
+        with errors_as(SnapshotError, f"{self.path}: the cached cluster state cannot be read", ValueError):
             for number, last in enumerate(gunzip_lines(self.payload, _MOST_TEXT)):
                 if not number and last != _BEGIN:
                     break
                 text = last.rstrip(b",\n")
                 if number and text and last != _LAST:
                     yield text
-        except ValueError as error:
-            raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
         if last != _LAST:
             raise SnapshotError(f"{self.path}: the cached cluster state is not a list of objects")
 
@@ -75,10 +73,8 @@ class CacheFile(NamedTuple):
 
     def _parsed(self, texts: Iterable[bytes]) -> Iterator[Tuple[Dict[str, Any], bytes]]:
         for text in texts:
-            try:
+            with errors_as(SnapshotError, f"{self.path}: the cached cluster state cannot be read", ValueError):
                 raw = parse_json(text)
-            except ValueError as error:
-                raise SnapshotError(f"{self.path}: the cached cluster state cannot be read: {error}") from error
             if not isinstance(raw, dict):
                 raise SnapshotError(f"{self.path}: the cached cluster state is not a list of objects")
             yield raw, text
@@ -97,11 +93,9 @@ def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str]) ->
         "sha256": hashlib.sha256(payload).hexdigest(),
         "written": time.time(),
     }
-    try:
+    with os_errors(SnapshotError, f"{path}: the cluster state cannot be written"):
         os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
         write_whole(path, json.dumps(header).encode() + b"\n" + payload)
-    except OSError as error:
-        raise SnapshotError(f"{path}: the cluster state cannot be written: {error.strerror}") from error
 
 
 def _compressed(objects: Iterable[bytes]) -> bytes:
@@ -123,10 +117,8 @@ def read_cache(path: str) -> List[Dict[str, Any]]:
 
 def open_cache(path: str) -> CacheFile:
     """Return an intact cache, not decompressed yet. Raises SnapshotError as :func:`read_cache` does."""
-    try:
+    with os_errors(SnapshotError, f"{path}: no cached cluster state"):
         first, _newline, payload = read_regular(path, MOST_BYTES).partition(b"\n")
-    except OSError as error:
-        raise SnapshotError(f"{path}: no cached cluster state: {error.strerror}") from error
     try:
         header = parse_json(first)
         known, version = header["format"], header["version"]

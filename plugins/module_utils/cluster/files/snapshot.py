@@ -20,7 +20,7 @@ import zlib
 from itertools import islice
 from typing import IO, Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union, cast
 
-from ...base.errors import SnapshotError
+from ...base.errors import SnapshotError, errors_as, os_errors
 from ...base.whole_files import write_whole
 from ..parsing.objects import is_read, object_key
 from ..parsing.prune import prune
@@ -70,20 +70,17 @@ def snapshot_objects(path: str) -> Iterator[Any]:
     file may turn out to be invalid.
     """
     done = 0
-    try:
-        with open(path, "rb") as opened:
-            # A pipe can be read only once.
-            stream: IO[bytes] = opened if opened.seekable() else io.BytesIO(opened.read())
-            try:
-                for item in _objects_in_pieces(stream, path):
-                    yield item
-                    done += 1
-                return
-            except _OtherLayout:
-                stream.seek(0)
-            content = stream.read()
-    except OSError as error:
-        raise SnapshotError(f"{path}: {error.strerror or error}") from error
+    with os_errors(SnapshotError, path), open(path, "rb") as opened:
+        # A pipe can be read only once.
+        stream: IO[bytes] = opened if opened.seekable() else io.BytesIO(opened.read())
+        try:
+            for item in _objects_in_pieces(stream, path):
+                yield item
+                done += 1
+            return
+        except _OtherLayout:
+            stream.seek(0)
+        content = stream.read()
     yield from islice(parse_snapshot(content, path), done, None)
 
 
@@ -255,10 +252,8 @@ def _flow_yaml_documents(text: str, source: str, fault: json.JSONDecodeError) ->
 
 
 def _yaml_documents(text: str, source: str) -> List[Any]:
-    try:
+    with errors_as(SnapshotError, f"{source}: is not JSON, and reading YAML needs PyYAML", ImportError):
         import yaml
-    except ImportError as error:
-        raise SnapshotError(f"{source}: is not JSON, and reading YAML needs PyYAML: {error}") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return [document for document in yaml.load_all(text, Loader=loader) if document is not None]
@@ -371,8 +366,6 @@ def _content_of(path: str) -> bytes:
 
 
 def _replace(path: str, content: bytes) -> None:
-    try:
+    with os_errors(SnapshotError, f"{path}: cannot be written"):
         mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o600
         write_whole(path, content, mode)
-    except OSError as error:
-        raise SnapshotError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -9,15 +9,14 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from ...base.errors import ConfigurationError, os_errors
+from ...base.errors import ConfigurationError, errors_as, os_errors
 
 
 def _read_json(path: str) -> Any:
-    try:
-        with os_errors(ConfigurationError, f"{path}: cannot be read"), open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except ValueError as error:
-        raise ConfigurationError(f"{path}: is not JSON: {error}") from error
+    with os_errors(ConfigurationError, f"{path}: cannot be read"), open(path, encoding="utf-8") as file:
+        text = file.read()
+    with errors_as(ConfigurationError, f"{path}: is not JSON", ValueError):
+        return json.loads(text)
 
 
 def read_entries(path: str) -> List[Any]:

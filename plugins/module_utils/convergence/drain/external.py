@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from ...base.addresses import FAMILIES, Network, address_and_port, packed, parse_network, unpacked
-from ...base.errors import ProxyError
 from ...cluster.model import Service
 from ...kernel.client_flow import ClientFlow
 from ...kernel.conntrack.client_flows import client_flows
 from ...kernel.ipvs.connections import client_connections
 from ...rendering.settings import DataplaneSettings
+from ..runtime.agent_client import reading_answer
 
 _CIDR = "cidr"
 
@@ -81,7 +81,7 @@ def serving_document(
 
 def parse_serving(document: Any) -> Serving:
     """Return the criteria in an answer of the agent. Raises ProxyError if it is not valid."""
-    try:
+    with reading_answer("its addresses"):
         networks = [parse_network(str(text)) for text in document["inside"]]
         return Serving(
             places={(str(protocol), _place(address, port)) for protocol, address, port in document["places"]},
@@ -91,8 +91,6 @@ def parse_serving(document: Any) -> Serving:
             inside=tuple(network for network in networks if network is not None),
             tracked=bool(document["tracked"]),
         )
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ProxyError(f"the agent's answer about its addresses is not valid: {error}") from error
 
 
 def _port(number: Any) -> bytes:
@@ -115,11 +113,9 @@ def external_connections(serving: Serving, forwarded: Any) -> Connections:
         if serving.tracked:
             flows += client_flows(family, serving.includes)
         flows += client_connections(family, serving.includes)
-    try:
+    with reading_answer("its connections"):
         for protocol, client, source_port, address, port in forwarded:
             flows.append(ClientFlow(str(protocol), _place(client, source_port), _place(address, port), True))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ProxyError(f"the agent's answer about its connections is not valid: {error}") from error
     for flow in flows:
         if serving.includes(flow.protocol, flow.destination) and not serving.is_inside(flow.source):
             key = (flow.protocol, flow.source, flow.destination)

@@ -14,7 +14,7 @@ import json
 import os
 from typing import Any, NamedTuple, Optional
 
-from ...base.errors import ProxyError
+from ...base.errors import ProxyError, os_errors
 from ...base.regular_files import parse_json, read_trusted
 from ...base.whole_files import write_whole
 from ..runtime.state_directory import prepare_state_directory
@@ -81,19 +81,14 @@ def _seconds(document: Any, name: str) -> float:
 def write_record(path: str, record: DrainRecord) -> None:
     """Write the file, readable by all users, in a directory that only root can write. Raises DrainError."""
     content = json.dumps(record._asdict()).encode() + b"\n"
-    try:
+    with os_errors(DrainError, f"{path}: cannot be written"):
         prepare_state_directory(os.path.dirname(path) or ".")
         write_whole(path, content, 0o644)
-    except OSError as error:
-        raise DrainError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def remove_record(path: str) -> bool:
     """Remove the file, whatever it is; return whether there was one. Raises DrainError."""
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-            return True
-    except OSError as error:
-        raise DrainError(f"{path}: cannot be removed: {error.strerror}") from error
+    with os_errors(DrainError, f"{path}: cannot be removed"), contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+        return True
     return False

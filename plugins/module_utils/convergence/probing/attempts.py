@@ -21,7 +21,7 @@ from typing import Callable, Dict, List, Sequence
 from urllib.parse import urlsplit
 
 from ...base.addresses import canonical_address
-from ...base.errors import ConfigurationError
+from ...base.errors import ConfigurationError, errors_as
 from .probe import DEFAULT_NAME, Probe, ProbeResult
 
 _PORTS = {"http": 80, "https": 443, "dns": 53}
@@ -34,11 +34,9 @@ _CONCURRENT = 16
 
 def parse_probe(text: str) -> Probe:
     """Return the probe that a URL describes. Raises ConfigurationError."""
-    try:
+    with errors_as(ConfigurationError, f"probe {text!r}", ValueError):
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        raise ConfigurationError(f"probe {text!r}: {error}") from error
     if parts.scheme not in _WAYS:
         raise ConfigurationError(f"probe {text!r}: does not begin with one of {', '.join(_WAYS)} and ://")
     port = port or _PORTS.get(parts.scheme, 0)

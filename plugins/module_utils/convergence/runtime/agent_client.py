@@ -9,9 +9,9 @@ import errno
 import json
 import socket
 import time
-from typing import Any, Dict, Type
+from typing import Any, ContextManager, Dict, Type
 
-from ...base.errors import ProxyError, UnknownDestination
+from ...base.errors import ProxyError, UnknownDestination, errors_as
 from ...base.regular_files import parse_json
 
 #: Limit of an answer in bytes: the explanation of a Service with 100,000 endpoints takes about 20 MB.
@@ -24,6 +24,9 @@ ANSWER_SECONDS = 30.0
 RELOAD = "reload"
 #: The question for the addresses of all endpoints that the agent knows, except those that terminate.
 ENDPOINTS = "endpoints"
+
+#: What reading an answer of another form than expected may raise.
+_OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 Question = Dict[str, Any]
 Answer = Dict[str, Any]
@@ -76,6 +79,15 @@ def ask_agent(path: str, question: Question) -> Answer:
     if "error" in answer:
         raise _CODES.get(str(answer.get("code")), ProxyError)(str(answer["error"]))
     return answer
+
+
+def reading_answer(about: str = "", kind: Type[ProxyError] = ProxyError) -> ContextManager[None]:
+    """Raise an error of ``kind`` if the ``with`` statement meets another form of answer than it expects.
+
+    ``about``: what the question was about.
+    """
+    what = f"the agent's answer{about and f' about {about}'} is not valid"
+    return errors_as(kind, what, *_OTHER_FORM)
 
 
 def _ask(path: str, question: bytes) -> bytes:

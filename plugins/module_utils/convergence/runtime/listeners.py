@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping
 
 from ...base.addresses import canonical_address, family_of
-from ...base.errors import KernelError, PreflightError
+from ...base.errors import KernelError, PreflightError, errors_as
 from ...rendering.userspace.model import Listener, ListenerKey, listener_line
 from ...resources import Change, Kind, Resource
 from ..handles import NO_AGENT, ListenerAccess
-from .agent_client import NoAgent, ask_agent
+from .agent_client import NoAgent, ask_agent, reading_answer
 
 QUESTION = "listeners"
 
@@ -27,10 +27,8 @@ def listeners_document(table: Mapping[ListenerKey, Listener]) -> List[List[Any]]
 
 def parse_listeners(document: Any) -> Dict[ListenerKey, Listener]:
     """Return the listeners of :func:`listeners_document`. Raises KernelError if the document is not one."""
-    try:
+    with reading_answer("its listeners", KernelError):
         return dict(_parse_row(*row) for row in document)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise KernelError(f"the agent's answer about its listeners is not valid: {error}") from error
 
 
 def _parse_row(protocol: Any, address: Any, port: Any, owner: Any, endpoints: Any, affinity: Any, sources: Any) -> Any:
@@ -61,10 +59,8 @@ class _AskedResource(Resource[ListenerKey, Listener]):
 
     def observe(self) -> Dict[ListenerKey, Listener]:
         """Ask the agent. Raises PreflightError if none runs, KernelError."""
-        try:
+        with errors_as(PreflightError, NO_AGENT, NoAgent):
             answer = ask_agent(self._path, {"command": QUESTION})
-        except NoAgent as error:
-            raise PreflightError(f"{NO_AGENT}: {error}") from error
         found = parse_listeners(answer.get("listeners"))
         return {key: value for key, value in found.items() if family_of(key.address) == self.family}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import Collection, Dict, Iterable, List, Mapping
 
-from ...base.closing import Closing
+from ...base.closing import Closing, closed_on_error
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import SetDefinition, SetElementKey
 from ...rendering.ipvs.sets import BITMAP_PORT
@@ -34,11 +34,8 @@ class IpsetSocket(Closing):
 
     def __init__(self) -> None:
         self.netlink = NetlinkSocket(NETLINK_NETFILTER)
-        try:
+        with closed_on_error(self.netlink):
             self.protocol = self._negotiate()
-        except KernelError:
-            self.netlink.close()
-            raise
 
     def _negotiate(self) -> int:
         try:

@@ -15,7 +15,7 @@ import errno
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ...base.addresses import IPV4, family_of
-from ...base.closing import Closing
+from ...base.closing import Closing, closed_on_error
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ...rendering.ipvs.text import real_server_line, virtual_server_line
@@ -44,11 +44,8 @@ class IpvsSocket(Closing):
     def __init__(self) -> None:
         self.lost = False
         self.netlink = NetlinkSocket(NETLINK_GENERIC)
-        try:
+        with closed_on_error(self.netlink):
             self.family_id = generic_family(self.netlink, _FAMILY)
-        except KernelError:
-            self.netlink.close()
-            raise
 
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""

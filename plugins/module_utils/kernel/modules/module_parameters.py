@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple
 
-from ...base.errors import ConfigurationError, KernelError
+from ...base.errors import ConfigurationError, KernelError, os_errors
 from ...base.whole_files import MANAGED_LINE
 from ...resources import Change, Kind, Resource
 from .. import facts
@@ -189,11 +189,9 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
         for key, (_old, new) in change.replaced.items():
             if key in fixed:
                 continue
-            try:
-                with open(self._path(key), "w", encoding="ascii") as stream:
-                    stream.write(new)
-            except OSError as error:
-                raise KernelError(f"parameter {key}: cannot be set to {new}: {error.strerror}") from error
+            doing = f"parameter {key}: cannot be set to {new}"
+            with os_errors(KernelError, doing), open(self._path(key), "w", encoding="ascii") as stream:
+                stream.write(new)
 
     def describe(self, key: ParameterKey, value: str) -> List[str]:
         """Return one line, as on the kernel's command line."""

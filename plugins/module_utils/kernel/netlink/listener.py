@@ -9,8 +9,8 @@ import errno
 import socket
 from typing import Iterator, List, NamedTuple, Sequence
 
-from ...base.closing import Closing
-from ...base.errors import KernelError
+from ...base.closing import Closing, closed_on_error
+from ...base.errors import KernelError, os_errors
 from ...base.socket_filter import ALL_BYTES, JUMP_EQUAL, LOAD_WORD, RETURN, Instruction, attach
 from .protocol import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 
@@ -44,20 +44,15 @@ class NetlinkListener(Closing):
         self._lost = False
         self._buffer = bytearray(_DATAGRAM_BYTES)
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        try:
+        with os_errors(KernelError, self._what):
             self._socket = socket.socket(socket.AF_NETLINK, kind, protocol)
-        except OSError as error:
-            raise KernelError(f"{self._what}: {error.strerror}") from error
-        try:
+        with os_errors(KernelError, self._what), closed_on_error(self._socket):
             if ignored:
                 attach(self._socket, _without(ignored))
             self._socket.bind((0, 0))
             self._widen()
             for group in groups:
                 self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
-        except OSError as error:
-            self._socket.close()
-            raise KernelError(f"{self._what}: {error.strerror}") from error
 
     def _widen(self) -> None:
         try:
@@ -75,10 +70,8 @@ class NetlinkListener(Closing):
 
     def send(self, message: bytes) -> None:
         """Send a message to the kernel; its answer is among the notifications. Raises KernelError."""
-        try:
+        with os_errors(KernelError, self._what):
             self._socket.send(message)
-        except OSError as error:
-            raise KernelError(f"{self._what}: {error.strerror}") from error
 
     def pop_lost(self) -> bool:
         """Return whether notifications were lost since the last call, because the socket was not read in time."""

@@ -16,7 +16,8 @@ import socket
 import struct
 from typing import List, Sequence, Tuple
 
-from ...base.errors import KernelError
+from ...base.closing import closed_on_error
+from ...base.errors import KernelError, os_errors
 from ...base.socket_filter import JUMP_BITS, JUMP_EQUAL, LOAD_BYTE, LOAD_HALF, LOAD_WORD, RETURN, Instruction, attach
 from .protocol import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
 
@@ -85,18 +86,13 @@ class RequestTap:
     """
 
     def __init__(self, device: str, ipvs_family: int, own_ports: Sequence[int]) -> None:
-        try:
+        with os_errors(KernelError, "packet socket"):
             self._socket = socket.socket(
                 socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0
             )
-        except OSError as error:
-            raise KernelError(f"packet socket: {error.strerror}") from error
-        try:
+        with os_errors(KernelError, f"device {device} cannot be monitored"), closed_on_error(self._socket):
             attach(self._socket, changes_filter(ipvs_family, own_ports))
             self._socket.bind((device, _ETH_P_ALL))
-        except OSError as error:
-            self._socket.close()
-            raise KernelError(f"device {device} cannot be monitored: {error.strerror}") from error
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""

@@ -29,8 +29,8 @@ import struct
 from itertools import islice
 from typing import Iterable, Iterator, List, Sequence, Tuple, Union
 
-from ...base.closing import Closing
-from ...base.errors import KernelError
+from ...base.closing import Closing, closed_on_error
+from ...base.errors import KernelError, os_errors
 from ...base.progress import Progress, unheeded
 from . import protocol as nl
 from .encoding import encode_ready, encode_sends
@@ -77,11 +77,9 @@ class NetlinkSocket(Closing):
     """
 
     def __init__(self, protocol: int, send_bytes: int = _SEND_BUFFER_BYTES) -> None:
-        try:
+        with os_errors(KernelError, f"netlink socket (protocol {protocol})"):
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-        except OSError as error:
-            raise KernelError(f"netlink socket (protocol {protocol}): {error.strerror}") from error
-        try:
+        with os_errors(KernelError, f"netlink socket (protocol {protocol})"), closed_on_error(self._socket):
             self._socket.bind((0, 0))
             self._socket.settimeout(_RECEIVE_TIMEOUT_SECONDS)
             # Half of the value that getsockopt returns is the kernel's own overhead; sends larger than the rest are
@@ -92,9 +90,6 @@ class NetlinkSocket(Closing):
             self._messages_per_send = max(32, received // _ERROR_TRUESIZE)
             for option in (nl.NETLINK_CAP_ACK, nl.NETLINK_EXT_ACK):
                 self._set_option(option)
-        except OSError as error:
-            self._socket.close()
-            raise KernelError(f"netlink socket (protocol {protocol}): {error.strerror}") from error
         self.progress: Progress = unheeded
         self._sequence = 0
         # The first message of each send contains it, so that netlink monitors can distinguish our requests from others.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ...base.errors import ConfigurationError
+from ...base.errors import ConfigurationError, errors_as
 from .sysctls import HASH_SIZE, RESERVED_PORTS, TCP_BE_LIBERAL, AtLeast, Including, Wanted, port_ranges
 
 #: The kernel parameter of each timeout of connection tracking, by its name in the model of the configuration and in the
@@ -187,10 +187,8 @@ def _for_the_node(settings: ProfileSettings) -> Dict[str, Setting]:
         why = "requested: packets of pods wait in this queue; excess ones are dropped (/proc/net/softnet_stat)"
         chosen["net.core.netdev_max_backlog"] = Setting(AtLeast(packets), why)
     if settings.reserved_node_ports:
-        try:
+        with errors_as(ConfigurationError, "profile.reserved_node_ports", ConfigurationError):
             port_ranges(settings.reserved_node_ports)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"profile.reserved_node_ports: {error}") from None
         why = "requested: a program that the kernel assigned a node port to would get no packets; the Service would"
         chosen[RESERVED_PORTS] = Setting(Including(settings.reserved_node_ports), why)
     return chosen

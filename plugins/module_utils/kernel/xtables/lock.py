@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Optional
 
-from ...base.errors import KernelError
+from ...base.errors import KernelError, os_errors
 from ..file_locks import holders
 
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
@@ -44,10 +44,8 @@ class XtablesLock:
 
     def __enter__(self) -> XtablesLock:
         deadline = time.monotonic() + self._seconds
-        try:
+        with os_errors(KernelError, f"xtables lock {self._path}"):
             self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise KernelError(f"xtables lock {self._path}: {error.strerror}") from None
         try:
             while not self._try():
                 if time.monotonic() >= deadline:

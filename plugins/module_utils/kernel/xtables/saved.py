@@ -13,7 +13,7 @@ import difflib
 import functools
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...base.errors import ConfigurationError, KernelError
+from ...base.errors import ConfigurationError, KernelError, errors_as
 from ...rendering.iptables.canonical import canonical_rule, target_of
 from ...rendering.iptables.commit_order import Commit, commits
 from ...rendering.iptables.portions import ChainChange, portions
@@ -113,10 +113,8 @@ def restore_lines(commit: Commit, ours: Callable[[str, str], bool]) -> str:
         for position, rule in enumerate(wanted.get(key, ()), 1):
             if ours(key.table, rule):
                 first.append(f"-I {key.chain} {position} {rule}")
-    try:
+    with errors_as(KernelError, "saved state", ConfigurationError):
         return transaction(commit.table, chains, map(one_line, [*first, *last]))
-    except ConfigurationError as error:
-        raise KernelError(f"saved state: {error}") from error
 
 
 def saved_portions(change: SavedChange) -> List[List[Commit]]:

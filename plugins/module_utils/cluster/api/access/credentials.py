@@ -13,7 +13,7 @@ import base64
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ....base.errors import ApiError, ConfigurationError
+from ....base.errors import ApiError, ConfigurationError, errors_as
 from ....base.regular_files import read_with_own_links
 
 #: client-go's period for token files (k8s.io/client-go/transport, NewCachedFileTokenSource).
@@ -114,23 +114,18 @@ class AuthProvider(Credentials):
 
     def __init__(self, files: str, context: str) -> None:
         super().__init__()
-        try:
+        needs = f"{files}: the user has an auth-provider, which needs the Python package kubernetes"
+        with errors_as(ApiError, needs, ImportError):
             from kubernetes import client, config
-        except ImportError as error:
-            raise ApiError(
-                f"{files}: the user has an auth-provider, which needs the Python package kubernetes: {error}"
-            ) from error
         self._configuration: Any = client.Configuration()
-        try:
+        # The package runs the provider's code and does not document what that may raise.
+        with errors_as(ConfigurationError, f"{files}: the auth-provider does not work", Exception):
             config.load_kube_config(
                 config_file=files,
                 context=context or None,
                 client_configuration=self._configuration,
                 persist_config=False,
             )
-        except Exception as error:
-            # The package runs the provider's code and does not document what that may raise.
-            raise ConfigurationError(f"{files}: the auth-provider does not work: {error}") from error
 
     def headers(self) -> Headers:
         """Return the provider's headers; the package renews them in this call."""

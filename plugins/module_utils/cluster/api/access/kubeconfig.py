@@ -14,7 +14,7 @@ import json
 import os
 from typing import Any, Dict, List, NamedTuple
 
-from ....base.errors import ConfigurationError
+from ....base.errors import ConfigurationError, errors_as, os_errors
 
 _MAXIMUM_BYTES = 16 << 20
 #: Fields that hold paths, relative to the directory of the kubeconfig file.
@@ -94,11 +94,8 @@ def _read(path: str) -> Dict[str, Any]:
     if not os.access(path, os.R_OK):
         state = "cannot be read" if os.path.exists(path) else "does not exist"
         raise ConfigurationError(f"{path}: the kubeconfig {state}")
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_MAXIMUM_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: the kubeconfig cannot be read: {error.strerror}") from error
+    with os_errors(ConfigurationError, f"{path}: the kubeconfig cannot be read"), open(path, "rb") as file:
+        content = file.read(_MAXIMUM_BYTES + 1)
     if len(content) > _MAXIMUM_BYTES:
         raise ConfigurationError(f"{path}: the kubeconfig is larger than {_MAXIMUM_BYTES >> 20} MiB")
     document = _parse(content, path)
@@ -113,10 +110,8 @@ def _parse(content: bytes, path: str) -> Any:
     except (ValueError, RecursionError):
         # Most kubeconfigs are YAML. PyYAML is imported only for those.
         pass
-    try:
+    with errors_as(ConfigurationError, f"{path}: is not JSON, and reading YAML needs PyYAML", ImportError):
         import yaml
-    except ImportError as error:
-        raise ConfigurationError(f"{path}: is not JSON, and reading YAML needs PyYAML: {error}") from error
     try:
         return yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:

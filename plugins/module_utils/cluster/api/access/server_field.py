@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, NamedTuple
 
-from ....base.errors import ConfigurationError
+from ....base.errors import ConfigurationError, errors_as
 
 
 class ServerField(NamedTuple):
@@ -67,10 +67,8 @@ def with_server(text: str, url: str, path: str) -> str:
 
 
 def _yaml(path: str) -> Any:
-    try:
+    with errors_as(ConfigurationError, f"{path}: changing a kubeconfig needs PyYAML", ImportError):
         import yaml
-    except ImportError as error:
-        raise ConfigurationError(f"{path}: changing a kubeconfig needs PyYAML: {error}") from error
     return yaml
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ....base.errors import ConfigurationError
+from ....base.errors import ConfigurationError, os_errors
 from ....base.regular_files import SMALL, read_regular
 from ....base.whole_files import write_whole
 from .service_token import parse_token
@@ -35,10 +35,8 @@ def store_token(path: str, token: str) -> bool:
     with contextlib.suppress(ConfigurationError, FileNotFoundError):
         if read_token(path) == token:
             return False
-    try:
+    with os_errors(ConfigurationError, f"{path}: the token cannot be written"):
         place = os.stat(os.path.dirname(path) or ".")
         owner = None if os.geteuid() else (place.st_uid, place.st_gid)
         write_whole(path, token.encode("ascii") + b"\n", 0o600, owner)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: the token cannot be written: {error.strerror}") from error
     return True

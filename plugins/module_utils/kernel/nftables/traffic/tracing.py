@@ -16,7 +16,7 @@ import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ....base.addresses import packed
-from ....base.closing import Closing
+from ....base.closing import Closing, closed_on_error
 from ....base.errors import KernelError
 from ....rendering.decision import Arrival, Client
 from ....rendering.nftables import expressions as x
@@ -82,16 +82,10 @@ class Tracer(Closing):
         self._sock = NetlinkSocket(NETLINK_NETFILTER)
         self._texts: Dict[Tuple[str, str], Dict[int, str]] = {}
         self._packets = 0
-        try:
+        with closed_on_error(self._sock):
             self._listener = NetlinkListener(NETLINK_NETFILTER, (_NFNLGRP_NFTRACE,), "traced packets")
-        except KernelError:
-            self._sock.close()
-            raise
-        try:
+        with closed_on_error(self):
             self._mark(family, _rule(family, client, arrival))
-        except KernelError:
-            self.close()
-            raise
 
     def _mark(self, family: str, rule: Rule) -> None:
         encoder = messages.Encoder(family, TableIdentity(self._name, ""))
