@@ -10,7 +10,7 @@ import random
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic import canonical_chains, rule_trial
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import canonical_chains
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import (
     ANY,
@@ -164,7 +164,7 @@ def without_namespace(monkeypatch):
     def refuse():
         raise OSError(1, "Operation not permitted")
 
-    monkeypatch.setattr(rule_trial, "_unshare", refuse)
+    monkeypatch.setattr(canonical_chains, "_unshare", refuse)
 
 
 @pytest.mark.usefixtures("without_namespace")

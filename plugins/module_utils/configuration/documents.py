@@ -4,7 +4,7 @@
 """The documents of a configuration file: a KubeProxyConfiguration, and perhaps a NodeProxyConfiguration.
 
 kube-proxy reads the first document of a file only, so a file that starts with the KubeProxyConfiguration can be given
-to kube-proxy unchanged.
+to kube-proxy unchanged. A configuration is converted back to that form for /configz and for rendered files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,30 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, Union
 from ..base.errors import ConfigurationError, errors_as
 from ..cluster.fields import shown
 from . import node_proxy
+from .field import value_of
+from .fields import FIELDS
+from .model import API_VERSION, KIND, KubeProxyConfiguration
+
+
+def to_mapping(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
+    """Return the configuration as a KubeProxyConfiguration v1alpha1 object in JSON types, with all defaults filled in.
+
+    Loading the result gives the same configuration.
+    """
+    found: Dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "featureGates": dict(configuration.feature_gates),
+    }
+    for field in FIELDS:
+        if field.kind:
+            section, _dot, name = field.name.rpartition(".")
+            fields = found.setdefault(section, {}) if section else found
+            fields[name] = field.kind.to_json(value_of(configuration, field.attribute))
+    found["logging"].update(configuration.logging.rest)
+    found["nodePortAddresses"] = list(configuration.effective_node_port_addresses)
+    return found
+
 
 _KIND = "KubeProxyConfiguration"
 _Construct = Callable[[List[Tuple[Any, Any]]], Dict[Any, Any]]

@@ -5,7 +5,9 @@
 
 kubelet loses its node if it cannot verify an API server, so the file is changed only after each server has presented a
 certificate that kubelet would accept at that address. A record of the previous content makes the change reversible. It
-is kept until the running kubelet, which reads the file at its start only, has left the address.
+is kept until the running kubelet, which reads the file at its start only, has left the address. The times that tell
+are seconds since the boot, by the clock with which systemd records starts: it is never set, unlike the time of day.
+They are kept with the boot's identity, since they mean nothing after another one.
 """
 
 from __future__ import annotations
@@ -18,14 +20,61 @@ from typing import Callable, List, NamedTuple, Optional, Sequence
 from urllib.parse import urlsplit
 
 from ..base.addresses import canonical_address, split_port
-from ..base.errors import ApiError, ConfigurationError, os_errors
+from ..base.errors import ApiError, ConfigurationError, KernelError, os_errors
 from ..base.regular_files import SMALL, parse_json, read_regular
 from ..base.whole_files import write_whole
 from ..cluster.api.access.certificate import Place, verified_certificate
 from ..cluster.api.access.credentials import Credentials
 from ..cluster.api.access.server_field import server_field, with_server
 from ..cluster.api.connection import Access, ApiConnection, resolve
-from .kubelet_use import kubelet_start, moment_of_change, present_moment, reads_between
+from ..kernel.facts import boot_identity
+from ..kernel.programs import run
+
+_PROPERTY = "ExecMainStartTimestampMonotonic"
+
+
+def present_moment() -> str:
+    """Return this moment, in the form in which it is kept."""
+    return f"{boot_identity()} {time.monotonic():.6f}"
+
+
+def moment_of_change(path: str) -> str:
+    """Return the moment at which a file was written last. Raises OSError."""
+    age = max(0.0, time.time() - os.stat(path).st_mtime)
+    return f"{boot_identity()} {max(0.0, time.monotonic() - age):.6f}"
+
+
+def kubelet_start() -> Optional[float]:
+    """Return when the running kubelet was started, None if none runs as ``kubelet.service`` of systemd."""
+    try:
+        done = run(["systemctl", "show", "kubelet.service", f"--property=MainPID,{_PROPERTY}"], timeout=30.0)
+    except KernelError:
+        return None
+    found = dict(line.split("=", 1) for line in done.output.splitlines() if "=" in line)
+    started = found.get(_PROPERTY, "")
+    return int(started) / 1e6 if found.get("MainPID", "0") != "0" and started.isdigit() else None
+
+
+def reads_between(started: Optional[float], written: str, replaced: str) -> bool:
+    """Return whether a kubelet started at ``started`` has read what was in its file between two moments.
+
+    An empty ``written`` means that it has been there for an unknown time, an empty ``replaced`` that it still is.
+    """
+    if started is None:
+        return False
+    if replaced and started > _seconds(replaced):
+        return False
+    return not written or started > _seconds(written)
+
+
+def _seconds(moment: str) -> float:
+    """Return the seconds of a moment, 0 for one before this boot or one that is not valid."""
+    boot, _space, seconds = moment.partition(" ")
+    try:
+        return float(seconds) if boot == boot_identity() else 0.0
+    except ValueError:
+        return 0.0
+
 
 RECORD = "/var/lib/kubenode-proxy/kubelet.json"
 _BACKUP = ".before-kubenode-proxy"
@@ -43,7 +92,7 @@ class Record(NamedTuple):
     """A change: the file, the previous server, the server written, and the copy of the previous file.
 
     And the moments at which the server was written, and at which it was replaced, empty if that is unknown or has not
-    happened; see :mod:`kubelet_use`.
+    happened; see :func:`reads_between`.
     """
 
     path: str

@@ -6,26 +6,164 @@
 The ranges and selectors of all policies divide the addresses of the cluster into classes, and each pod has an element
 for every class to which its policies grant something: the number is a product, to which many small policies contribute.
 So namespaces are ordered by the need of their own policies alone, and a namespace with one large policy, or with many
-similar ones, does not lose anything to one whose policies multiply.
+similar ones, does not lose anything to one whose policies multiply. What policies need at most if no others exist is
+computed without evaluating them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
 from ..cluster.parsing.policy_objects import PolicyObjects
-from ..cluster.policies.policy_model import DIRECTIONS, NetworkPolicy, Pod, PodPeer
+from ..cluster.policies.policy_model import DIRECTIONS, INGRESS, ContainerPort, NetworkPolicy, Pod, PodPeer
 from .excess import excess
-from .limits import MOST_CANDIDATES_TOGETHER, MOST_KEPT, MOST_STEPS, PolicySide
+from .limits import MOST_CANDIDATES_TOGETHER, MOST_KEPT, MOST_ROWS, MOST_STEPS, PolicySide
 from .matching.candidates import Candidates
-from .matching.compiled import compile_rules
+from .matching.compiled import CompiledRule, compile_rules
 from .matching.owners import addresses_of, counts
 from .matching.port_names import PortNames
-from .need import Needs, Side
+from .matching.ports import MOST_RANGES
+
+#: What distinguishes pods with different rules: the policies, and the ports with names in ingress rules.
+_SubjectKey = Tuple[Tuple[PolicySide, ...], FrozenSet[ContainerPort]]
+#: More independent peers result in more classes than any table can hold.
+_MOST_PARTS = 40
+
+
+class Cost(NamedTuple):
+    """Elements of the table (entries of ``cluster.account``), steps to compute them, and what subjects keep."""
+
+    elements: int
+    steps: int
+    kept: int
+
+
+class RuleCounts(NamedTuple):
+    """The numbers of rules that determine how much they need.
+
+    ``rules``, ``parts``: rules for some peers, and these peers and groups of ranges. ``ends``: of ranges; ``reach``:
+    the pods that peers may match. ``ports``: ranges of rules for some peers; ``every``: of rules for every peer.
+    ``names``: of ports; ``layouts``, ``resolved``: what those in egress rules resolve to. ``kept``: rules with their
+    peers, groups of ranges and names.
+    """
+
+    rules: int = 0
+    parts: int = 0
+    ends: int = 0
+    reach: int = 0
+    ports: int = 0
+    every: int = 0
+    names: int = 0
+    kept: int = 0
+    layouts: int = 0
+    resolved: int = 0
+
+    def cost(self, addresses: int, own: int, pods: int) -> Cost:
+        """Return the maximum cost for pods with the same rules, without ports for every peer.
+
+        ``addresses``: of these pods. ``own``: their ports with names that rules use. ``pods``: of the cluster.
+        """
+        pieces = self.ends + min(self.reach, pods)
+        matched = min(1 << min(self.parts, _MOST_PARTS), pieces)
+        classes = min(matched * (self.layouts + 1), pieces) + self.layouts
+        unions = min(1 << min(self.rules, _MOST_PARTS), matched)
+        ports = min(self.ports + own, MOST_RANGES) if self.rules else 0
+        # Each union of rules, with the ports of each layout.
+        content = min(unions * (self.layouts + 1), classes) * ports + (unions + 1) * self.resolved
+        # Names of ingress rules: each of them may have each of the pod's ports.
+        kept = self.kept + own * self.names
+        return Cost(
+            elements=self.ends + (classes + 1) * addresses + content,
+            steps=addresses * self.kept + classes * (self.parts + self.rules) + kept + self.every + content,
+            kept=kept,
+        )
+
+
+def _sum(numbers: Iterable[RuleCounts]) -> RuleCounts:
+    return RuleCounts(*map(sum, zip(RuleCounts(), *numbers)))
+
+
+class Side(NamedTuple):
+    """A NetworkPolicy in one direction. ``pods``: those of the node that it selects; ``names``: those of its ports."""
+
+    key: PolicySide
+    rules: Tuple[CompiledRule, ...]
+    pods: Tuple[Pod, ...]
+    names: FrozenSet[str]
+
+
+class Needs:
+    """Computes the needs of sides. ``pods``: the number of those in the cluster."""
+
+    def __init__(
+        self, sides: Iterable[Side], candidates: Candidates, names: PortNames, pods: int, progress: Progress
+    ) -> None:
+        self._pods = pods
+        self._progress = progress
+        self._numbers = {side.key: _numbers(side, candidates, names) for side in sides}
+
+    def of(self, sides: Sequence[Side]) -> int:
+        """Return what these sides alone, all of one namespace, need at most.
+
+        The unit is an element, or as many steps or kept objects as are the same share of their limit.
+        """
+        elements = steps = kept = 0
+        # The ports for every peer, which pods with the same of them share.
+        known: Set[_SubjectKey] = set()
+        for (keys, own), addresses in _subjects(sides).items():
+            self._progress()
+            together = _sum(self._numbers[key] for key in keys)
+            cost = together.cost(addresses, len(own), self._pods)
+            elements, steps, kept = elements + cost.elements, steps + cost.steps, kept + cost.kept
+            every = tuple(key for key in keys if self._numbers[key].every or own)
+            if (every, own) not in known:
+                known.add((every, own))
+                elements += min(sum(self._numbers[key].every for key in every) + len(own), MOST_RANGES)
+        return max(elements, steps * MOST_ROWS // MOST_STEPS, kept * MOST_ROWS // MOST_KEPT)
+
+
+def _numbers(side: Side, candidates: Candidates, names: PortNames) -> RuleCounts:
+    (policy, direction), rules = side.key, side.rules
+    chosen = [rule for rule in rules if rule.pods or rule.blocks]
+    peers = {peer for rule in chosen for peer in rule.pods}
+    blocks = {block for rule in chosen for block in rule.blocks}
+    resolved = names.of_rules(rules if direction != INGRESS else (), direction, policy.namespace)
+    return RuleCounts(
+        rules=len(chosen),
+        parts=len(peers) + len(blocks),
+        ends=sum(2 * len(block.intervals) for block in blocks),
+        reach=sum(map(candidates.pods_of, peers)),
+        ports=sum(len(rule.ports.ranges) for rule in chosen),
+        every=sum(len(rule.ports.ranges) for rule in rules if rule.every_peer),
+        names=sum(len(rule.names) for rule in rules),
+        kept=len(rules) + len(peers) + len(blocks) + sum(len(rule.names) for rule in rules),
+        layouts=resolved.layouts,
+        resolved=resolved.ports,
+    )
+
+
+def _subjects(sides: Sequence[Side]) -> Dict[_SubjectKey, int]:
+    """Return the number of addresses of pods with the same rules in a direction.
+
+    Pods whose ports differ do not have the same ingress rules, if these name the ports.
+    """
+    selecting: Dict[Tuple[str, NamespacedName], List[Side]] = {}
+    pods: Dict[NamespacedName, Pod] = {}
+    for side in sides:
+        for pod in side.pods:
+            pods[pod.key] = pod
+            selecting.setdefault((side.key[1], pod.key), []).append(side)
+    found: Dict[_SubjectKey, int] = {}
+    for (direction, key), chosen in selecting.items():
+        names = {name for side in chosen for name in side.names} if direction == INGRESS else set()
+        own = frozenset(port for port in pods[key].ports if port.name in names)
+        subject = (tuple(side.key for side in chosen), own)
+        found[subject] = found.get(subject, 0) + len(addresses_of(pods[key]))
+    return found
 
 
 class Demand:

@@ -5,34 +5,76 @@
 
 It uses the mechanism of a convergence, with the saved state as the desired tables: entries are restored before others
 are removed, nftables and iptables change in one transaction per table, and nothing of other programs is changed.
+
+What a saved state contains of ipvs mode only because connections through it had not ended served nothing new, and need
+not be restored: they end with the node's present virtual servers, which a rollback keeps as long as they have any.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import re
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..base.addresses import FAMILIES
 from ..base.errors import HistoryError, KernelError, ProxyError
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.handles import KernelHandles
+from ..convergence.modes.stages.still_connected import node_ports
 from ..convergence.report import Stopwatch, table_changes
 from ..convergence.request import TableChange
 from ..convergence.runtime.ledger import Flows, write_ledger
 from ..convergence.runtime.lock import ConvergenceLock
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..kernel.facts import capabilities
+from ..kernel.nftables.raw.reading import RawSet
+from ..kernel.nftables.raw.resource import key_and_data
 from ..preflight.features import rights_findings
 from ..preflight.findings import judge
 from ..preflight.processes import service_proxy_findings
+from ..rendering.ipvs.nftables_layout import NODE_PORTS
+from ..rendering.nftables.objects import ElementKey, ObjectKey
 from ..resources import PlannedChange, apply_plan, plan
 from . import pending, units
 from .confirm import withdraw
 from .form import StateRecord
-from .leftovers import without_leftovers
 from .places import DEFAULT_DIRECTORY
 from .stages import kept_server_warnings, module_stages, restore_stages
 from .state import NodeState, observe_policies, observe_state
 from .store import BEFORE_ROLLBACK, History
+
+_MATCHED_SET = re.compile(r"--match-set (\S+)")
+
+
+def without_leftovers(state: NodeState) -> NodeState:
+    """Return the state without entries kept only for open IPVS connections; a state of ipvs mode is returned as is.
+
+    Virtual servers of other programs remain, and so do ipsets that saved chains refer to.
+    """
+    if state.uses_ipvs:
+        return state
+    record: Dict[Any, bool] = dict(state.set_elements)
+    for family in FAMILIES:
+        known = state.ipvs_tables.get(family, {}).get(ObjectKey("set", NODE_PORTS))
+        if isinstance(known, RawSet):
+            keys = (key_and_data(element)[0] for element in known.elements)
+            record.update({ElementKey("element", NODE_PORTS, key): True for key in keys})
+    ports = node_ports(record)
+    servers = {
+        key: value
+        for key, value in state.virtual_servers.items()
+        if key.address not in state.addresses and (key.protocol, key.port) not in ports
+    }
+    matched = {name for rule in state.rules() for name in _MATCHED_SET.findall(rule)}
+    return state._replace(
+        virtual_servers=servers,
+        real_servers={key: value for key, value in state.real_servers.items() if key.server in servers},
+        ipvs_tables={},
+        sets={name: value for name, value in state.sets.items() if name in matched},
+        set_elements={key: value for key, value in state.set_elements.items() if key.set in matched},
+        devices={},
+        addresses={},
+    )
 
 
 class RollbackRequest(NamedTuple):

@@ -30,8 +30,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import HealthChecks
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.endpoints import mark_failing
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import mark_failing
 from tests.unit.agent.reports_in_memory import reports_to
 
 

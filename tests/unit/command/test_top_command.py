@@ -14,7 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import result
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.top import command as top_command
-from ansible_collections.kubenode.proxy.plugins.module_utils.command.top.lines import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.top.command import (
     busiest,
     rated,
     short,

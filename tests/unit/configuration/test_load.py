@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.document import to_mapping
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.documents import to_mapping
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.duration import (
     format_duration,
     parse_duration,

@@ -22,7 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.agent_c
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request, TableChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import NoAgent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.settings_digest import settings_digest
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import beside_agent
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import inspection
 from tests.lab import manifests
 
 WEB = NamespacedName("default", "web")
@@ -51,7 +51,7 @@ def report(*changes: TableChange) -> Report:
 def inspected(monkeypatch):
     """Provide a function that inspects with these changes and answers; it returns the result and the kernel reads."""
 
-    def run(changes: Sequence[TableChange], *answers: Any) -> Tuple[beside_agent.Inspection, List[bool], Request]:
+    def run(changes: Sequence[TableChange], *answers: Any) -> Tuple[inspection.Inspection, List[bool], Request]:
         left, reads, asked = list(answers), [], request()
 
         def ask(_path: str, kernel: bool, describe: bool = False) -> AgentComparison:
@@ -61,9 +61,9 @@ def inspected(monkeypatch):
                 raise answer
             return answer
 
-        monkeypatch.setattr(beside_agent, "ask_comparison", ask)
-        monkeypatch.setattr(beside_agent, "inspect", lambda _request: report(*changes))
-        return beside_agent.inspect_beside_agent(asked, lambda _seconds: None), reads, asked
+        monkeypatch.setattr(inspection, "ask_comparison", ask)
+        monkeypatch.setattr(inspection, "inspect", lambda _request: report(*changes))
+        return inspection.inspect_beside_agent(asked, lambda _seconds: None), reads, asked
 
     return run
 
@@ -85,7 +85,7 @@ def test_differences_that_the_agent_does_not_find_are_changes_of_the_cluster(ins
 def test_what_the_agent_finds_as_well_is_drift(inspected):
     found, reads, _asked = inspected([CHAINS], agent(changes=(OWN,)))
     assert found.report.changes == (OWN,) and found.report.changed
-    assert reads == [False] + [True] * beside_agent.ATTEMPTS
+    assert reads == [False] + [True] * inspection.ATTEMPTS
 
 
 def test_an_agent_that_is_about_to_sync_is_asked_again(inspected):

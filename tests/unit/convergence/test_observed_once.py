@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import localnet
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import chains as chain_stages
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.ipvs import (
     IpvsResources,
     OnlyOurServers,
@@ -126,12 +126,12 @@ def test_one_plan_reads_each_ipvs_table_once() -> None:
 def test_loopback_routing_depends_on_the_chains_to_be_removed(monkeypatch) -> None:
     chains = Counted("chains", {KUBE_FIREWALL: ("-j DROP",)}, atomic=True)
     once = ObservedOnce(chains)
-    stage = localnet.localnet_stage(once)
-    monkeypatch.setattr(stage.resource._sysctls, "observe", lambda: {localnet.ROUTE_LOCALNET: "1"})
-    monkeypatch.setattr(localnet, "boot_values", lambda keys: {})
-    monkeypatch.setattr(localnet, "unchangeable", lambda keys: {})
+    stage = chain_stages.localnet_stage(once)
+    monkeypatch.setattr(stage.resource._sysctls, "observe", lambda: {chain_stages.ROUTE_LOCALNET: "1"})
+    monkeypatch.setattr(chain_stages, "boot_values", lambda keys: {})
+    monkeypatch.setattr(chain_stages, "unchangeable", lambda keys: {})
     planned = plan([stage, Stage(once, {})])
-    assert planned[0].change.replaced == {localnet.ROUTE_LOCALNET: ("1", "0")}
+    assert planned[0].change.replaced == {chain_stages.ROUTE_LOCALNET: ("1", "0")}
     assert list(planned[1].change.removed) == [KUBE_FIREWALL]
     assert chains.reads == 1
 

@@ -12,9 +12,8 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic import kubelet_use
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import read_record, restore
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet_use import reads_between
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import kubelet
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import read_record, reads_between, restore
 from tests.unit.generic.kubelet_files import ADDRESS, Files, TlsServer, everything_below
 
 BEFORE = "https://192.0.2.11:6443"
@@ -128,10 +127,10 @@ def test_the_original_server_is_preferred(tmp_path, good, servers):
 
 
 def test_moments_of_another_boot_are_over(monkeypatch):
-    moment = kubelet_use.present_moment()
+    moment = kubelet.present_moment()
     started = time.monotonic() - 1
     assert reads_between(started, "", moment) and not reads_between(started, moment, "")
-    monkeypatch.setattr(kubelet_use, "boot_identity", lambda: "another")
+    monkeypatch.setattr(kubelet, "boot_identity", lambda: "another")
     assert not reads_between(started, "", moment) and reads_between(started, moment, "")
     assert not reads_between(None, "", moment)
 
@@ -150,7 +149,7 @@ def test_the_start_of_kubelet_is_read_from_systemd(monkeypatch, tmp_path, output
     program.write_text(f"#!/bin/sh\ncat {tmp_path}/output\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert kubelet_use.kubelet_start() == started
+    assert kubelet.kubelet_start() == started
 
 
 def test_a_damaged_record_names_its_file(pointed):

@@ -11,7 +11,7 @@ from typing import List, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import need, rows
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import budget, rows
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching.ports import _divided
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.subjects import Subject
@@ -89,7 +89,7 @@ def test_the_union_with_ports_by_number_is_steps():
 @pytest.mark.parametrize("direction", ["Ingress", "Egress"])
 def test_others_keep_their_policies_if_names_take_too_many_steps(direction, monkeypatch):
     monkeypatch.setattr(rows, "MOST_STEPS", 4_000)
-    monkeypatch.setattr(need, "MOST_STEPS", 4_000)
+    monkeypatch.setattr(budget, "MOST_STEPS", 4_000)
     rules = [{"ports": [{"port": "p0"}, *odd(1, each)]} for each in range(900)]
     hostile = [policy("tenant", f"p{number}", direction, *rules) for number in range(2)]
     pods = attackers(10, lambda number: [("p0", 1 + 2 * number)], node="node1")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import need, rows, subject_table, values
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy import budget, rows, subject_table, values
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching import port_unions
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching.port_unions import PortUnions
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.matching.ports import PortSet, union
@@ -99,14 +99,14 @@ def test_unions_for_every_peer_are_steps():
 
 
 def test_others_keep_their_policies_if_unions_take_too_many_steps(monkeypatch):
-    for module in (rows, need):
+    for module in (rows, budget):
         monkeypatch.setattr(module, "MOST_STEPS", 4_000)
     _state, found = made(*victims(), *own_policies(5), *large_policies())
     assert {key.namespace for key, _direction in found.too_large} == {"tenant"} and found.table.steps <= 4_000
 
 
 def test_others_keep_their_policies_if_subjects_keep_too_much(monkeypatch):
-    for module in (subject_table, need):
+    for module in (subject_table, budget):
         monkeypatch.setattr(module, "MOST_KEPT", 600)
     rules = [{"ports": odd(1 + 4 * number, 1)} for number in range(100)]
     many = policy("tenant", "many", "Ingress", *rules)

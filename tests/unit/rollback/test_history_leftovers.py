@@ -36,7 +36,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Kind, Resource, apply_plan, plan
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import stages
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.leftovers import without_leftovers
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import without_leftovers
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.state import ChainsState, NodeState
 
 CLUSTER_IP = ipvs.VirtualServerKey("tcp", "10.96.0.1", 80)

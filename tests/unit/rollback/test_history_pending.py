@@ -21,10 +21,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import Completed
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import running
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
-    arm,
     confirm,
     decisions,
     directory,
+    guard,
     pending,
     restore,
     revert,
@@ -287,7 +287,7 @@ def test_without_an_answer_of_systemd_a_pending_change_is_kept(waiting, systemct
     systemctl(Systemctl(1, "Failed to connect to bus: Connection refused\n"))
     reason = r"kubenode-proxy-revert\.timer: its state cannot be read: Failed to connect to bus: Connection refused"
     with pytest.raises(KernelError, match=reason):
-        arm.refuse_if_pending()
+        guard.refuse_if_pending()
     assert pending.read() == waiting
     (warning,) = confirm.confirm(1, history_directory=waiting.history_directory).warnings
     assert re.fullmatch(reason, warning)
@@ -302,27 +302,27 @@ def test_a_unit_that_is_not_active_has_a_state(systemctl):
 
 def test_the_directory_of_a_decision_that_was_cut_short_is_removed(waiting, place):
     assert pending.claim(pending.DECIDED)
-    assert arm.refuse_if_pending(check=True) is None and os.path.exists(place)
-    assert arm.refuse_if_pending() is None and not os.path.exists(place)
+    assert guard.refuse_if_pending(check=True) is None and os.path.exists(place)
+    assert guard.refuse_if_pending() is None and not os.path.exists(place)
 
 
 def test_a_directory_that_cannot_be_removed_is_only_a_warning(waiting, place):
     assert pending.claim(pending.DECIDED)
     with open(f"{place}/notes", "w", encoding="utf-8"):
         pass
-    assert arm.refuse_if_pending() == f"{place}: cannot be removed: Directory not empty"
+    assert guard.refuse_if_pending() == f"{place}: cannot be removed: Directory not empty"
 
 
 def test_a_change_that_cannot_be_written_leaves_no_directory(history, place, tmp_path, monkeypatch):
     def refuse(*_arguments) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(arm.pending, "write", functools.partial(pending.write, directory=place))
+    monkeypatch.setattr(guard.pending, "write", functools.partial(pending.write, directory=place))
     monkeypatch.setattr(decisions, "write_whole", refuse)
-    monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")
+    monkeypatch.setattr(guard.units, "why_not_systemd", lambda: "")
     monkeypatch.setattr(running, "pack_running", lambda entry: b"")
     with pytest.raises(HistoryError, match="cannot be written: No space left on device"):
-        arm.arm(1, 60, history.directory, str(tmp_path / "run"))
+        guard.arm(1, 60, history.directory, str(tmp_path / "run"))
     assert not os.path.exists(place)
 
 
@@ -364,37 +364,37 @@ def test_a_file_that_cannot_be_read_is_named(waiting, place):
     [((), False), (("kubenode-proxy-revert.timer",), True), (("kubenode-proxy-revert.service",), True)],
 )
 def test_another_convergence_is_refused_while_the_timer_runs(waiting, place, monkeypatch, active, waits):
-    monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")
-    monkeypatch.setattr(arm.units, "is_active", lambda unit: unit in active)
-    assert "waits to be confirmed until" in (arm.refuse_if_pending(check=True) or "")
+    monkeypatch.setattr(guard.units, "why_not_systemd", lambda: "")
+    monkeypatch.setattr(guard.units, "is_active", lambda unit: unit in active)
+    assert "waits to be confirmed until" in (guard.refuse_if_pending(check=True) or "")
     if waits:
         with pytest.raises(HistoryError, match=r"confirm it .* roll it back, or wait"):
-            arm.refuse_if_pending()
+            guard.refuse_if_pending()
     else:
-        assert "its timer no longer exists" in (arm.refuse_if_pending() or "")
+        assert "its timer no longer exists" in (guard.refuse_if_pending() or "")
         assert pending.read() is None
-        assert arm.refuse_if_pending() is None
+        assert guard.refuse_if_pending() is None
 
 
 @pytest.mark.parametrize("seconds", [0.5, -1, 100_000])
 def test_an_invalid_timeout_is_refused(seconds):
     with pytest.raises(PreflightError, match=r"confirm_timeout: .* is not between 1 and 86400 seconds"):
-        arm.check_timeout(seconds)
+        guard.check_timeout(seconds)
 
 
 def test_without_systemd_nothing_is_armed(monkeypatch):
-    monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "this node was not booted by systemd")
+    monkeypatch.setattr(guard.units, "why_not_systemd", lambda: "this node was not booted by systemd")
     with pytest.raises(PreflightError, match="not booted by systemd, so nothing would revert the change"):
-        arm.check_timeout(60)
+        guard.check_timeout(60)
 
 
 def test_a_revert_program_that_does_not_run_is_refused(history, place, tmp_path, monkeypatch):
     write = functools.partial(pending.write, directory=place)
-    monkeypatch.setattr(arm.pending, "write", write)
-    monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")
+    monkeypatch.setattr(guard.pending, "write", write)
+    monkeypatch.setattr(guard.units, "why_not_systemd", lambda: "")
     monkeypatch.setattr(running, "pack_running", lambda entry: b"not a zip application")
     started = []
-    monkeypatch.setattr(arm.units, "start_timer", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(guard.units, "start_timer", lambda *arguments: started.append(arguments))
     with pytest.raises(HistoryError, match="rolling back to state 1 would not work"):
-        arm.arm(1, 60, history.directory, str(tmp_path / "run"))
+        guard.arm(1, 60, history.directory, str(tmp_path / "run"))
     assert not started and not os.path.exists(place)

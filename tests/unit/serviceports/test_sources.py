@@ -18,7 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
     ServicePolicySettings,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.sources import both, sources_of_family
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.service_ports import both, sources_of_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 
 #: As in a YAML manifest that has nothing behind the name of the annotation.

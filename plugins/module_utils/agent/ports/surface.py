@@ -14,7 +14,7 @@ from ...base.addresses import IPV6, is_link_local
 from ...base.errors import KernelError
 from ...clients import ClientRule
 from ...cluster.model import NamespacedName
-from ...configuration.document import to_mapping
+from ...configuration.documents import to_mapping
 from ...configuration.feature_gates import COMPONENT_FLAGZ, COMPONENT_STATUSZ
 from ...configuration.model import KubeProxyConfiguration
 from ...event_reasons import Reason

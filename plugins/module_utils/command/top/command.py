@@ -1,19 +1,167 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``top``: the traffic of Services and endpoints, once or again and again."""
+"""``top``: the traffic of Services and endpoints in 80 columns, and the rates between two readings."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 import time
 from functools import partial
-from typing import Any, Dict, Optional, TextIO
+from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
+from ...base.timestamps import timestamp
 from ...convergence.runtime.agent_client import NoAgent
 from ..result import NOT_RUNNING, OK, CommandResult, Refused, ask_newer, valid
-from .lines import busiest, rated, traffic_lines
+
+WIDTH = 80
+_UNITS = "kMGTPE"
+_COUNTERS = ("connections", "packetsIn", "packetsOut", "bytesIn", "bytesOut")
+_RESET = (
+    "* a counter in the kernel was created again or removed, last at {}; what it had counted since the reading "
+    "before is missing"
+)
+
+
+def rated(document: Dict[str, Any], before: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a reading with ``perSecond`` in each row: what each counter has counted since an earlier reading.
+
+    A row has none if it was not in the earlier reading, or if both are the same reading. Nor has a counter that begins
+    again: that of a Service or endpoint which was removed and created again, and all counters after a restart of the
+    agent or a change of the mode.
+    """
+    seconds = float(document["at"]) - float(before["at"])
+    known = _by_place(before) if document["since"] == before["since"] else {}
+    found = dict(document, seconds=round(seconds, 3))
+    found["ports"] = [
+        {
+            **_with_rates(port, known.get((*_identity(port), "")), seconds),
+            "endpoints": [
+                _with_rates(item, known.get((*_identity(port), item["endpoint"])), seconds)
+                for item in port["endpoints"]
+            ],
+        }
+        for port in document["ports"]
+    ]
+    return found
+
+
+def _identity(port: Dict[str, Any]) -> Tuple[Any, ...]:
+    return tuple(port[name] for name in ("family", "namespace", "name", "port", "protocol"))
+
+
+def _by_place(document: Dict[str, Any]) -> Dict[Tuple[Any, ...], Dict[str, Any]]:
+    found = {}
+    for port in document["ports"]:
+        found[(*_identity(port), "")] = port
+        for item in port["endpoints"]:
+            found[(*_identity(port), item["endpoint"])] = item
+    return found
+
+
+def _with_rates(row: Dict[str, Any], before: Optional[Dict[str, Any]], seconds: float) -> Dict[str, Any]:
+    rates: Dict[str, Optional[float]] = {}
+    for name in _COUNTERS:
+        now, then = row[name], before[name] if before is not None else None
+        comparable = seconds > 0 and None not in (now, then) and now >= then
+        rates[name] = round((now - then) / seconds, 1) if comparable else None
+    return {**row, "perSecond": rates}
+
+
+def busiest(document: Dict[str, Any], limit: int) -> Dict[str, Any]:
+    """Return a reading with at most ``limit`` rows, those with the most connections first.
+
+    With rates, those with the most new connections per second are first. ``limit`` 0: all of them.
+    """
+
+    def order(row: Dict[str, Any]) -> Tuple[Any, ...]:
+        rate = row.get("perSecond", {}).get("connections")
+        name = (row.get("namespace", ""), row.get("name", ""), row.get("port", ""), row.get("endpoint", ""))
+        return (-(rate or 0), -(row["connections"] or 0), *name)
+
+    rows = sorted(document["ports"], key=order)
+    shown = rows[:limit] if limit else rows
+    shown = [{**row, "endpoints": sorted(row["endpoints"], key=order)} for row in shown]
+    return {**document, "ports": shown, "notShown": len(rows) - len(shown)}
+
+
+def short(value: Optional[float]) -> str:
+    """Return a number in at most six characters, ``-`` for None."""
+    if value is None:
+        return "-"
+    if value < 99_999.5:
+        return f"{value:.1f}" if isinstance(value, float) and value < 99.95 else f"{value:.0f}"
+    power = 1
+    while value / 1000**power >= 999.95 and power < len(_UNITS):
+        power += 1
+    return f"{value / 1000**power:.1f}{_UNITS[power - 1]}"
+
+
+def _sum(row: Dict[str, Any], names: Sequence[str]) -> Optional[float]:
+    values = [row[name] for name in names if row.get(name) is not None]
+    return sum(values) if values else None
+
+
+def _cells(row: Dict[str, Any], watching: bool) -> List[str]:
+    amounts = row.get("perSecond", {}) if watching else row
+    cells = [short(amounts.get("connections"))] if watching else []
+    cells += [short(row["connections"]), short(row["active"]), short(row["inactive"])]
+    return [*cells, short(_sum(amounts, _COUNTERS[1:3])), short(_sum(amounts, _COUNTERS[3:]))]
+
+
+_HEADS = ("CONNS", "ACTIVE", "INACT", "PACKETS", "BYTES")
+_WATCHING_HEADS = ("CONN/S", "CONNS", "ACTIVE", "INACT", "PKT/S", "BYTE/S")
+_CELL = 8
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    room = WIDTH - _CELL * len(cells)
+    shown = name if len(name) <= room else f"{name[: room // 2 - 1]}..{name[len(name) - (room - room // 2 - 1) :]}"
+    return (shown.ljust(room) + "".join(cell.rjust(_CELL) for cell in cells)).rstrip()
+
+
+_OTHER_PROTOCOLS = frozenset(("udp", "sctp"))
+
+
+def _port_name(row: Dict[str, Any], both_families: bool) -> str:
+    port = f":{row['port']}" if row["port"] else ""
+    protocol = row["protocol"].lower()
+    # A port named udp says it already.
+    named = protocol in ("tcp", row["port"]) and row["port"] not in _OTHER_PROTOCOLS.difference((protocol,))
+    family = f" {row['family']}" if both_families else ""
+    return f"{row['namespace']}/{row['name']}{port}{'' if named else '/' + protocol}{family}"
+
+
+def _is_counted(row: Dict[str, Any]) -> bool:
+    return any(row[name] is not None for name in (*_COUNTERS, "active", "inactive"))
+
+
+def traffic_lines(document: Dict[str, Any], watching: bool, endpoints: bool) -> List[str]:
+    """Return a reading as lines for a terminal."""
+    both = len({row["family"] for row in document["ports"]}) > 1
+    lines = textwrap.wrap(f"{document['node']}, mode {document['mode']}, {timestamp(document['at'])}", WIDTH)
+    if document["uncounted"] and document["ports"] and not any(map(_is_counted, document["ports"])):
+        return lines + textwrap.wrap(f"no Service is counted: {document['uncounted']}", WIDTH)
+    lines.append(_line("SERVICE", _WATCHING_HEADS if watching else _HEADS))
+    reset = 0.0
+    for row in document["ports"]:
+        reset = max(reset, row["resetAt"])
+        lines.append(_line(_port_name(row, both) + ("*" if row["resetAt"] else ""), _cells(row, watching)))
+        for item in row["endpoints"] if endpoints else ():
+            reset = max(reset, item["resetAt"])
+            lines.append(_line(f"  {item['endpoint']}" + ("*" if item["resetAt"] else ""), _cells(item, watching)))
+    if not document["ports"]:
+        lines.append("no Service")
+    if document["notShown"]:
+        lines.append(f"and {document['notShown']} more")
+    if reset:
+        lines += textwrap.wrap(_RESET.format(timestamp(reset)), WIDTH)
+    if document["uncounted"]:
+        lines += textwrap.wrap(f"- is not counted: {document['uncounted']}", WIDTH)
+    return lines
+
 
 _CLEAR = "\x1b[H\x1b[2J"
 
