@@ -9,9 +9,25 @@ A line with ``-`` is on the node and goes, one with ``+`` will be added.
 from __future__ import annotations
 
 import difflib
-from typing import List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
+
+from .resources import Change, Resource
 
 _CONTEXT = 3
+
+
+def changed_lines(resource: Resource[Any, Any], change: Change[Any, Any]) -> Tuple[List[str], List[str]]:
+    """Return the lines of the entries that differ, before and after, in the syntax of the table's usual tool."""
+    before: List[str] = []
+    after: List[str] = []
+    for key, value in change.removed.items():
+        before += resource.describe(key, value)
+    for key, (old, new) in change.replaced.items():
+        before += resource.describe(key, old)
+        after += resource.describe(key, new)
+    for key, value in change.added.items():
+        after += resource.describe(key, value)
+    return before, after
 
 
 def unified(name: str, before: Sequence[str], after: Sequence[str], limit: int = 0) -> List[str]:

@@ -110,6 +110,10 @@ class Change(Generic[Key, Value]):
             {**self.added, **other.added}, {**self.replaced, **other.replaced}, {**self.removed, **other.removed}
         )
 
+    def new_values(self) -> Dict[Key, Value]:
+        """Return the value that each added or replaced key gets."""
+        return {**self.added, **{key: new for key, (_old, new) in self.replaced.items()}}
+
     def without_removals(self) -> Change[Key, Value]:
         """Return the additions and replacements; they are applied first, in the order of the resources."""
         return Change(self.added, self.replaced, {})

@@ -12,6 +12,7 @@ from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Seq
 
 from ..cluster.claims import Conflicts
 from ..cluster.model import NO_POLICY
+from ..differences import changed_lines
 from ..rendering.rendering import Rendering, ServicePorts
 from ..rendering.settings import DataplaneSettings
 from ..resources import PlannedChange, Resource
@@ -38,10 +39,6 @@ class Stopwatch:
         """Add seconds, by name, that the caller measured."""
         for name, value in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
-
-
-def _lines(resource: Resource[Any, Any], entries: Iterable[Tuple[Any, Any]]) -> List[str]:
-    return [line for key, value in entries for line in resource.describe(key, value)]
 
 
 _NAMED_CONFLICTS = 5
@@ -88,13 +85,7 @@ def entry_names(planned: PlannedChange) -> Tuple[str, ...]:
 def table_change(planned: PlannedChange, describe: bool) -> TableChange:
     """Return the counts of one planned change, and with ``describe`` the lines of its entries before and after."""
     resource, change = planned.resource, planned.change
-    before: List[str] = []
-    after: List[str] = []
-    if describe:
-        before = _lines(resource, change.removed.items())
-        before += _lines(resource, ((key, old) for key, (old, _new) in change.replaced.items()))
-        after = _lines(resource, ((key, new) for key, (_old, new) in change.replaced.items()))
-        after += _lines(resource, change.added.items())
+    before, after = changed_lines(resource, change) if describe else ([], [])
     return TableChange(
         table=resource.label,
         added=len(change.added),

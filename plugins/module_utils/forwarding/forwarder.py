@@ -132,7 +132,7 @@ class Forwarder:
         A socket that cannot be opened concerns only its own listener. Open connections continue when their listener
         changes, and are reset when the last listener of their address is removed, because the address is removed next.
         """
-        wanted = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+        wanted = change.new_values()
         for chunk in _chunks(wanted.items()):
             self._loop.call(lambda items=chunk: self._put(items))  # type: ignore[misc]
         for keys in _chunks(change.removed):

@@ -158,7 +158,7 @@ class ListedChainsResource(Resource[Key, Value]):
         Raises KernelError.
         """
         now = self.observe()
-        wanted = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+        wanted = change.new_values()
         unmade = {key.table for key in (*wanted, *change.removed) if now.get(key) != wanted.get(key)}
         return Change(
             {key: value for key, value in change.added.items() if key.table not in unmade},
@@ -169,7 +169,7 @@ class ListedChainsResource(Resource[Key, Value]):
     def text(self, change: Change[Key, Value]) -> str:
         """Return the change as input of ``iptables-restore --noflush``."""
         lines = _declared(change)
-        filled = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+        filled = change.new_values()
         surplus = {key: (old, Occurrence(0)) for key, old in change.removed.items()}
         for key, (old, new) in {**surplus, **change.replaced}.items():
             if isinstance(key, JumpKey) and isinstance(old, Occurrence) and isinstance(new, Occurrence):
@@ -206,7 +206,7 @@ class ListedChainsResource(Resource[Key, Value]):
                 if key not in change.removed:
                     lines.setdefault(key.table, []).append(f"-D {key.chain} {key.rule}")
                 returning += [(number, key) for number in self._observed.get(key, ())]
-        _fill(lines, {**back.added, **{key: new for key, (_old, new) in back.replaced.items()}})
+        _fill(lines, back.new_values())
         for number, key in sorted(returning):
             lines.setdefault(key.table, []).append(f"-I {key.chain} {number} {key.rule}")
         _remove(lines, back.removed)

@@ -36,11 +36,7 @@ def saved_text(planned: Iterable[PlannedChange], timeouts: Mapping[str, int]) ->
     servers: Dict[VirtualServerKey, VirtualServer] = {}
     real_servers: Dict[RealServerKey, RealServer] = {}
     for item in planned:
-        after = {
-            **item.observed,
-            **item.change.added,
-            **{key: new for key, (_old, new) in item.change.replaced.items()},
-        }
+        after = {**item.observed, **item.change.new_values()}
         for key in item.change.removed:
             del after[key]
         if isinstance(item.resource, VirtualServersResource):

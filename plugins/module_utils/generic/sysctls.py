@@ -159,7 +159,7 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
         content = sysctl_files.sysctl_file(persistent, {key: setting.why for key, setting in chosen.items()})
         planned.append(PlannedChange(files, difference(existing, {path: content})))
         warnings += sysctl_files.boot_conflicts(path, content)
-    after = {**running, **change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+    after = {**running, **change.new_values()}
     keys_set = list(change.replaced) if check_mode else resource.written
     return SysctlPlan(
         planned=planned,

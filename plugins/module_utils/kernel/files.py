@@ -72,9 +72,7 @@ class FilesResource(Resource[str, str]):
         for path in [*change.added, *change.replaced, *change.removed]:
             if path not in self.paths:
                 raise KernelError(f"{path}: is not one of the files this operation owns")
-        for path, content in change.added.items():
-            write_file(path, content, self.mode)
-        for path, (_old, content) in change.replaced.items():
+        for path, content in change.new_values().items():
             write_file(path, content, self.mode)
         for path in change.removed:
             remove_file(path)

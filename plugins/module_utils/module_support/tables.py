@@ -11,26 +11,12 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ..base.errors import ProxyError
-from ..differences import differing
-from ..resources import Change, PlannedChange, Resource
+from ..differences import changed_lines, differing
+from ..resources import Change, PlannedChange
 
 # Entries named per table in a result, and lines per side of one diff entry.
 ENTRIES_LIMIT = 50
 DIFF_LINES_LIMIT = 500
-
-
-def changed_lines(resource: Resource[Any, Any], change: Change[Any, Any]) -> Tuple[List[str], List[str]]:
-    """Return the lines of the entries that differ, before and after, in the syntax of the table's usual tool."""
-    before: List[str] = []
-    after: List[str] = []
-    for key, value in change.removed.items():
-        before += resource.describe(key, value)
-    for key, (old, new) in change.replaced.items():
-        before += resource.describe(key, old)
-        after += resource.describe(key, new)
-    for key, value in change.added.items():
-        after += resource.describe(key, value)
-    return before, after
 
 
 def _text(lines: Sequence[str], limit: int) -> str:

@@ -63,13 +63,7 @@ class SyncMetrics:
         """Set the gauges of the rules that the last sync wrote; a full sync counts all rules."""
         written: Mapping[str, Mapping[Any, Any]] = family.tables.desired
         if kind != FULL:
-            written = {
-                item.resource.kind: {
-                    **item.change.added,
-                    **{key: new for key, (_old, new) in item.change.replaced.items()},
-                }
-                for item in result.changes
-            }
+            written = {item.resource.kind: item.change.new_values() for item in result.changes}
         for table, rules in proxy.mode.rule_counts(written).items():
             self._metrics.iptables_rules_last.labels(table, family.family).set(rules)
 

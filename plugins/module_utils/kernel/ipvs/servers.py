@@ -311,7 +311,7 @@ class TimeoutsResource(Resource[str, int]):
 
     def apply(self, change: Change[str, int]) -> None:
         """Set all new or different values in one message. Raises KernelError."""
-        wanted = {**change.added, **{name: new for name, (_old, new) in change.replaced.items()}}
+        wanted = change.new_values()
         if wanted:
             self._socket.set_timeouts(wanted)
 

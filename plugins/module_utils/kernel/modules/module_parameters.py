@@ -159,7 +159,7 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
     def unchangeable(self, change: Change[ParameterKey, str]) -> Dict[ParameterKey, str]:
         """Return the parameters of a change that cannot be set while their module is in the kernel, with the reason."""
         reasons = {}
-        for key, wanted in {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}.items():
+        for key, wanted in change.new_values().items():
             if key in change.added:
                 reasons[key] = f"the module in the kernel does not show a parameter {key.name}"
                 if key.module in self.built_in:

@@ -357,8 +357,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         used = [key for key in change.removed if isinstance(key, ChainKey) and key in self.referenced]
         if not used:
             return None
-        target: ChainTable = {key: new for key, (_old, new) in change.replaced.items()}
-        target.update(change.added)
+        target: ChainTable = change.new_values()
         emptied: ChainTable = dict.fromkeys(used, ())
         target.update(emptied)
         if self.variant.name == LEGACY:

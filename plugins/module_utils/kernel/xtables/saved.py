@@ -99,7 +99,7 @@ def restore_lines(commit: Commit, ours: Callable[[str, str], bool]) -> str:
     chains: List[str] = []
     first: List[str] = []
     last: List[str] = []
-    wanted = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+    wanted = change.new_values()
     before = {**change.removed, **{key: old for key, (old, _new) in change.replaced.items()}}
     for key in (*change.removed, *change.replaced, *change.added):
         if key.kind == CHAIN:

@@ -71,8 +71,7 @@ class RawTableResource(Resource[RawKey, RawValue]):
             for attempt in range(1, _ATTEMPTS + 1):
                 observed = RawReader(sock, self._table_family, self.table.name).everything()
                 wanted = {key: value for key, value in observed.items() if key not in change.removed}
-                wanted.update({key: new for key, (_old, new) in change.replaced.items()})
-                wanted.update(change.added)
+                wanted.update(change.new_values())
                 batch = replacement(self._table_family, self.table.name, bool(observed), wanted)
                 errors = sock.transact(batch, single_send=True, acknowledge=False).errors
                 if not errors:
