@@ -13,23 +13,17 @@ import os
 import platform
 import re
 import socket
-import struct
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..base.addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
 from ..base.errors import KernelError
-from .netlink.attributes import parse_attributes
 from .netlink.protocol import NETLINK_ROUTE
 from .netlink.socket import NetlinkSocket
+from .rtnetlink.addresses import each_address
 
 # linux/rtnetlink.h, linux/if_addr.h
-_ADDRESS_HEADER = struct.Struct("=BBBBI")
 # linux/capability.h
 CAP_NET_ADMIN = 12
-_RTM_NEWADDR = 20
-_RTM_GETADDR = 22
-_IFA_ADDRESS = 1
-_IFA_LOCAL = 2
 #: The virtual servers and real servers of the calling thread's network namespace; it exists once IPVS is loaded.
 PROC_IPVS = "/proc/thread-self/net/ip_vs"
 _SCOPES = {0: "global", 200: "site", 253: "link", 254: "host"}
@@ -111,22 +105,6 @@ def may_change_network(process: str = "/proc/thread-self") -> bool:
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
-def parse_address_message(payload: bytes, names: Dict[int, str]) -> Optional[InterfaceAddress]:
-    """Parse one RTM_NEWADDR payload as an address; None for families other than IPv4 and IPv6.
-
-    ``names`` maps interface indices to names. On a point-to-point interface IFA_ADDRESS is the peer and IFA_LOCAL ours.
-    """
-    family, prefix_length, _flags, scope, index = _ADDRESS_HEADER.unpack_from(payload)
-    if family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    attributes = parse_attributes(memoryview(payload), _ADDRESS_HEADER.size, len(payload))
-    raw = bytes(attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS) or b"")
-    if len(raw) not in (4, 16):
-        return None
-    interface = names.get(index, f"if{index}")
-    return InterfaceAddress(interface, unpacked(raw), prefix_length, _SCOPES.get(scope, str(scope)))
-
-
 def interface_addresses() -> List[InterfaceAddress]:
     """Return all addresses of all interfaces in this network namespace, IPv4 first, in the order of the interfaces.
 
@@ -134,18 +112,23 @@ def interface_addresses() -> List[InterfaceAddress]:
     """
     try:
         with NetlinkSocket(NETLINK_ROUTE) as connection:
-            slices = connection.dump(_RTM_GETADDR, _ADDRESS_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
+            found = list(each_address(connection))
         names = dict(socket.if_nameindex())
     except KernelError as error:
         raise KernelError(f"addresses of the interfaces cannot be listed: {error}") from error
     except OSError as error:
         raise KernelError(f"names of the interfaces cannot be listed: {error.strerror or error}") from error
-    found = [
-        parse_address_message(bytes(view[start:end]), names)
-        for view, kind, start, end in slices
-        if kind == _RTM_NEWADDR
+    return [
+        InterfaceAddress(
+            names.get(item.interface, f"if{item.interface}"),
+            unpacked(item.packed),
+            item.prefix_length,
+            _SCOPES.get(item.scope, str(item.scope)),
+        )
+        for family in FAMILIES
+        for item in found
+        if item.family == family
     ]
-    return [address for family in FAMILIES for address in found if address is not None and address.family == family]
 
 
 # -- machine -----------------------------------------------------------------------------------------------------------

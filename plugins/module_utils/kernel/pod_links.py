@@ -20,7 +20,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 from ..base.addresses import address_bits, family_of, packed
 from .netlink.protocol import NETLINK_ROUTE
 from .netlink.socket import NetlinkSocket
-from .rtnetlink.peers import addresses_behind
+from .rtnetlink.addresses import addresses_behind
 from .rtnetlink.ports import LinkKind, link_kinds, trunk_ports
 from .rtnetlink.routes import DirectRoute, direct_route, interfaces_with_gateways
 

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink import addresses
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -35,9 +36,8 @@ def test_local_address_is_used_on_point_to_point_interfaces() -> None:
     payload = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 7)
     payload += struct.pack("=HH4s", 8, 1, socket.inet_aton("192.0.2.2"))  # IFA_ADDRESS: the peer
     payload += struct.pack("=HH4s", 8, 2, socket.inet_aton("192.0.2.1"))  # IFA_LOCAL
-    assert facts.parse_address_message(payload, {7: "ppp0"}) == facts.InterfaceAddress(
-        "ppp0", "192.0.2.1", 32, "global"
-    )
+    expected = addresses.AddressMessage("IPv4", 32, 0, 7, socket.inet_aton("192.0.2.1"), b"")
+    assert addresses.parse_address(memoryview(payload)) == expected
 
 
 def test_kernel_versions() -> None:

@@ -5,21 +5,17 @@
 
 from __future__ import annotations
 
-import socket
-import struct
-from typing import Dict, Iterator, NamedTuple, Union
+from typing import Iterator, NamedTuple, Union
 
-from ...base.addresses import IPV4, IPV6, unpacked
+from ...base.addresses import unpacked
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.listener import NetlinkListener
 from ..netlink.protocol import NETLINK_ROUTE
+from .addresses import RTM_DELADDR, RTM_NEWADDR, parse_address
+from .ports import IFLA_IFNAME, LINK
 
-RTM_DELLINK, RTM_NEWADDR, RTM_DELADDR = 17, 20, 21
+RTM_DELLINK = 17
 RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR = 1, 5, 9
-IFLA_IFNAME, IFA_ADDRESS, IFA_LOCAL = 3, 1, 2
-_IFADDRMSG = struct.Struct("=BBBBI")
-_IFINFOMSG_BYTES = 16
-_FAMILIES: Dict[int, str] = {socket.AF_INET: IPV4, socket.AF_INET6: IPV6}
 
 
 class AddressEvent(NamedTuple):
@@ -48,12 +44,10 @@ class AddressMonitor(NetlinkListener):
         """Yield the events since the last call, without waiting. Raises KernelError."""
         for kind, payload in self.notifications():
             if kind == RTM_DELLINK:
-                attributes = parse_attributes(payload, _IFINFOMSG_BYTES, len(payload))
+                attributes = parse_attributes(payload, LINK.size, len(payload))
                 if IFLA_IFNAME in attributes:
                     yield LinkRemoved(attribute_text(attributes[IFLA_IFNAME]))
             elif kind in (RTM_NEWADDR, RTM_DELADDR):
-                number, _length, _flags, _scope, interface = _IFADDRMSG.unpack_from(payload)
-                attributes = parse_attributes(payload, _IFADDRMSG.size, len(payload))
-                raw = attributes.get(IFA_LOCAL, attributes.get(IFA_ADDRESS))
-                if raw is not None and number in _FAMILIES:
-                    yield AddressEvent(kind == RTM_NEWADDR, _FAMILIES[number], unpacked(bytes(raw)), interface)
+                item = parse_address(payload)
+                if item is not None:
+                    yield AddressEvent(kind == RTM_NEWADDR, item.family, unpacked(item.packed), item.interface)

@@ -22,18 +22,16 @@ from ..netlink.attributes import attribute, nested, parse_attributes, text_attri
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_missing, is_unsupported
 from ..netlink.protocol import NLM_F_CREATE, NLM_F_EXCL, Message
 from ..netlink.socket import NetlinkSocket
+from .addresses import IFA_ADDRESS, IFA_CACHEINFO, IFA_LOCAL, IFADDRMSG, RTM_DELADDR, RTM_NEWADDR, each_address
 from .ports import IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, LINK, RTM_GETLINK, RTM_NEWLINK, kind_of
 
 _RTM_DELLINK = 17
-_RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
-_IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO = 1, 2, 6
 _IFA_F_NODAD = 0x02
 _IFF_UP = 1
 
 #: The device that copies every netlink message of its network namespace (drivers/net/nlmon.c).
 MONITORING_DEVICE = "kube-nlmon0"
 MONITORING_KIND = "nlmon"
-_ADDRESS = struct.Struct("=BBBBI")
 #: struct ifa_cacheinfo: an address that is valid forever and deprecated from the start.
 _DEPRECATED = struct.pack("=IIII", 0, 0xFFFFFFFF, 0, 0)
 
@@ -222,16 +220,10 @@ class AddressesResource(Resource[str, bool]):
         if link is None:
             return found
         # The kernel's own filter by device needs strict checking (4.20), so other devices' addresses are skipped here.
-        for view, _kind, start, end in self._socket.dump(_RTM_GETADDR, _ADDRESS.pack(self._number, 0, 0, 0, 0)):
-            family, _length, _flags, _scope, index = _ADDRESS.unpack_from(view, start)
-            if index != link.number or family != self._number:
-                continue
-            attributes = parse_attributes(view, start + _ADDRESS.size, end)
-            raw = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
-            if raw is not None:
-                address = unpacked(bytes(raw))
-                if not is_link_local(address):
-                    found[address] = True
+        for item in each_address(self._socket, self._number):
+            address = unpacked(item.packed)
+            if item.interface == link.number and item.family == self.family and not is_link_local(address):
+                found[address] = True
         return found
 
     def apply(self, change: Change[str, bool]) -> None:
@@ -244,8 +236,8 @@ class AddressesResource(Resource[str, bool]):
                 raise KernelError(f"device {self._device}: it does not exist, so no address can be bound to it")
             return
         add = NLM_F_CREATE | NLM_F_EXCL
-        self._send(_RTM_NEWADDR, add, link.number, addresses=list(change.added), verb="bound", fine=is_existing)
-        self._send(_RTM_DELADDR, 0, link.number, addresses=list(change.removed), verb="unbound", fine=is_missing)
+        self._send(RTM_NEWADDR, add, link.number, addresses=list(change.added), verb="bound", fine=is_existing)
+        self._send(RTM_DELADDR, 0, link.number, addresses=list(change.removed), verb="unbound", fine=is_missing)
 
     def _send(
         self,
@@ -270,14 +262,14 @@ class AddressesResource(Resource[str, bool]):
     def _messages(self, kind: int, request_flags: int, index: int, addresses: Iterable[str]) -> List[Message]:
         # Without duplicate address detection, which would never end on a device that is down.
         flags = _IFA_F_NODAD if self._deprecated else 0
-        head = _ADDRESS.pack(self._number, address_bits(self.family), flags, 0, index)
-        tail = attribute(_IFA_CACHEINFO, _DEPRECATED) if self._deprecated else b""
+        head = IFADDRMSG.pack(self._number, address_bits(self.family), flags, 0, index)
+        tail = attribute(IFA_CACHEINFO, _DEPRECATED) if self._deprecated else b""
         found = []
         for address in addresses:
             raw = packed(address)
             if raw is None or len(raw) * 8 != address_bits(self.family):
                 raise KernelError(f"address {address!r} cannot be bound: it is not an {self.family} address")
-            found.append((kind, request_flags, head + attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw) + tail))
+            found.append((kind, request_flags, head + attribute(IFA_LOCAL, raw) + attribute(IFA_ADDRESS, raw) + tail))
         return found
 
     def describe(self, key: str, value: bool) -> List[str]:
