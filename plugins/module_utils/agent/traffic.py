@@ -156,15 +156,15 @@ class Traffic:
             self._mode, self._families, self._since = proxiers.mode.name, {}, self._now()
         self._began = self._clock()
         try:
-            for family in proxiers.families:
-                frontends = Frontends(self._view().state, family.context.node)
-                samples = proxiers.mode.traffic(family.context, frontends, self._handles)
-                kept = self._families.setdefault(family.family, _Family())
+            for proxier in proxiers.families:
+                frontends = Frontends(self._view().state, proxier.context.node)
+                samples = proxiers.mode.traffic(proxier.context, frontends, self._handles)
+                kept = self._families.setdefault(proxier.family, _Family())
                 kept.account.update(frontends.names, samples, self._now())
         finally:
             self._ended = self._clock()
         self._read_at = self._now()
-        for name in self._families.keys() - {family.family for family in proxiers.families}:
+        for name in self._families.keys() - {proxier.family for proxier in proxiers.families}:
             del self._families[name]
 
     def _seconds(self) -> float:

@@ -58,10 +58,10 @@ class Followups:
             self._rise.restart(pause)
         if outcome.held_until:
             self._held.restart(max(0.0, outcome.held_until - now))
-        for family in proxiers.families:
-            if family.examines_later:
-                self._examine.start(family.examines_later)
-        if any(family.draining for family in proxiers.families):
+        for proxier in proxiers.families:
+            if proxier.examines_later:
+                self._examine.start(proxier.examines_later)
+        if any(proxier.draining for proxier in proxiers.families):
             self._draining.start(DRAIN_SECONDS)
         self._gauges.start(GAUGES_SECONDS)
         self._parameters.start(PARAMETERS_SECONDS)
@@ -78,8 +78,8 @@ class Followups:
     def _refresh_gauges(self) -> None:
         proxiers = self._proxiers()
         if proxiers is not None:
-            for family in proxiers.families:
-                self._syncer.measures.count_rules(proxiers, family)
+            for proxier in proxiers.families:
+                self._syncer.measures.count_rules(proxiers, proxier)
 
     def _repair_parameters(self) -> None:
         proxiers = self._proxiers()

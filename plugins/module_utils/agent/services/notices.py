@@ -27,7 +27,7 @@ _ANNOTATIONS = "metadata.annotations["
 
 def failures_of(view: ClusterView, families: Iterable[Proxier]) -> FrozenSet[Failure]:
     """Return the objects that cannot be processed in the view or in any family."""
-    return view.failures.all.union(*(family.failures.all for family in families))
+    return view.failures.all.union(*(proxier.failures.all for proxier in families))
 
 
 class Notices:
@@ -70,7 +70,9 @@ class Notices:
 
     def _report_unserved(self, families: Sequence[Proxier]) -> None:
         """Log each ServicePort that the mode cannot serve."""
-        found = {(service, line) for family in families for service, lines in family.unserved.items() for line in lines}
+        found = {
+            (service, line) for proxier in families for service, lines in proxier.unserved.items() for line in lines
+        }
         for service, line in sorted(found - self._unserved):
             text = "a Service cannot be served in this mode"
             self._limited.about("unserved", service.namespace, text, service=line)
@@ -78,7 +80,7 @@ class Notices:
 
     def _report_kept_chains(self, families: Sequence[Proxier]) -> None:
         """Log each chain that is kept because a rule of another program jumps to it."""
-        found = {(family.family, chain) for family in families for chain in family.kept_chains}
+        found = {(proxier.family, chain) for proxier in families for chain in proxier.kept_chains}
         for family, chain in sorted(found - self._kept_chains):
             text = "a chain of a former Service is kept, empty, because a rule of another program jumps to it"
             self._log.warning(text, family=family, chain=chain)
@@ -102,7 +104,7 @@ class AnnotationWarnings:
         """Report problems that are new since the last sync."""
         families = tuple(families)
         skipped = state.skipped
-        seen = families, [family.ignored_changes for family in families], skipped
+        seen = families, [proxier.ignored_changes for proxier in families], skipped
         if seen == self._seen:
             return
         self._seen = seen
@@ -111,8 +113,8 @@ class AnnotationWarnings:
             if is_annotation(part):
                 # An EndpointSlice or a Node has no Event: only its namespace counts.
                 now[str(part)] = NamespacedName(part.namespace, part.name if part.kind == "Service" else "")
-        for family in families:
-            for service, lines in family.ignored.items():
+        for proxier in families:
+            for service, lines in proxier.ignored.items():
                 now.update(dict.fromkeys(lines, service))
         for line, about in now.items():
             if line in self._known or not self._limited.about(

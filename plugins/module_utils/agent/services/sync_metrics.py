@@ -23,8 +23,8 @@ class SyncMetrics:
 
     def measure(
         self,
-        proxy: Proxiers,
-        family: Proxier,
+        proxiers: Proxiers,
+        proxier: Proxier,
         kind: str,
         seconds: float,
         result: SyncResult,
@@ -35,47 +35,47 @@ class SyncMetrics:
 
         ``seconds``: how long it took. ``latencies``: the seconds since the triggers of the changes that it programmed.
         """
-        metrics, name = self._metrics, family.family
-        self._observe(proxy, family, kind, seconds)
+        metrics, name = self._metrics, proxier.family
+        self._observe(proxiers, proxier, kind, seconds)
         metrics.last_sync.labels(name).set_to_current_time()
         for latency in latencies:
             metrics.programming_duration.labels(name).observe(latency)
-        totals = family.summaries.totals
+        totals = proxier.summaries.totals
         metrics.no_local_endpoints.labels("internal", name).set(totals.no_local_internal)
         metrics.no_local_endpoints.labels("external", name).set(totals.no_local_external)
-        for stage in family.stages:
-            rows = family.tables.desired.get(stage.resource.kind)
+        for stage in proxier.stages:
+            rows = proxier.tables.desired.get(stage.resource.kind)
             if rows is not None:
                 metrics.table_entries.labels(stage.resource.kind, stage.resource.family).set(len(rows))
-        metrics.service_annotations_ignored.labels(family.family).set(len(family.ignored))
+        metrics.service_annotations_ignored.labels(proxier.family).set(len(proxier.ignored))
         self._longest = max([self._longest, *result.seconds.values()])
         metrics.longest_kernel_call.set(self._longest)
         if kind == FULL:
-            self.count_rules(proxy, family)
-        self._count_written(proxy, family, kind, result)
+            self.count_rules(proxiers, proxier)
+        self._count_written(proxiers, proxier, kind, result)
 
-    def count_rules(self, proxy: Proxiers, family: Proxier) -> None:
+    def count_rules(self, proxiers: Proxiers, proxier: Proxier) -> None:
         """Update the gauge of iptables rules; it costs O(cluster), so it is not done with every sync."""
-        for table, rules in proxy.mode.rule_counts(family.tables.desired).items():
-            self._metrics.iptables_rules.labels(table, family.family).set(rules)
+        for table, rules in proxiers.mode.rule_counts(proxier.tables.desired).items():
+            self._metrics.iptables_rules.labels(table, proxier.family).set(rules)
 
-    def _count_written(self, proxy: Proxiers, family: Proxier, kind: str, result: SyncResult) -> None:
+    def _count_written(self, proxiers: Proxiers, proxier: Proxier, kind: str, result: SyncResult) -> None:
         """Set the gauges of the rules that the last sync wrote; a full sync counts all rules."""
-        written: Mapping[str, Mapping[Any, Any]] = family.tables.desired
+        written: Mapping[str, Mapping[Any, Any]] = proxier.tables.desired
         if kind != FULL:
             written = {item.resource.kind: item.change.new_values() for item in result.changes}
-        for table, rules in proxy.mode.rule_counts(written).items():
-            self._metrics.iptables_rules_last.labels(table, family.family).set(rules)
+        for table, rules in proxiers.mode.rule_counts(written).items():
+            self._metrics.iptables_rules_last.labels(table, proxier.family).set(rules)
 
-    def _observe(self, proxy: Proxiers, family: Proxier, kind: str, seconds: float) -> None:
-        metrics, name = self._metrics, family.family
+    def _observe(self, proxiers: Proxiers, proxier: Proxier, kind: str, seconds: float) -> None:
+        metrics, name = self._metrics, proxier.family
         metrics.sync_duration.labels(name).observe(seconds)
-        if proxy.mode.measures_kinds:
+        if proxiers.mode.measures_kinds:
             by_kind = metrics.full_sync_duration if kind == FULL else metrics.partial_sync_duration
             by_kind.labels(name).observe(seconds)
 
-    def count_failure(self, proxy: Proxiers, family: Proxier, kind: str, seconds: float, error: ProxyError) -> None:
+    def count_failure(self, proxiers: Proxiers, proxier: Proxier, kind: str, seconds: float, error: ProxyError) -> None:
         """Count a failed sync that took ``seconds`` as kube-proxy counts it in this mode."""
-        self._observe(proxy, family, kind, seconds)
-        for name in proxy.mode.failure_counters(error, kind == PARTIAL):
-            getattr(self._metrics, name).labels(family.family).inc()
+        self._observe(proxiers, proxier, kind, seconds)
+        for name in proxiers.mode.failure_counters(error, kind == PARTIAL):
+            getattr(self._metrics, name).labels(proxier.family).inc()

@@ -109,7 +109,7 @@ class Syncer:
     def _report_applied(self, family: str, changes: Sequence[PlannedChange]) -> None:
         self.applied(family, changes)
 
-    def start(self, proxy: Proxiers) -> SyncOutcome:
+    def start(self, proxiers: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
         self.started = False
         self.view.pop_dirty()
@@ -119,54 +119,56 @@ class Syncer:
         self._unapplied = set(services)
         begun, self.begun = self.begun, frozenset()
         try:
-            cold = bool(services and proxy.families) and (begun or all(family.is_cold() for family in proxy.families))
+            cold = bool(services and proxiers.families) and (
+                begun or all(proxier.is_cold() for proxier in proxiers.families)
+            )
         except KernelError as error:
-            return self._failure(proxy, str(error))
-        filled = self._fill(proxy, services, begun) if cold else set()
+            return self._failure(proxiers, str(error))
+        filled = self._fill(proxiers, services, begun) if cold else set()
         try:
-            for family in proxy.families:
-                if family.family not in filled:
-                    self._update(family, services)
+            for proxier in proxiers.families:
+                if proxier.family not in filled:
+                    self._update(proxier, services)
         except ProxyError as error:
-            return self._failure(proxy, str(error))
+            return self._failure(proxiers, str(error))
         self._held, self._unapplied = set(), set()
         self.losses.forget()
-        outcome = self.sync(proxy)
+        outcome = self.sync(proxiers)
         if not outcome.succeeded:
             return outcome
         self.started = True
-        self.losses.programmed(services, lambda service: self._serves(proxy, service))
-        return outcome._replace(loss=self._loss_of_start(proxy))
+        self.losses.programmed(services, lambda service: self._serves(proxiers, service))
+        return outcome._replace(loss=self._loss_of_start(proxiers))
 
-    def _loss_of_start(self, proxy: Proxiers) -> str:
+    def _loss_of_start(self, proxiers: Proxiers) -> str:
         """Describe the loss by the first sync compared with what the kernel served before; empty if it is small."""
         services = self.view.state.services
         names = {ip: str(key) for key, item in services.items() for ip in (item.cluster_ip_v4, item.cluster_ip_v6)}
-        for family in proxy.families:
+        for proxier in proxiers.families:
             after = {
                 ip
                 for key, item in services.items()
                 for ip in (item.cluster_ip_v4, item.cluster_ip_v6)
-                if family.summaries.serves(key)
+                if proxier.summaries.serves(key)
             }
-            for finding in loss_findings(family.take_found_served(), after, names, self.losses.max_percent):
+            for finding in loss_findings(proxier.take_found_served(), after, names, self.losses.max_percent):
                 self._report_loss(finding.what)
                 return finding.what
         return ""
 
-    def _serves(self, proxy: Proxiers, service: NamespacedName) -> bool:
-        return any(family.summaries.serves(service) for family in proxy.families)
+    def _serves(self, proxiers: Proxiers, service: NamespacedName) -> bool:
+        return any(proxier.summaries.serves(service) for proxier in proxiers.families)
 
-    def _hold_back(self, proxy: Proxiers, dirty: Set[NamespacedName]) -> str:
+    def _hold_back(self, proxiers: Proxiers, dirty: Set[NamespacedName]) -> str:
         """Check the change of these Services for a loss; remove held-back Services from ``dirty``.
 
         Return a description of the loss if it is a new one.
         """
         state = self.view.state
         loss = self.losses.judge(
-            dirty, lambda service: any(family.would_serve(state, service) for family in proxy.families)
+            dirty, lambda service: any(proxier.would_serve(state, service) for proxier in proxiers.families)
         )
-        if loss.held and not all(family.rendered for family in proxy.families):
+        if loss.held and not all(proxier.rendered for proxier in proxiers.families):
             # Its tables do not have the former endpoints, so without them the Services would be removed.
             self._log.warning("a loss is no longer held back, because the node was set up again", loss=loss.text)
             self.losses.release()
@@ -182,187 +184,187 @@ class Syncer:
         self._metrics.losses.inc()
         self._log.warning("most Services of this node lose their endpoints", loss=text, held_back=held)
 
-    def _fill(self, proxy: Proxiers, services: List[NamespacedName], begun: AbstractSet[NamespacedName]) -> Set[str]:
+    def _fill(self, proxiers: Proxiers, services: List[NamespacedName], begun: AbstractSet[NamespacedName]) -> Set[str]:
         """Program an empty kernel step by step; return the families whose tables then contain every Service.
 
         The full sync that follows handles a failure. Its duration in the metrics includes the time of this call.
         """
         started = time.monotonic()
         state = self.view.state
-        totals = {family.family: family.totals(state) for family in proxy.families}
-        for number, batch in enumerate(cold_batches(services, proxy.mode.cold_batch, begun)):
-            for family in proxy.families:
+        totals = {proxier.family: proxier.totals(state) for proxier in proxiers.families}
+        for number, batch in enumerate(cold_batches(services, proxiers.mode.cold_batch, begun)):
+            for proxier in proxiers.families:
                 began = time.monotonic()
                 try:
-                    family.apply_services(state, batch, totals[family.family])
-                    self._tables.apply(family, full=number == 0)
+                    proxier.apply_services(state, batch, totals[proxier.family])
+                    self._tables.apply(proxier, full=number == 0)
                 except ProxyError as error:
-                    self._log.error("sync failed", family=family.family, kind=COLD, error=error)
-                    self.measures.count_failure(proxy, family, FULL, time.monotonic() - began, error)
+                    self._log.error("sync failed", family=proxier.family, kind=COLD, error=error)
+                    self.measures.count_failure(proxiers, proxier, FULL, time.monotonic() - began, error)
                     return set()
                 finally:
-                    self._filling[family.family] = self._filling.get(family.family, 0.0) + time.monotonic() - began
+                    self._filling[proxier.family] = self._filling.get(proxier.family, 0.0) + time.monotonic() - began
             if number and batch[0] in FIRST_SERVICES:
                 seconds = round(time.monotonic() - started, 3)
                 self._log.info("API server and DNS are served", services=len(batch), seconds=seconds)
         seconds = round(time.monotonic() - started, 3)
         self._log.info("filled an empty node", services=len(services), seconds=seconds)
-        return {family.family for family in proxy.families}
+        return {proxier.family for proxier in proxiers.families}
 
-    def sync(self, proxy: Proxiers) -> SyncOutcome:
+    def sync(self, proxiers: Proxiers) -> SyncOutcome:
         """Render dirty Services again and apply every family's tables to the kernel.
 
         Services with very many entries may wait for :meth:`sync_waiting`.
         """
         dirty = self.view.pop_dirty() | self._held | self._unapplied
         self._held, self._unapplied = set(), set()
-        loss = self._hold_back(proxy, dirty)
-        for family in proxy.families:
-            dirty |= family.request_slots(self.view.state, dirty)
-        if all(family.rendered for family in proxy.families):
-            dirty = self._portions.urgent(dirty, lambda service: proxy.size_of(self.view.state, service))
+        loss = self._hold_back(proxiers, dirty)
+        for proxier in proxiers.families:
+            dirty |= proxier.request_slots(self.view.state, dirty)
+        if all(proxier.rendered for proxier in proxiers.families):
+            dirty = self._portions.urgent(dirty, lambda service: proxiers.size_of(self.view.state, service))
         else:
             # The node was set up again: without the Services that wait, the kernel would lose them.
             self._portions.clear()
-        return self._sync(proxy, dirty)._replace(loss=loss)
+        return self._sync(proxiers, dirty)._replace(loss=loss)
 
     @property
     def is_waiting(self) -> bool:
         """Whether Services, or steps of a comparison, wait for :meth:`sync_waiting`."""
         return bool(self._portions.waiting or self._comparisons)
 
-    def sync_waiting(self, proxy: Proxiers) -> SyncOutcome:
+    def sync_waiting(self, proxiers: Proxiers) -> SyncOutcome:
         """Render and apply a portion of the Services that wait, or take the next steps of comparisons, in turn."""
         self._in_turn = bool(self._comparisons) and not (self._in_turn and self._portions.waiting)
         if self._in_turn:
-            return self._sync(proxy, set(), continued=True)
+            return self._sync(proxiers, set(), continued=True)
         began = monotonic()
-        steps = self._portions.take(lambda service: proxy.size_of(self.view.state, service))
-        outcome = self._sync(proxy, set(steps), steps)
+        steps = self._portions.take(lambda service: proxiers.size_of(self.view.state, service))
+        outcome = self._sync(proxiers, set(steps), steps)
         self._portions.took(monotonic() - began)
         return outcome
 
     def _sync(
-        self, proxy: Proxiers, dirty: Set[NamespacedName], steps: Steps = NO_STEPS, *, continued: bool = False
+        self, proxiers: Proxiers, dirty: Set[NamespacedName], steps: Steps = NO_STEPS, *, continued: bool = False
     ) -> SyncOutcome:
         succeeded = True
         failed: List[FailedPort] = []
         changes = 0
         suspects = self._tables.pop_suspects()
         self._comparisons.forget_ended()
-        for family in proxy.families:
-            suspicion = suspects.get(family.family, "")
-            kind = FULL if family.needs_full else PARTIAL
+        for proxier in proxiers.families:
+            suspicion = suspects.get(proxier.family, "")
+            kind = FULL if proxier.needs_full else PARTIAL
             began = time.monotonic()
             try:
-                self._update(family, dirty, steps)
-                changes += self._sync_family(proxy, family, len(dirty), suspicion, began, continued=continued)
+                self._update(proxier, dirty, steps)
+                changes += self._sync_family(proxiers, proxier, len(dirty), suspicion, began, continued=continued)
             except ProxyError as error:
                 succeeded = False
-                self._tables.failed(family, suspicion, error)
-                self.measures.count_failure(proxy, family, kind, time.monotonic() - began, error)
-                self._family_failed(family, str(error))
+                self._tables.failed(proxier, suspicion, error)
+                self.measures.count_failure(proxiers, proxier, kind, time.monotonic() - began, error)
+                self._family_failed(proxier, str(error))
                 continue
-            found = family.summaries
-            failed += self.surface.sync_service_health(family.settings, found.health_ports, found.health_counts)
+            found = proxier.summaries
+            failed += self.surface.sync_service_health(proxier.settings, found.health_ports, found.health_counts)
         if not succeeded:
             self._unapplied |= dirty
         else:
-            self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
-        self._finish(proxy, succeeded)
+            self.losses.programmed(dirty, lambda service: self._serves(proxiers, service))
+        self._finish(proxiers, succeeded)
         return SyncOutcome(
             succeeded=succeeded,
             failed_services=failed,
             changes=changes,
-            observed=succeeded and self._comparisons.all_ended(proxy.families),
+            observed=succeeded and self._comparisons.all_ended(proxiers.families),
             held_until=self.losses.held_until,
             earlier=self._comparisons.earlier,
         )
 
-    def _update(self, family: Proxier, services: Iterable[NamespacedName], steps: Steps = NO_STEPS) -> None:
+    def _update(self, proxier: Proxier, services: Iterable[NamespacedName], steps: Steps = NO_STEPS) -> None:
         """Bring the desired tables of a family up to date with these Services.
 
         Raises ProxyError if many Services fail while the kernel may serve them and the tables do not have them: the
         kernel must not be made equal to these tables.
         """
-        family.apply_services(self.view.state, services, steps=steps)
-        if len(family.failures) > MOST_FAILURES and not family.has_observed:
-            raise ProxyError(f"{len(family.failures)} Services cannot be processed; this is a defect of the agent")
+        proxier.apply_services(self.view.state, services, steps=steps)
+        if len(proxier.failures) > MOST_FAILURES and not proxier.has_observed:
+            raise ProxyError(f"{len(proxier.failures)} Services cannot be processed; this is a defect of the agent")
 
     def _sync_family(
-        self, proxy: Proxiers, family: Proxier, dirty: int, suspicion: str, began: float, *, continued: bool
+        self, proxiers: Proxiers, proxier: Proxier, dirty: int, suspicion: str, began: float, *, continued: bool
     ) -> int:
         """Apply the desired tables of a family to the kernel, and measure the sync, which ``began`` at that time.
 
         ``continued``: also take the next steps of a comparison that has begun before.
         """
         synced = self._tables.sync(
-            family,
+            proxier,
             suspicion,
             at_once=not self.started,
             continued=continued,
-            later=lambda: self._large(proxy),
+            later=lambda: self._large(proxiers),
         )
         kind, result = synced.kind, synced.result
         if synced.compared:
-            self._portions.wait(family.tables.lost, lambda service: proxy.size_of(self.view.state, service))
-        filling = self._filling.pop(family.family, 0.0)
+            self._portions.wait(proxier.tables.lost, lambda service: proxiers.size_of(self.view.state, service))
+        filling = self._filling.pop(proxier.family, 0.0)
         seconds = time.monotonic() - began + filling + synced.earlier
-        latencies = self.view.triggers.pop(family.family, time.time())
+        latencies = self.view.triggers.pop(proxier.family, time.time())
         changed = sum(result.counts.values())
         if synced.repaired or (changed and kind == FULL):
-            family.suspect_connections(self.view.state.services.keys())
-        conntrack = self._clean_conntrack(family)
-        self.measures.measure(proxy, family, FULL if filling else kind, seconds, result, latencies=latencies)
-        self._health.updated(family.family)
+            proxier.suspect_connections(self.view.state.services.keys())
+        conntrack = self._clean_conntrack(proxier)
+        self.measures.measure(proxiers, proxier, FULL if filling else kind, seconds, result, latencies=latencies)
+        self._health.updated(proxier.family)
         if changed or kind == FULL or conntrack:
             self._log.info(
                 "synced",
-                family=family.family,
+                family=proxier.family,
                 kind=kind,
                 dirty=dirty,
-                services=len(family.summaries),
-                endpoints=family.summaries.totals.endpoints,
+                services=len(proxier.summaries),
+                endpoints=proxier.summaries.totals.endpoints,
                 **result.counts,
-                draining=family.draining,
+                draining=proxier.draining,
                 conntrack_deleted=conntrack,
                 seconds=round(seconds, 4),
             )
         return changed + synced.repaired
 
-    def _large(self, proxy: Proxiers) -> Set[NamespacedName]:
+    def _large(self, proxiers: Proxiers) -> Set[NamespacedName]:
         """Return the Services that may wait when everything is programmed."""
         state = self.view.state
-        return {service for service in state.services if proxy.size_of(state, service).entries}
+        return {service for service in state.services if proxiers.size_of(state, service).entries}
 
-    def _clean_conntrack(self, family: Proxier) -> int:
+    def _clean_conntrack(self, proxier: Proxier) -> int:
         """Delete stale entries. Services work without it, so a failure is only logged and the next sync retries."""
         try:
-            deleted, seconds = family.clean_conntrack(self.view.state)
+            deleted, seconds = proxier.clean_conntrack(self.view.state)
         except KernelError as error:
-            self._log.warning("stale connection tracking entries cannot be deleted", family=family.family, error=error)
+            self._log.warning("stale connection tracking entries cannot be deleted", family=proxier.family, error=error)
             return 0
         if seconds:
-            self._metrics.conntrack_duration.labels(family.family).observe(seconds)
-            self._metrics.conntrack_deleted.labels(family.family).inc(deleted)
+            self._metrics.conntrack_duration.labels(proxier.family).observe(seconds)
+            self._metrics.conntrack_deleted.labels(proxier.family).inc(deleted)
         return deleted
 
-    def _family_failed(self, family: Proxier, error: str) -> None:
+    def _family_failed(self, proxier: Proxier, error: str) -> None:
         self.last_error = error
-        self._log.error("sync failed", family=family.family, error=error)
+        self._log.error("sync failed", family=proxier.family, error=error)
 
     def broken(self, error: str) -> None:
         """Record that a sync ended by an unexpected exception; the next one must be the first of a node."""
         self.last_error = error
         self.started = False
 
-    def _failure(self, proxy: Proxiers, error: str) -> SyncOutcome:
-        self._notices.report(self.view, proxy.families)
-        for family in proxy.families:
-            self._family_failed(family, error)
+    def _failure(self, proxiers: Proxiers, error: str) -> SyncOutcome:
+        self._notices.report(self.view, proxiers.families)
+        for proxier in proxiers.families:
+            self._family_failed(proxier, error)
         return SyncOutcome(False, [], 0, False)
 
-    def _finish(self, proxy: Proxiers, succeeded: bool) -> None:
+    def _finish(self, proxiers: Proxiers, succeeded: bool) -> None:
         self.syncs += 1
         metrics = self._metrics
         if succeeded:
@@ -374,18 +376,18 @@ class Syncer:
             metrics.objects_refused.labels(kind).set(count)
         for kind, count in by_kind(self.view.state.skipped).items():
             metrics.parts_skipped.labels(kind).set(count)
-        self._notices.report(self.view, proxy.families)
+        self._notices.report(self.view, proxiers.families)
 
     def drain(self, families: Sequence[Proxier]) -> Tuple[int, int]:
         """Remove real servers whose connections have ended; return how many were removed and how many are kept."""
         gone = 0
-        for family in families:
+        for proxier in families:
             try:
-                gone += family.drain()
+                gone += proxier.drain()
             except KernelError as error:
-                family.needs_full = True
-                self._log.error("draining failed", family=family.family, error=error)
-        left = sum(family.draining for family in families)
+                proxier.needs_full = True
+                self._log.error("draining failed", family=proxier.family, error=error)
+        left = sum(proxier.draining for proxier in families)
         if gone:
             self._log.info("drained", removed=gone, draining=left)
         return gone, left
