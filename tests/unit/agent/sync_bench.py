@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import watch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.other_proxy import OtherProxy
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node, proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node, stale_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.losses import EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.proxier import Proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.setup import Proxiers
@@ -136,7 +136,7 @@ class SyncBench:
         monkeypatch.setattr(node, "set_up", self.set_up)
         monkeypatch.setattr(watch, "DriftWatch", Drift)
         # tests/kernel/test_conntrack_stale.py shows it with a kernel.
-        monkeypatch.setattr(proxier, "delete_half_open", lambda *_words: 0)
+        monkeypatch.setattr(stale_flows, "delete_half_open", lambda *_words: 0)
         self.other_proxy = OtherProxy(timers.clock, reports, expected=lambda: False)
         self.sync = node.NodeSync(
             load(configuration or {}, "").configuration,

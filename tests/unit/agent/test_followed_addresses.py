@@ -64,6 +64,7 @@ def cluster(services):
 def proxier(mode, state, start):
     """Return a family that holds these Services, without any kernel."""
     parts = SimpleNamespace(
+        tracks_connections=True,
         rendering=mode_named(mode).rendering,
         counts_ports=True,
         stages=lambda *_arguments: [],

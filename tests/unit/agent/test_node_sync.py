@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import stale_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import MOST_OF_NAMESPACE
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads import timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
@@ -70,10 +70,10 @@ def test_all_udp_services_are_examined_only_when_one_lost_something(bench, monke
         examined.append(sorted(port.key.name for port in ports))
         return 0
 
-    monkeypatch.setattr(proxier, "ConntrackSocket", lambda _progress: contextlib.nullcontext())
-    monkeypatch.setattr(proxier, "delete_stale", record)
+    monkeypatch.setattr(stale_flows, "ConntrackSocket", lambda _progress: contextlib.nullcontext())
+    monkeypatch.setattr(stale_flows, "delete_stale", record)
     half_open = []
-    monkeypatch.setattr(proxier, "delete_half_open", lambda *_words: half_open.append(bench.now) or 0)
+    monkeypatch.setattr(stale_flows, "delete_half_open", lambda *_words: half_open.append(bench.now) or 0)
     port = manifests.port(53, protocol="UDP")
 
     def endpoints(name, *addresses):
@@ -316,7 +316,7 @@ def test_changed_udp_endpoints_read_connections_a_tenth_of_the_time(monkeypatch)
         monkeypatch.setattr(timers.time, clock, lambda: bench.now)
     examined = []
     monkeypatch.setattr(
-        proxier, "delete_stale", lambda *_words: examined.append(bench.now) or bench.pass_time(1.0) or 0
+        stale_flows, "delete_stale", lambda *_words: examined.append(bench.now) or bench.pass_time(1.0) or 0
     )
     bench.put(
         manifests.service("dns", "10.96.0.10", [manifests.port(53, protocol="UDP")], namespace="d"), service("w", 1)

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Set
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import INBOX_SECONDS
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import portions, proxier, syncer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import portions, stale_flows, syncer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.portions import (
     PORTION_PAUSE_SECONDS,
     Portions,
@@ -291,14 +291,14 @@ def served_ports(bench: SyncBench) -> Set[bytes]:
 def test_connections_are_examined_again_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile flows may have begun to the former endpoint of a port that had not been replaced."""
     examined: List[bool] = []
-    monkeypatch.setattr(proxier, "ConntrackSocket", lambda _progress: contextlib.nullcontext())
+    monkeypatch.setattr(stale_flows, "ConntrackSocket", lambda _progress: contextlib.nullcontext())
     bench = SyncBench(monkeypatch)
 
     def examine(*_arguments: Any) -> int:
         examined.append(bench.sync.syncer.is_waiting)
         return 0
 
-    monkeypatch.setattr(proxier, "delete_stale", examine)
+    monkeypatch.setattr(stale_flows, "delete_stale", examine)
     put(bench, giant(1, 1, protocol="UDP"))
     bench.sync.sync(first=True)
     put(bench, giant(1, 2, protocol="UDP"))

@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import node, proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.losses import EndpointLossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.slow_start import SlowStart
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.stale_flows import StaleFlows
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.sync_metrics import SyncMetrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import Fatal, Steps
@@ -24,7 +25,7 @@ STEPS = {
     "cold": (proxier.Proxier, "is_cold"),
     "observation": (DictResource, "observe"),
     "application": (DictResource, "apply"),
-    "conntrack": (proxier.Proxier, "clean_conntrack"),
+    "conntrack": (StaleFlows, "delete"),
     "slow start": (SlowStart, "update"),
     "losses": (EndpointLossWatch, "programmed"),
     "metrics": (SyncMetrics, "measure"),

@@ -59,8 +59,8 @@ class Followups:
         if outcome.held_until:
             self._held.restart(max(0.0, outcome.held_until - now))
         for proxier in proxiers.families:
-            if proxier.examines_later:
-                self._examine.start(proxier.examines_later)
+            if proxier.stale_flows.waiting_seconds:
+                self._examine.start(proxier.stale_flows.waiting_seconds)
         if any(proxier.draining for proxier in proxiers.families):
             self._draining.start(DRAIN_SECONDS)
         self._gauges.start(GAUGES_SECONDS)

@@ -5,21 +5,7 @@
 
 from __future__ import annotations
 
-import time
-from typing import (
-    AbstractSet,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    TypeVar,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, TypeVar
 
 from ...base.addresses import family_of
 from ...base.errors import KernelError
@@ -32,8 +18,6 @@ from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Mode
 from ...convergence.report import ignored_annotations, unserved
 from ...convergence.schedulers import requested, with_schedulers
-from ...kernel.conntrack.socket import ConntrackSocket
-from ...kernel.conntrack.stale import delete_half_open, delete_stale
 from ...kernel.conntrack.tcp_flows import Ended, end_connections
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
@@ -42,20 +26,18 @@ from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...rendering.slot_limit import SlotLimit
 from ...resources import NO_CHANGE, Change, Kind, PlannedChange, Stage, plan
-from ...serviceports.flows import FlowChanges
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
 from ..sync.tables import SyncedTables, SyncResult, applied
 from ..threads.failures import NOT_OF_ONE_OBJECT, Failures
-from ..threads.timers import Pace, monotonic
 from .portions import NO_STEPS, WHOLE, PortSteps, Steps
+from .stale_flows import StaleFlows
 from .summaries import Summaries
 
 _SERVICES_BETWEEN_PROGRESS = 500
 _ENDPOINTS_BETWEEN_PROGRESS = 20_000
 # Any user may change the endpoints of a UDP Service. So where reading the connections takes longer than this, it takes
 # a tenth of the time at most.
-_SHORT_SECONDS, _EXAMINE_PAUSE_FACTOR = 0.05, 9.0
 _T = TypeVar("_T")
 
 
@@ -105,9 +87,7 @@ class Proxier(SyncedTables):
         self._handles = handles
         self._progress = handles.progress
         settings = configuration.node_proxy.behaviour
-        self._flows = FlowChanges(settings.behaviour, settings.end_deleted)
-        self._appeared = False
-        self._examined = Pace(monotonic, _EXAMINE_PAUSE_FACTOR)
+        self.stale_flows = StaleFlows(self.family, settings, mode.tracks_connections, handles.progress)
         #: Services with ports that the mode cannot serve, and why.
         self.unserved: Dict[NamespacedName, List[str]] = {}
         #: Services whose policy the mode supports only in part, and what it does not support.
@@ -231,7 +211,7 @@ class Proxier(SyncedTables):
             step = steps.get(service, WHOLE)
             if not step.begins:
                 if step.ends:
-                    self.suspect_connections({service})
+                    self.stale_flows.suspect({service})
                 continue
             if self.failures and _key_of(service) in self.failures:
                 continue
@@ -239,9 +219,8 @@ class Proxier(SyncedTables):
             self.ignored_changes += _note(
                 self.ignored, service, ignored_annotations(self.mode.rendering, found, self.settings)
             )
-            self._appeared |= service not in self.summaries
+            self.stale_flows.note(service, found, is_new=service not in self.summaries)
             self.summaries.put(service, found)
-            self._flows.note(service, found)
 
     def request_slots(self, state: ClusterState, services: Iterable[NamespacedName]) -> Set[NamespacedName]:
         """Count what these Services request of stable hashing now; return others whose admission this changes."""
@@ -388,53 +367,3 @@ class Proxier(SyncedTables):
         if serving is not self.mode:
             used = serving.adjustments(self.context, self.stages, self._handles)
         return ended._replace(connections=ended.connections + used.drop(port, endpoint))
-
-    def suspect_connections(self, services: AbstractSet[NamespacedName]) -> None:
-        """Have :meth:`clean_conntrack` examine Services: their tables were incomplete.
-
-        Meanwhile a flow may have begun without NAT, or to a former endpoint, and keeps it as long as packets come.
-        """
-        self._flows.repeat(services)
-
-    def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
-        """Delete stale entries, if Services or tables changed since the last call in a way that can make entries stale.
-
-        Like kube-proxy, examine the entries of all UDP Services after any of them changed so: those of addresses that a
-        Service has got since then are found, too. TCP connections to endpoints that are gone are examined after
-        Services were added, so when the agent starts. Return how many were deleted and the seconds it took (0 if
-        nothing changed, or :attr:`examines_later`). Raises KernelError.
-        """
-        if self._examined.rest():
-            return 0, 0.0
-        changed, released = self._flows.pop()
-        appeared, self._appeared = self._appeared, False
-        if not self.mode.tracks_connections or not (changed or released or appeared):
-            return 0, 0.0
-        # A machine with much else to do prolongs short work; then the next change must not wait.
-        started, used = monotonic(), time.thread_time()
-
-        def ports(services: Iterable[NamespacedName]) -> Iterable[ServicePortInfo]:
-            return (port for name in services for port in self.service_ports(state, name) or ())
-
-        deleted = 0
-        try:
-            with ConntrackSocket(self._progress) as sock:
-                if changed or released:
-                    examined = ports(self._flows.services)
-                    deleted = delete_stale(sock, self.family, examined, self.context.node.behaviour, released)
-                if appeared:
-                    deleted += delete_half_open(sock, self.family, ports(state.services))
-        except BaseException:
-            self._appeared |= appeared
-            self._flows.put_back(changed, released)
-            raise
-        seconds = monotonic() - started
-        if time.thread_time() - used > _SHORT_SECONDS:
-            self._examined.worked(seconds)
-        return deleted, seconds
-
-    @property
-    def examines_later(self) -> float:
-        """The seconds until :meth:`clean_conntrack` will examine entries, because it has done so just now; else 0."""
-        waits = self._flows.changed or self._flows.released or self._appeared
-        return self._examined.rest() if waits and self.mode.tracks_connections else 0.0

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import (
     AbstractSet,
     Callable,
@@ -313,7 +314,7 @@ class Syncer:
         latencies = self.view.triggers.pop(proxier.family, time.time())
         changed = sum(result.counts.values())
         if synced.repaired or (changed and kind == FULL):
-            proxier.suspect_connections(self.view.state.services.keys())
+            proxier.stale_flows.suspect(self.view.state.services.keys())
         conntrack = self._clean_conntrack(proxier)
         self.measures.measure(proxiers, proxier, FULL if filling else kind, seconds, result, latencies=latencies)
         self._health.updated(proxier.family)
@@ -340,7 +341,8 @@ class Syncer:
     def _clean_conntrack(self, proxier: Proxier) -> int:
         """Delete stale entries. Services work without it, so a failure is only logged and the next sync retries."""
         try:
-            deleted, seconds = proxier.clean_conntrack(self.view.state)
+            state = self.view.state
+            deleted, seconds = proxier.stale_flows.delete(state.services, partial(proxier.service_ports, state))
         except KernelError as error:
             self._log.warning("stale connection tracking entries cannot be deleted", family=proxier.family, error=error)
             return 0
