@@ -50,6 +50,8 @@ class ActionModule(ActionBase):
             # Of the variables of the play as well, which an import of the playbook sets.
             for variables in (task_vars, *hosts):
                 invalid.update(variable_names.invalid_values(variables, valid, ArgumentSpecValidator))
+                # An address that all hosts share may be one of the play.
+                invalid.update(variable_names.lonely({**task_vars, **variables}))
             # What the play sets wins over the inventory.
             invalid |= {
                 f"{name} has no effect in an inventory: pass it with -e"

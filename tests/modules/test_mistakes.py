@@ -55,6 +55,8 @@ def test_what_does_not_exist_is_named_before_anything_is_changed(operator):
     assert operator.run(service_proxy_snapshot="/nope") == (2, missing)
     relative = "service_proxy_kubeconfig: admin.conf is not an absolute path"
     assert operator.run(service_proxy_kubeconfig="admin.conf") == (2, relative)
+    alone = "service_proxy_api_servers: needs service_proxy_api_address, at which they are served"
+    assert operator.run(service_proxy_api_servers=["192.0.2.9"]) == (2, alone)
     status, error = operator.run("verify", ansible_python_interpreter="/usr/bin/nopython")
     assert status and error.startswith("node: the Python of this host cannot run modules: ")
     assert "/usr/bin/nopython: not found; install Python 3.9 or later" in error

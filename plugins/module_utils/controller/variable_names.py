@@ -110,6 +110,12 @@ def invalid_values(
     return found
 
 
+def lonely(variables: Mapping[str, Any]) -> List[str]:
+    """Return a line for each variable without another one that it needs; the agent would skip what they define."""
+    alone = variables.get("service_proxy_api_servers") and not variables.get("service_proxy_api_address")
+    return ["service_proxy_api_servers: needs service_proxy_api_address, at which they are served"] if alone else []
+
+
 def _is_relative(path: Any) -> bool:
     """Return whether a text is not an absolute path; those of a home directory or a shell's variable are."""
     return isinstance(path, str) and not path.startswith(("/", "~", "$"))
