@@ -13,6 +13,7 @@ from typing import Dict, List, Optional, Sequence
 
 from tests.conftest import ROOT
 from tests.monitoring import dashboard
+from tests.parity import surface
 
 from . import collection, module_reference, session, settings, variables
 
@@ -24,12 +25,15 @@ SECTIONS = {"Preview": 24, "The same again": 9, "Who answers, through lab-ipvs":
 
 def generated(root: Path = ROOT) -> Dict[Path, str]:
     """Return the expected content of every generated file, by its path from the top."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import KUBE_PROXY_RELEASE
+
     reference = module_reference.pages(collection.modules(root), collection.inventories(root))
     files = {Path("docs") / name: text for name, text in reference.items()}
     files[Path("docs/variables.md")] = variables.page(collection.roles(root))
     files.update(settings.pages(root))
     recording = (root / RECORDING).read_text(encoding="utf-8")
     files[PICTURE] = session.picture(session.excerpt(recording, SECTIONS), "make demo (extract)")
+    files[surface.GATES_MODULE] = surface.gates_module(KUBE_PROXY_RELEASE)
     files[dashboard.PATH] = dashboard.dashboard_text()
     return files
 

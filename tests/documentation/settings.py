@@ -41,14 +41,15 @@ def node_fields() -> str:
 
 def gates() -> str:
     """Return the table of all feature gates."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import feature_gates
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import feature_gates, gate_table
 
     lines: List[str] = ["| Gate | Default | Effect here |", "|---|---|---|"]
-    for name, gate in feature_gates.GATES.items():
+    for name, gate in gate_table.GATES.items():
         default = ("on" if gate.default else "off") + (", locked" if gate.locked else "")
-        effect = gate.effect or ("always on" if gate.locked else "none")
+        effect = feature_gates.EFFECTS.get(name) or ("always on" if gate.locked else "none")
+        if name in feature_gates.REASONS:
+            effect += f": {feature_gates.REASONS[name]}"
         lines.append(f"| `{name}` | {default} | {effect} |")
-    lines += [f"| `{name}` | Kubernetes 1.37 | none: {reason} |" for name, reason in feature_gates.LATER_GATES.items()]
     return "\n".join(lines)
 
 

@@ -10,10 +10,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 from ..base.addresses import address_and_port, canonical_address, family_of
 from ..base.errors import ConfigurationError, errors_as, os_errors
 from ..cluster.fields import shown
+from .behaviour import KUBE_PROXY_RELEASE
 from .documents import Documents, check_type, parse_documents
-from .feature_gates import LATER_GATES, REMOVED_GATES, expanded, is_known, locked_problem
+from .feature_gates import expanded, is_known, locked_problem
 from .field import read_fields
 from .fields import FIELDS, NODE_FIELDS
+from .gate_table import REMOVED
 from .model import API_VERSION, KIND, KubeProxyConfiguration
 from .node_proxy import API_VERSION as NODE_API_VERSION
 from .node_proxy import KIND as NODE_KIND
@@ -25,6 +27,7 @@ from .validate import validate, validate_node_proxy, without_effect
 _PORTS = (10256, 10249)
 _PORTS_BESIDE_KUBE_PROXY = (10266, 10267)
 _PREFIX = "KubeProxyConfiguration: "
+_MODE_NOT_SET = f"{_PREFIX}mode: is not set; the default, iptables, becomes nftables in kube-proxy 1.40: set it"
 
 
 class LoadedConfiguration(NamedTuple):
@@ -60,6 +63,9 @@ def load(
     validate(configuration, findings)
     raise_all(findings, node_findings)
     warnings += findings.warnings
+    # As kube-proxy does, which reads a file; variables have a mode of their own.
+    if not isinstance(source, Mapping) and not mode and not documents.kube_proxy.get("mode"):
+        warnings.append(_MODE_NOT_SET)
     warnings += [f"{_PREFIX}{text}" for text in without_effect(configuration, documents.kube_proxy)]
     warnings += node_findings.warnings
     return LoadedConfiguration(configuration._replace(node_proxy=node_proxy), tuple(warnings))
@@ -118,8 +124,9 @@ def _feature_gates(root: Section) -> Tuple[Tuple[str, bool], ...]:
             root.findings.problem(field, problem)
         elif is_known(str(name)):
             gates[str(name)] = value
-        elif name not in LATER_GATES and name not in REMOVED_GATES:
-            root.findings.warnings.append(f"{_PREFIX}{field}: has no effect: kube-proxy 1.36 has no such feature gate")
+        elif name not in REMOVED:
+            reason = f"kube-proxy {KUBE_PROXY_RELEASE} has no such feature gate"
+            root.findings.warnings.append(f"{_PREFIX}{field}: has no effect: {reason}")
     return tuple(sorted(expanded(gates).items()))
 
 

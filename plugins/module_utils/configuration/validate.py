@@ -11,9 +11,10 @@ from typing import Any, Callable, List, Mapping, Sequence, Tuple
 from ..base.addresses import canonical_network, family_of
 from ..base.mode_names import IPTABLES, IPVS, MODES, MODES_IN_EFFECT, NFTABLES
 from ..cluster.fields import shown
-from .feature_gates import GATES, LATER_GATES, REMOVED_GATES
+from .feature_gates import DEFAULTS, EFFECTS, REASONS
 from .field import NOTHING, given_value, problems, value_of
 from .fields import FIELDS, NODE_FIELDS
+from .gate_table import REMOVED
 from .model import BRIDGE_INTERFACE, CLUSTER_CIDR, INTERFACE_NAME_PREFIX, PRIMARY, KubeProxyConfiguration
 from .node_proxy import NodeProxyConfiguration
 from .reader import Findings, raise_all
@@ -137,15 +138,13 @@ def without_effect(configuration: KubeProxyConfiguration, source: Mapping[str, A
         if given:
             found.append(f"{field.name}: has no effect here: {field.text}")
     for name, on in configuration.feature_gates:
-        gate = GATES[name]
-        if not gate.effect and on != gate.default:
-            found.append(f"featureGates.{name}: has no effect here")
+        if name not in EFFECTS and on != DEFAULTS[name]:
+            reason = f": {REASONS[name]}" if name in REASONS else ""
+            found.append(f"featureGates.{name}: has no effect here{reason}")
     gates = source.get("featureGates")
     for name in gates if isinstance(gates, Mapping) else ():
-        if name in LATER_GATES:
-            found.append(f"featureGates.{name}: has no effect here: {LATER_GATES[name]}")
-        elif name in REMOVED_GATES:
-            found.append(f"featureGates.{name}: has no effect: it is no longer a feature gate in kube-proxy 1.36")
+        if name in REMOVED:
+            found.append(f"featureGates.{name}: has no effect: it is no longer a feature gate of kube-proxy")
     return found
 
 

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import feature_gates, fields
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import feature_gates, fields, gate_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import AGENT, NOTHING
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
@@ -116,9 +116,10 @@ def test_a_field_is_used_where_the_table_says_so(field, used, derived):
 def test_gates_are_used_where_the_table_says_so():
     texts = [path.read_text(encoding="utf-8") for path in ENGINE.rglob("*.py") if PACKAGE not in path.parents]
     constants = {value: name for name, value in vars(feature_gates).items() if isinstance(value, str)}
-    for name, gate in feature_gates.GATES.items():
+    assert {*feature_gates.EFFECTS, *feature_gates.REASONS} <= set(gate_table.GATES)
+    for name in gate_table.GATES:
         pattern = rf'"{name}"|\b{constants.get(name, name)}\b'
-        assert bool(gate.effect) is any(re.search(pattern, text) for text in texts), name
+        assert (name in feature_gates.EFFECTS) is any(re.search(pattern, text) for text in texts), name
 
 
 # A value other than the default for each field without effect.
@@ -163,10 +164,10 @@ def test_json_needs_no_warning():
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("KubeProxyIPVS", True, "has no effect here: ipvs mode is always available"),
+        ("KubeProxyIPVS", False, "has no effect here: ipvs mode is always available"),
         ("NFTablesNetlink", False, "has no effect here: nftables mode always uses netlink"),
-        ("GateOfTheYear2030", True, "has no effect: kube-proxy 1.36 has no such feature gate"),
-        ("TopologyAwareHints", True, "has no effect: it is no longer a feature gate in kube-proxy 1.36"),
+        ("GateOfTheYear2030", True, "has no effect: kube-proxy 1.38 has no such feature gate"),
+        ("TopologyAwareHints", True, "has no effect: it is no longer a feature gate of kube-proxy"),
         ("NativeHistograms", True, "has no effect here"),
         ("ContextualLogging", False, "has no effect here"),
     ],
@@ -174,7 +175,7 @@ def test_json_needs_no_warning():
 def test_gates_without_effect_never_fail(name, value, reason):
     configuration, warnings = load({"featureGates": {name: value}})
     assert len(warnings) == 1 and warnings[0].startswith(f"KubeProxyConfiguration: featureGates.{name}: {reason}")
-    assert set(dict(configuration.feature_gates)) <= set(feature_gates.GATES)
+    assert set(dict(configuration.feature_gates)) <= set(gate_table.GATES)
 
 
 def test_gates_at_their_default_and_locked_ones_need_no_warning():

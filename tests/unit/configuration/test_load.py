@@ -17,7 +17,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.durat
     format_duration,
     parse_duration,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import BETA, DEFAULTS, GATES
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import BETA, DEFAULTS
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.gate_table import GATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import (
     KubeProxyConfiguration,
@@ -37,7 +38,7 @@ def loaded(**fields):
 
 def test_an_empty_file_gives_the_defaults():
     configuration, warnings = load(HEAD)
-    assert configuration == KubeProxyConfiguration() and warnings == ()
+    assert configuration == KubeProxyConfiguration() and len(warnings) == 1
     assert load({}).configuration == configuration
     assert load(HEAD.encode() + b"mode: null\niptables:\nconntrack: {}\nnodePortAddresses: null\n")[0] == configuration
     assert (configuration.mode, configuration.detect_local_mode) == ("iptables", "ClusterCIDR")
@@ -47,8 +48,8 @@ def test_an_empty_file_gives_the_defaults():
 
 
 def test_kubeadms_configuration():
-    configuration, warnings = load(KUBEADM)
-    assert warnings == ()
+    configuration, (warning,) = load(KUBEADM)
+    assert "mode: is not set" in warning and load(KUBEADM, "iptables") == (configuration, ())
     assert configuration.client_connection.kubeconfig == "/var/lib/kube-proxy/kubeconfig.conf"
     assert configuration.client_connection.qps == 5.0 and configuration.client_connection.burst == 10
     expected = KubeProxyConfiguration(
@@ -273,6 +274,16 @@ def test_all_problems_are_reported_together():
     with pytest.raises(ConfigurationError) as caught:
         load({"mode": "x", "bindAddress": "y", "conntrack": {"min": "z"}})
     assert all(field in str(caught.value) for field in ("mode:", "bindAddress:", "conntrack.min:"))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "expected"),
+    [(HEAD, "", 1), (HEAD + "mode: ''\n", "", 1), (HEAD + "mode: iptables\n", "", 0), (HEAD, "iptables", 0)],
+)
+def test_a_file_without_a_mode_is_noticed(text, mode, expected):
+    loaded = load(text, mode)
+    assert loaded.configuration.mode == "iptables"
+    assert sum("mode: is not set; the default, iptables" in warning for warning in loaded.warnings) == expected
 
 
 def test_files(tmp_path):

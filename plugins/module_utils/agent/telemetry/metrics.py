@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 from ...base.errors import ConfigurationError
-from ...configuration.feature_gates import GATES
+from ...configuration.gate_table import GATES
 from ...configuration.model import KubeProxyConfiguration
 from ...packaging.identity import Identity
 from ...resources import Resource
