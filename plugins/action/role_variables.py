@@ -23,6 +23,7 @@ _ARGUMENTS = {
     "strict": {"type": "bool", "default": False},
     "facts": {"type": "list", "elements": "str", "default": []},
     "files": {"type": "list", "elements": "str", "default": []},
+    "writes": {"type": "list", "elements": "str", "default": []},
 }
 # What runs with any --tags, and does nothing by itself.
 _CHECKS = ("kubenode.proxy.role_variables", "ansible.builtin.validate_argument_spec", "meta", "ansible.builtin.meta")
@@ -66,23 +67,24 @@ class ActionModule(ActionBase):
             )
         else:
             prefix = f"{role.get_name().rpartition('.')[2]}_"
-            known = variable_names.known_variables(Path(role._role_path)).union(options["facts"])
+            place = Path(role._role_path)
+            known = variable_names.known_variables(place).union(options["facts"])
+            # Types and choices were checked with the role's arguments, which have no ranges.
+            numbers = variable_names.number_options(place)
+            invalid.update(variable_names.invalid_values(task_vars, numbers, ArgumentSpecValidator))
             owner, found = "the role", variable_names.unknown_variables(task_vars, prefix, known)
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
         here = os.environ.get("PWD", "")
-        unreadable = variable_names.unreadable_files(
-            options["files"], lambda name: self._templar.template(task_vars.get(name)), here
+        unusable = variable_names.unusable_files(
+            options["files"], options["writes"], lambda name: self._templar.template(task_vars.get(name)), here
         )
-        if unreadable:
-            return {**result, "failed": True, "msg": "; ".join(unreadable)}
-        if options["strict"]:
-            errors = [*sorted(invalid), *(item.text(owner) for item in misspelt)]
-            if errors:
-                return {**result, "failed": True, "msg": "; ".join(errors)}
-            result["warnings"] = [item.text(owner) for item in found]
-        else:
-            result["warnings"] = [item.text(owner) for item in misspelt]
+        if unusable:
+            return {**result, "failed": True, "msg": "; ".join(unusable)}
+        errors = [*sorted(invalid), *(item.text(owner) for item in misspelt if options["strict"])]
+        if errors:
+            return {**result, "failed": True, "msg": "; ".join(errors)}
+        result["warnings"] = [item.text(owner) for item in (found if options["strict"] else misspelt)]
         return result
 
     def _nothing_selected(self, task_vars: Dict[str, Any]) -> bool:

@@ -17,7 +17,8 @@ description:
   - Ansible succeeds with a play that has no host, which a verification must not. This fails if no host matches the
     pattern, for example because the source of the inventory cannot be read. If a playbook of this collection is run
     directly, and not imported by another one, it also fails if C(--limit) leaves none of them, and with
-    C(--start-at-task), which would skip the checks of the first tasks.
+    C(--start-at-task), which would skip the checks of the first tasks, as C(--skip-tags always) would, with which it
+    fails in any case.
   - Also fails for an extra variable (C(-e)) with a value of a wrong type, or that begins with a prefix of this
     collection's variables, such as C(migrate_), and is probably misspelt. Warns of one that resembles none of them.
     M(kubenode.proxy.role_variables) checks those of the inventory.
@@ -89,7 +90,10 @@ class LookupModule(LookupBase):
             return [str(variables.get("proxy_hosts") or _GROUP)]
         if context.CLIARGS.get("start_at_task") and _run_directly():
             raise AnsibleLookupError("--start-at-task: the first tasks check the hosts for the others; run all tasks")
-        self._check_names()
+        skipped = variable_names.skipped_checks(context.CLIARGS.get("skip_tags") or ())
+        if skipped:
+            raise AnsibleLookupError(skipped)
+        self._check_names(variables)
         pattern = _pattern({**variables, "proxy_hosts": self._templar.template(variables.get("proxy_hosts"))})
         manager = self._inventory(variables["groups"])
         hosts = self._matching(manager, pattern)
@@ -120,15 +124,20 @@ class LookupModule(LookupBase):
             raise AnsibleLookupError(f"proxy_hosts: {pattern}: {error}") from error
         return found
 
-    def _check_names(self) -> None:
-        """Refuse misspelt extra variables and values. Raises AnsibleLookupError."""
+    def _check_names(self, variables: Mapping[str, Any]) -> None:
+        """Refuse misspelt extra variables and values, and wrong values of what Ansible evaluates with the play.
+
+        Raises AnsibleLookupError.
+        """
         given = load_extra_vars(self._loader)
         extra = frozenset(given) - _checked
         _checked.update(extra)
         found = variable_names.unknown_extra(extra, variable_names.collection_variables(_COLLECTION)) if extra else []
         misspelt = [item.text(variable_names.OWNER) for item in found if item.nearest]
-        if extra:
-            values = {name: given[name] for name in extra}
+        # An import of the playbook sets the latter as well.
+        values = {name: variables[name] for name in variable_names.BEFORE_INVENTORY if name in variables}
+        values.update((name, given[name]) for name in extra)
+        if values:
             misspelt += variable_names.invalid_values(
                 values, variable_names.options_of(_COLLECTION), ArgumentSpecValidator
             )

@@ -15,6 +15,8 @@ description:
   - Like every module of the collection, it fails with one line on a Python that is too old, and on request if another
     service proxy runs on the node. The roles use it as the first task on a node, so that nothing is changed there
     before.
+  - Fails without root, which what follows needs, unless only programs are requested. If the node refuses C(become),
+    it names that.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
@@ -47,6 +49,17 @@ options:
     description: The size of each of these files in bytes.
     type: int
     default: 4096
+  sizes:
+    description: The sizes of single files among O(writes) in bytes, by their paths.
+    type: dict
+    default: {}
+  version_file:
+    description: A file that says which version is installed. Those of O(writes) that exist stay if it has O(version).
+    type: path
+  version:
+    description: The content of O(version_file). Files of another one are replaced, which needs room beside them.
+    type: str
+    default: ""
   reads:
     description: Paths of files to be read later, each with the variable that names it. Fails if one cannot be read.
     type: dict
@@ -118,22 +131,25 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
     os_errors,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.whole_files import check_room
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import read_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import run as execute
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import root_needed, run
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import judge
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import service_proxy_findings
 
 
 def check_node(module: AnsibleModule) -> Dict[str, Any]:
     """Return the paths of programs. Raises PreflightError for what would fail later, or must not be."""
+    if os.geteuid() and (module.params["exclusive"] or not module.params["names"]):
+        raise PreflightError(root_needed("what follows"))
     if module.params["exclusive"]:
         judge(service_proxy_findings(), module.params["ignore_findings"])
     reasons = []
     for option, check in (("writes", _check_written), ("reads", _check_read), ("pythons", _check_python)):
         for path, variable in module.params[option].items():
             try:
-                check(path, module.params["room"])
+                check(path, module.params)
             except ProxyError as error:
                 reasons.append(f"{variable}: {error}" if variable else str(error))
     if reasons:
@@ -147,20 +163,26 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
     return {"changed": False, "found": found, "missing": missing}
 
 
-def _check_written(path: str, room: int) -> None:
-    """Raise KernelError if a file does not exist and could not be written."""
+def _check_written(path: str, parameters: Dict[str, Any]) -> None:
+    """Raise KernelError if a file could not be written; one that exists and may stay as it is could."""
     with os_errors(KernelError, f"{path} cannot be written"):
-        if not os.path.exists(path):
-            check_room(path, room)
+        if not os.path.exists(path) or _is_upgrade(parameters):
+            check_room(path, int(parameters["sizes"].get(path, parameters["room"])))
 
 
-def _check_read(path: str, _room: int) -> None:
+def _is_upgrade(parameters: Dict[str, Any]) -> bool:
+    """Return whether another version is installed than the one that will be."""
+    installed = parameters["version_file"] and read_text(parameters["version_file"])
+    return bool(installed) and installed.strip() != parameters["version"]
+
+
+def _check_read(path: str, _parameters: Dict[str, Any]) -> None:
     """Raise KernelError if a file cannot be read."""
     with os_errors(KernelError, f"{path} cannot be read"), open(path, "rb"):
         pass
 
 
-def _check_python(path: str, _room: int) -> None:
+def _check_python(path: str, _parameters: Dict[str, Any]) -> None:
     """Raise KernelError if an interpreter cannot run the agent."""
     done = execute([path, "-I", "-c", "import sys; print(*sys.version_info[:2])"])
     version = done.output.split()
@@ -176,6 +198,9 @@ _OPTIONS = {
     "ignore_findings": {"type": "list", "elements": "str", "default": []},
     "writes": {"type": "dict", "default": {}},
     "room": {"type": "int", "default": 4096},
+    "sizes": {"type": "dict", "default": {}},
+    "version_file": {"type": "path"},
+    "version": {"type": "str", "default": ""},
     "reads": {"type": "dict", "default": {}},
     "pythons": {"type": "dict", "default": {}},
 }

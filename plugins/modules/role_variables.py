@@ -44,6 +44,11 @@ options:
     type: list
     elements: str
     default: []
+  writes:
+    description: Variables that name a file on the controller that will be written, or a directory, as for O(files).
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Nothing is changed in any mode.

@@ -11,6 +11,7 @@ own (pkg/serviceaccount/claims.go), and ends with the objects that it names.
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import hmac
 import itertools
@@ -129,7 +130,14 @@ class Accounts:
         return False
 
     def answer(self, method: str, path: str, body: Optional[Object]) -> Answer:
-        """Carry out a request of an authorized client."""
+        """Carry out a request of an authorized client, one with dryRun on a copy."""
+        path, _mark, query = path.partition("?")
+        if query == "dryRun=All":
+            kept, writes = copy.deepcopy(self.objects), list(self.writes)
+            try:
+                return self.answer(method, path, body)
+            finally:
+                self.objects, self.writes = kept, writes
         if path == _DISCOVERY:
             names = [*_CORE_RESOURCES, *(["serviceaccounts/token"] if self.has_requests else [])]
             return 200, {

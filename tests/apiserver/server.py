@@ -281,7 +281,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = self._url.path
         if not self.api.accounts.owns(path):
             return False
-        self._send(*self.api.accounts.answer(self.command, path, body))
+        self._send(*self.api.accounts.answer(self.command, self.path, body))
         return True
 
     def _send(self, code: int, body: Object, headers: Optional[Dict[str, str]] = None) -> None:

@@ -36,7 +36,11 @@ class Operator:
         given = {**inventory, **given, "kernel_install_packages": False, "ansible_become": False, **variables}
         hosts = self.node.scratch / "hosts.yml"
         hosts.write_text(yaml.safe_dump({"k8s_cluster": {"hosts": {"node": given}}}))
-        done = self.node.run(*ansible_playbook(), "-i", str(hosts), f"kubenode.proxy.{playbook}", check=False)
+        # Without this, Ansible omits sudo where root becomes root.
+        environment = ("env", "ANSIBLE_BECOME_ALLOW_SAME_USER=1")
+        done = self.node.run(
+            *environment, *ansible_playbook(), "-i", str(hosts), f"kubenode.proxy.{playbook}", check=False
+        )
         errors = re.findall(r"fatal: \[node(?: -> localhost)?\]: FAILED! => (.*)", done.stdout)
         return done.returncode, json.loads(errors[-1])["msg"] if errors else done.stdout + done.stderr
 
@@ -53,14 +57,67 @@ def operator(node):
 def test_what_does_not_exist_is_named_before_anything_is_changed(operator):
     missing = "service_proxy_snapshot: /nope on the controller cannot be read: No such file or directory"
     assert operator.run(service_proxy_snapshot="/nope") == (2, missing)
+    both = "service_proxy_snapshot and service_proxy_kubeconfig exclude each other: set one of them"
+    assert operator.run(service_proxy_kubeconfig="/etc/hosts") == (2, both)
+    missing = "service_proxy_kubelet_kubeconfig: /nope cannot be read: No such file or directory"
+    servers = {"service_proxy_api_servers": ["192.0.2.7"], "service_proxy_api_address": "198.18.0.1"}
+    assert operator.run(service_proxy_kubelet_kubeconfig="/nope", **servers) == (2, missing)
+    for playbook, variable, path, reason in (
+        ("agent", "agent_cache_directory", "/etc/passwd", "Not a directory"),
+        ("agent", "agent_cache_directory", "/proc/libraries", "No such file or directory"),
+        ("report", "proxy_report_html", "/nope/report.html", "No such file or directory"),
+        ("report", "proxy_report_json", "/etc", "Is a directory"),
+    ):
+        said = f"{variable}: {path} on the controller cannot be written: {reason}"
+        assert operator.run(playbook, **{variable: path}, agent_libraries="wheelhouse") == (2, said)
+    relative = "agent_cache_directory: cache is not an absolute path"
+    assert operator.run("agent", agent_cache_directory="cache", agent_libraries="wheelhouse") == (2, relative)
     relative = "service_proxy_kubeconfig: admin.conf is not an absolute path"
-    assert operator.run(service_proxy_kubeconfig="admin.conf") == (2, relative)
     alone = "service_proxy_api_servers: needs service_proxy_api_address, at which they are served"
     assert operator.run(service_proxy_api_servers=["192.0.2.9"]) == (2, alone)
+    assert operator.run(service_proxy_kubeconfig="admin.conf", service_proxy_snapshot="") == (2, relative)
     status, error = operator.run("verify", ansible_python_interpreter="/usr/bin/nopython")
     assert status and error.startswith("node: the Python of this host cannot run modules: ")
     assert "/usr/bin/nopython: not found; install Python 3.9 or later" in error
     assert operator.programmed() == ""
+
+
+def test_a_host_that_does_not_let_ansible_become_root_is_not_told_to_install_python(operator):
+    refused = (
+        "node: become: sudo does not run programs as root: sudo: a password is required; check ansible_become_pass"
+    )
+    by_nobody = "setpriv --reuid=65534 --clear-groups sudo"
+    status, error = operator.run(ansible_become=True, ansible_become_exe=by_nobody)
+    assert status and error.startswith(refused)
+    error = operator.run(ansible_become=True, ansible_become_exe=by_nobody, ansible_become_password="wrong")[1]
+    assert error.startswith("node: become: sudo does not run programs as root: ") and "Python" not in error
+    needed = "what follows needs root: run the task with become: true (it runs as user id 65534)"
+    assert operator.run(ansible_become=True, ansible_become_user="nobody") == (2, needed)
+    assert operator.programmed() == ""
+
+
+def test_an_upgrade_of_the_agent_needs_room_beside_what_is_installed(operator):
+    node, directory = operator.node, "/usr/local/lib/kubenode-proxy"
+    fill = f"mkdir -p {directory}; mount -t tmpfs -o size=1m none {directory}; echo 1 >{directory}/VERSION"
+    node.run("sh", "-c", f"{fill}; : >{directory}/source.pyz")
+    named = f"{directory}/source.pyz cannot be written: No space left on device"
+    kubeconfig = operator.node.scratch / "kubeconfig"
+    kubeconfig.write_text("{}")
+    assert operator.run("agent", agent_kubeconfig=str(kubeconfig)) == (2, named)
+    assert operator.run("agent", agent_kubeconfig=str(kubeconfig), proxy_prepare_kernel=False) == (2, named)
+    assert operator.programmed() == ""
+
+
+def test_an_account_that_cannot_be_created_is_named_before_anything_is_changed(operator):
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    content = {"clusters": [cluster], "contexts": [context], "users": [{"name": "u", "user": {}}]}
+    kubeconfig = operator.node.scratch / "admin.conf"
+    kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "c", **content}))
+    given = {"agent_create_access": True, "agent_api_server": "https://192.0.2.9:6443"}
+    status, error = operator.run("agent", agent_admin_kubeconfig=str(kubeconfig), **given)
+    assert status and error.startswith("agent_create_access, with agent_admin_kubeconfig or KUBECONFIG: API server ")
+    assert "Connection refused" in error and operator.programmed() == ""
 
 
 def test_files_that_cannot_be_written_are_named_before_anything_is_programmed(operator):

@@ -52,6 +52,17 @@ def test_roles_that_are_not_selected_are_an_error_only_if_nothing_else_is_select
     assert done.returncode == 0 and "ran" in done.stdout and "changed=0" in done.stdout, done.stdout + done.stderr
 
 
+def test_no_role_runs_without_its_checks(tmp_path):
+    for role in ("agent", "kernel", "schedule", "service_proxy"):
+        play = tmp_path / f"{role}.yml"
+        play.write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "roles": [f"kubenode.proxy.{role}"]}]))
+        for tag in ("always", "tagged"):
+            done = run(str(play), "all", "--skip-tags", tag)
+            said = done.stdout + done.stderr
+            assert done.returncode and f"--skip-tags {tag}: this skips the checks" in said, said
+            assert "changed=0" in said and "ok=0" in said, said
+
+
 def test_the_tag_of_an_imported_playbook_selects_its_tasks(tmp_path):
     play = tmp_path / "play.yml"
     imported = {"name": "Explain", "import_playbook": "kubenode.proxy.explain", "tags": "anything"}

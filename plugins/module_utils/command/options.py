@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 from functools import partial
-from typing import Callable, Tuple
+from typing import Callable, Tuple, Type, Union
 
 from ..base.mode_names import AUTO, IPTABLES, MODES
+from ..base.ranges import out_of_range
 from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
@@ -22,6 +23,20 @@ Options = Tuple[Callable[[argparse.ArgumentParser], None], ...]
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"
+
+
+def number(name: str, kind: Union[Type[int], Type[float]]) -> Callable[[str], float]:
+    """Return what parses an option that is a number of this kind, in the range of that name."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        reason = out_of_range(name, value)
+        if reason:
+            raise argparse.ArgumentTypeError(reason)
+        return value
+
+    parse.__name__ = kind.__name__
+    return parse
 
 
 def _default_configuration() -> str:
@@ -64,7 +79,9 @@ def add_ignored(parser: argparse.ArgumentParser) -> None:
 def add_lock(parser: argparse.ArgumentParser) -> None:
     """Add the option for how long to wait for the lock, which only a command that changes the node takes."""
     text = "how long to wait for another convergence"
-    parser.add_argument("--lock-timeout", type=float, default=DEFAULT_LOCK_SECONDS, metavar="SECONDS", help=text)
+    parser.add_argument(
+        "--lock-timeout", type=number("lock_timeout", float), default=DEFAULT_LOCK_SECONDS, metavar="SECONDS", help=text
+    )
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +127,11 @@ def add_drain_file(parser: argparse.ArgumentParser) -> None:
 def _add_loss(parser: argparse.ArgumentParser, effect: str) -> None:
     text = f"{effect} of the Services that have endpoints now"
     parser.add_argument(
-        "--max-unserved-percent", type=float, default=DEFAULT_UNSERVED_PERCENT, metavar="PERCENT", help=text
+        "--max-unserved-percent",
+        type=number("max_unserved_percent", float),
+        default=DEFAULT_UNSERVED_PERCENT,
+        metavar="PERCENT",
+        help=text,
     )
 
 
@@ -124,7 +145,7 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
 
 def _add_keep(parser: argparse.ArgumentParser, default: str) -> None:
     text = f"how many saved states to keep ({default})"
-    parser.add_argument("--keep-states", type=int, default=None, metavar="N", help=text)
+    parser.add_argument("--keep-states", type=number("keep_states", int), default=None, metavar="N", help=text)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +157,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--log-format", default="", choices=["", "text", "json"], metavar="FORMAT", help="text or json")
     add("--verbose", "-v", action="store_true", help="log more")
     _add_loss(parser, "report a greater loss")
-    add("--hold-loss", type=float, default=0.0, metavar="SECONDS", help="keep serving these Services for this time")
+    add(
+        "--hold-loss",
+        type=number("hold_loss", float),
+        default=0.0,
+        metavar="SECONDS",
+        help="keep serving these Services for this time",
+    )
 
 
 def _add_converge(parser: argparse.ArgumentParser) -> None:
@@ -147,16 +174,16 @@ def _add_converge(parser: argparse.ArgumentParser) -> None:
     add_token(parser)
     _add_keep(parser, f"{DEFAULT_KEEP}, 0 if not root")
     text = "roll back unless confirmed in this time"
-    add("--confirm-timeout", type=float, default=0.0, metavar="SECONDS", help=text)
+    add("--confirm-timeout", type=number("confirm_timeout", float), default=0.0, metavar="SECONDS", help=text)
     _add_loss(parser, "refuse a greater loss")
     add("--unattended", action="store_true", help="refuse a loss once, and apply it at the next run")
 
 
 def _add_confirm(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--state", type=int, default=None, metavar="N", help="only the change after this saved state")
+    add("--state", type=number("state", int), default=None, metavar="N", help="only the change after this saved state")
     add("--probe", action="append", default=[], metavar="URL", help="must succeed first")
-    add("--probe-timeout", type=float, default=15.0, metavar="SECONDS", help="for all probes")
+    add("--probe-timeout", type=number("probe_timeout", float), default=15.0, metavar="SECONDS", help="for all probes")
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +192,7 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
 
 def _add_rollback(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--to", type=int, default=None, metavar="N", help="number of the state (default: the newest)")
+    add("--to", type=number("to", int), default=None, metavar="N", help="number of the state (default: the newest)")
     add("--list", action="store_true", help="only list the saved states")
     text = "only save what is programmed, if that is not of this mode, so that it can be restored"
     add("--save-before", default="", choices=["", *MODES], metavar="MODE", help=text)

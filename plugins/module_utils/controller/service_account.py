@@ -45,6 +45,8 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SECRET_TYPE = "kubernetes.io/service-account-token"
 _POLL_SECONDS = 0.2
 _NOT_FOUND = 404
+# Asks the API server whether it would make a change.
+_DRY_RUN = "?dryRun=All"
 # The answer of an API server that does not know the kind in boundObjectRef, or has that feature disabled.
 _NOT_BOUND = (400, 422)
 
@@ -175,9 +177,11 @@ def ensure(
 def _make(client: ApiClient, item: Wanted, check: bool) -> List[str]:
     """Create or correct one object and return descriptions of the changes. Raises ApiError, ConfigurationError."""
     existing = _read(client, item)
+    # With check the API server says whether it would permit the change, but not for a binding: it needs its role.
+    sends, query = not check or "roleRef" not in item.content, _DRY_RUN if check else ""
     if existing is None:
-        if not check:
-            client.send("POST", item.collection, item.content, f"create {item}")
+        if sends:
+            client.send("POST", item.collection + query, item.content, f"create {item}")
         return [f"{item} created"]
     merged = _merged(existing, item.content)
     if merged == existing:
@@ -185,8 +189,8 @@ def _make(client: ApiClient, item: Wanted, check: bool) -> List[str]:
     for fixed in ("roleRef", "type"):
         if fixed in item.content and existing.get(fixed) != item.content[fixed]:
             raise ConfigurationError(f"{item}: {fixed}: differs and cannot be changed: delete the object")
-    if not check:
-        client.send("PUT", item.path, merged, f"update {item}")
+    if sends:
+        client.send("PUT", item.path + query, merged, f"update {item}")
     return [f"{item} corrected"]
 
 
@@ -220,8 +224,7 @@ def rotate(client: ApiClient, account: Account, *, check: bool = False) -> Tuple
 
 
 def _delete(client: ApiClient, item: Wanted, check: bool) -> str:
-    if not check:
-        client.send("DELETE", item.path, None, f"delete {item}")
+    client.send("DELETE", item.path + (_DRY_RUN if check else ""), None, f"delete {item}")
     return f"{item} deleted"
 
 

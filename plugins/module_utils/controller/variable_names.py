@@ -9,9 +9,14 @@ Ansible ignores such names, so that a misspelt one silently leaves the default i
 from __future__ import annotations
 
 import difflib
+import os
 import re
+from errno import EISDIR
 from pathlib import Path
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set
+
+from ..base.ranges import out_of_range
+from ..base.whole_files import check_room
 
 #: What does not have the variables that the two functions for a whole run return.
 OWNER = "this collection"
@@ -20,6 +25,11 @@ _ALIKE = 0.75
 # Prefixes of distinctive names, and those with which variables of other software in an inventory begin as well.
 _OWN_PREFIXES = ("cleanup_", "drain_", "explain_", "migrate_", "rollback_", "service_proxy_")
 _COMMON_PREFIXES = ("agent_", "kernel_", "proxy_", "report_", "schedule_", "verify_")
+# Variables that name an API server, of which the cluster's state is read unless a file is named.
+_API_SERVERS = ("service_proxy_kubeconfig", "service_proxy_context", "service_proxy_api_host")
+# What a value is not. Ansible's own words are about types of Python.
+_KINDS = {"bool": "true or false", "float": "a number", "int": "a whole number"}
+_PREFIX = re.compile(rf"(?:{'|'.join(_OWN_PREFIXES + _COMMON_PREFIXES)})?_?")
 _OWN_OR_INTERNAL = re.compile(rf"_*(?:{'|'.join(_OWN_PREFIXES + _COMMON_PREFIXES)})")
 #: What Ansible evaluates before it loads the variables of an inventory, where it has no effect.
 BEFORE_INVENTORY = ("proxy_hosts", "proxy_max_fail_percentage", "proxy_serial")
@@ -34,10 +44,18 @@ _PROBE: Dict[str, Any] = {
 _OF_PLAYBOOKS: Dict[str, Dict[str, Any]] = {
     **{name: {"type": "bool"} for name in _SWITCHES.split()},
     **{name: {"type": "int"} for name in ("drain_agent_timeout", "migrate_wait_timeout")},
+    **{name: {"type": "float"} for name in ("proxy_max_fail_percentage", "proxy_report_stale_after")},
     "migrate_configuration": {"choices": ["compare", "kube-proxy", "own"]},
     "migrate_direction": {"choices": ["forward", "back"]},
     "migrate_probes": {"type": "list", "elements": "dict", "options": _PROBE},
+    "proxy_serial": {"type": "raw"},
 }
+
+
+def skipped_checks(skipped: Iterable[str]) -> str:
+    """Return a line if tags of --skip-tags skip the first tasks, whose tag is always; empty text if not."""
+    found = [tag for tag in skipped if tag in ("always", "tagged")]
+    return f"--skip-tags {','.join(found)}: this skips the checks of the first tasks; skip other tags" if found else ""
 
 
 class Unknown(NamedTuple):
@@ -61,10 +79,7 @@ def _read(path: Path) -> Any:
 
 def known_variables(role: Path) -> FrozenSet[str]:
     """Return the variables of a role: options of all its entry points, defaults, and constants."""
-    specification = _read(role / "meta" / "argument_specs.yml")
-    known: Set[str] = set()
-    for entry in specification["argument_specs"].values():
-        known.update(entry.get("options", {}))
+    known: Set[str] = set(_role_options(role))
     for folder in ("defaults", "vars"):
         path = role / folder / "main.yml"
         if path.exists():
@@ -72,12 +87,24 @@ def known_variables(role: Path) -> FrozenSet[str]:
     return frozenset(known)
 
 
+def _role_options(role: Path) -> Dict[str, Dict[str, Any]]:
+    found: Dict[str, Dict[str, Any]] = {}
+    for entry in _read(role / "meta" / "argument_specs.yml")["argument_specs"].values():
+        found.update(entry.get("options", {}))
+    return found
+
+
+def number_options(role: Path) -> Dict[str, Dict[str, Any]]:
+    """Return the options of a role that are numbers, or have some."""
+    numeric = ("int", "float")
+    return {name: item for name, item in _role_options(role).items() if item["type"] in numeric or "options" in item}
+
+
 def options_of(collection: Path) -> Dict[str, Dict[str, Any]]:
     """Return the options of all roles and playbooks by name, as Ansible describes arguments."""
     found = dict(_OF_PLAYBOOKS)
     for path in sorted((collection / "roles").glob("*/meta/argument_specs.yml")):
-        for entry in _read(path)["argument_specs"].values():
-            found.update(entry.get("options", {}))
+        found.update(_role_options(path.parents[1]))
     return found
 
 
@@ -102,11 +129,16 @@ def invalid_values(
             near = difflib.get_close_matches(value, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             found.append(f"{name}: {value!r} is not one of {', '.join(known)}{meant}")
+        elif name == "proxy_serial":
+            found += _invalid_serial(value)
         elif options[name].get("type") == "path" and value != options[name]["default"] and _is_relative(value):
             found.append(f"{name}: {value!r} is not an absolute path")
         else:
-            errors = validator({name: options[name]}).validate({name: value}).error_messages
-            found += [f"{name}: {error}" for error in errors]
+            checked = validator({name: options[name]}).validate({name: value})
+            wrong = checked.error_messages or _out_of_range(name, checked.validated_parameters[name])
+            kind = _KINDS.get(options[name].get("type", ""))
+            wrong = [f"{str(value)!r} is not {kind}"] if kind and checked.error_messages else wrong
+            found += [f"{name}: {error}" for error in wrong]
     return found
 
 
@@ -116,31 +148,68 @@ def lonely(variables: Mapping[str, Any]) -> List[str]:
     return ["service_proxy_api_servers: needs service_proxy_api_address, at which they are served"] if alone else []
 
 
+def _out_of_range(name: str, value: Any) -> List[str]:
+    """Return why numbers are out of their ranges: a value, those in a dict, or in the dicts of a list."""
+    if isinstance(value, dict):
+        return [f"{key}: {reason}" for key, item in value.items() for reason in _out_of_range(f"_{key}", item)]
+    if isinstance(value, list):
+        return [reason for item in value if isinstance(item, dict) for reason in _out_of_range(name, item)]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return []
+    reason = out_of_range(_PREFIX.sub("", name, count=1), value)
+    return [reason] if reason else []
+
+
+def _invalid_serial(value: Any) -> List[str]:
+    """Return a line if a value of proxy_serial, which Ansible evaluates itself, is no number of hosts or percentage."""
+    for item in value if isinstance(value, list) else [value]:
+        number = re.fullmatch(r"0*([1-9][0-9]*)(%?)", str(item).strip())
+        if number is None or (number[2] and int(number[1]) > 100):
+            return [f"proxy_serial: {item!r} is neither a number of hosts, from 1, nor a percentage such as 25%"]
+    return []
+
+
 def _is_relative(path: Any) -> bool:
     """Return whether a text is not an absolute path; those of a home directory or a shell's variable are."""
     return isinstance(path, str) and not path.startswith(("/", "~", "$"))
 
 
-def unreadable_files(files: Iterable[str], value_of: Callable[[str], Any], here: str) -> List[str]:
-    """Return a line for each variable that names a file that cannot be read.
+def unusable_files(
+    files: Sequence[str], written: Sequence[str], value_of: Callable[[str], Any], here: str
+) -> List[str]:
+    """Return a line for each variable that names a file that cannot be read, or one of ``written`` that cannot be made.
+
+    Also for variables that name a file and an API server as the source of the cluster's state.
 
     ``files``: their names, those of directories with a slash at the end, those of absolute paths with one at the start.
     ``value_of``: returns the value of a variable; ``here``: the directory to which relative paths refer.
     """
     found = []
-    for item in files:
+    if "service_proxy_snapshot" in files and value_of("service_proxy_snapshot"):
+        others = [name for name in _API_SERVERS if value_of(name)]
+        found += [f"service_proxy_snapshot and {name} exclude each other: set one of them" for name in others]
+    for number, item in enumerate((*files, *written)):
         name = item.strip("/")
         value = str(value_of(name) or "")
         path = Path(here, Path(value).expanduser())
+        verb = "read"
         try:
             if value and item.startswith("/") and not Path(value).expanduser().is_absolute():
                 found.append(f"{name}: {value} is not an absolute path")
+            elif value and number >= len(files):
+                verb = "written"
+                if not item.endswith("/"):
+                    # Only directories are made.
+                    path.parent.stat()
+                    if path.is_dir():
+                        raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+                check_room(str(path / "any" if item.endswith("/") else path))
             elif value and item.endswith("/"):
                 next(path.iterdir(), None)
             elif value:
                 path.open("rb").close()
         except OSError as error:
-            found.append(f"{name}: {path} on the controller cannot be read: {error.strerror}")
+            found.append(f"{name}: {path} on the controller cannot be {verb}: {error.strerror}")
     return found
 
 

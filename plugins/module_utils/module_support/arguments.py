@@ -131,7 +131,10 @@ def api_connection(parameters: Mapping[str, Any], environment: Mapping[str, str]
     """Return the connection from a module's options and the environment. Raises ConfigurationError if there is none."""
     chosen = api_parameters(parameters, environment)
     if not has_api_source(chosen):
-        raise ConfigurationError("no API server: give kubeconfig, context or host, or set K8S_AUTH_KUBECONFIG")
+        raise ConfigurationError(
+            "no API server: give kubeconfig, context or host (of a role: agent_admin_kubeconfig or "
+            "service_proxy_kubeconfig), or set K8S_AUTH_KUBECONFIG or KUBECONFIG"
+        )
     from ..cluster.api.connection import ApiConnection
 
     return ApiConnection(**chosen)

@@ -10,12 +10,18 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Sequence
 
 from ..base.errors import ProxyError, Refusal
+from ..base.ranges import out_of_range
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
 
 # How many invalid objects a warning names; the result lists more of them.
 _NAMED = 3
+
+
+def root_needed(what: str) -> str:
+    """Return the error of a module that is not run as root."""
+    return f"{what} needs root: run the task with become: true (it runs as user id {os.geteuid()})"
 
 
 def run(
@@ -37,8 +43,11 @@ def run(
 
     module = AnsibleModule(argument_spec=options, supports_check_mode=True, **rules)
     if needs_root and os.geteuid():
-        reason = f"run the task with become: true (it runs as user id {os.geteuid()})"
-        module.fail_json(msg=f"{needs_root} needs root: {reason}", error_kind="preflight")
+        module.fail_json(msg=root_needed(needs_root), error_kind="preflight")
+    for name, value in module.params.items():
+        reason = isinstance(value, (int, float)) and not isinstance(value, bool) and out_of_range(name, value)
+        if reason:
+            module.fail_json(msg=f"{name}: {reason}", error_kind="configuration")
     # The process ends with the task and creates almost no reference cycles. Repeated collections over all the objects
     # of a large cluster would take a third of the time.
     gc.disable()

@@ -83,6 +83,18 @@ def test_check_changes_nothing():
     assert len(service_account.rotate(client, WHO, check=True)) == 2 and client.objects == before
 
 
+def test_check_names_a_right_that_is_missing():
+    class Forbidding(MemoryClient):
+        def send(self, method, path, body, purpose):
+            if method != "GET":
+                assert path.endswith("?dryRun=All")
+                raise ApiStatusError(f"{purpose}: forbidden", 403, "Forbidden")
+            return super().send(method, path, body, purpose)
+
+    with pytest.raises(ApiError, match="create ServiceAccount kube-system/kubenode-proxy: forbidden"):
+        service_account.ensure(Forbidding(), WHO, check=True)
+
+
 def test_rights_are_limited_to_reading_and_events():
     verbs = {verb for rule in service_account.RULES for verb in rule["verbs"]}
     resources = {name for rule in service_account.RULES for name in rule["resources"]}

@@ -27,7 +27,7 @@ NEITHER = {"service_proxy_network_policy": False, "agent_node_configuration": {"
     ],
 )
 def test_one_host_that_needs_them_is_enough(tmp_path, of_the_second_host, arguments, expected):
-    (task, *_others) = yaml.safe_load((ROLES / "agent/tasks/access.yml").read_text(encoding="utf-8"))
+    (task, *_others) = yaml.safe_load((ROLES / "agent/tasks/account.yml").read_text(encoding="utf-8"))
     expression = task["kubenode.proxy.agent_access"]["network_policy"].strip().removeprefix("{{").removesuffix("}}")
     hosts = {"n1": {"service_proxy_network_policy": False}, "n2": of_the_second_host}
     assert rendered(tmp_path, ["agent"], expression, [{}], *arguments, hosts=hosts) == [expected]

@@ -77,6 +77,17 @@ def run(directory: Path, playbook: str, *arguments: str) -> subprocess.Completed
         (("-i", "no-such-file"), "the inventory has no hosts: check its source"),
         (("-i", "hosts.yml", "-e", "proxy_hosts=nods"), "proxy_hosts: no host of the inventory matches nods"),
         (("-i", "hosts.yml", "--limit", "m1"), "--limit m1: none of these hosts is one of k8s_cluster"),
+        (
+            ("-i", "hosts.yml", "-e", "proxy_serial=abc"),
+            "proxy_serial: 'abc' is neither a number of hosts, from 1, nor a",
+        ),
+        (("-i", "hosts.yml", "-e", "proxy_max_fail_percentage=150"), "150 is not between 0 and 100"),
+        (("-i", "hosts.yml", "-e", "service_proxy_max_unserved_percent=150"), "150 is not between 0 and 100"),
+        (("-i", "hosts.yml", "--skip-tags", "always"), "--skip-tags always: this skips the checks of the first tasks"),
+        (
+            ("-i", "hosts.yml", "--skip-tags", "a,tagged"),
+            "--skip-tags tagged: this skips the checks of the first tasks",
+        ),
         (("-i", "hosts.yml", "--start-at-task", "Say"), "--start-at-task: the first tasks check the hosts"),
         (("-i", "m1,"), "the inventory has no group k8s_cluster; name the hosts"),
         (("-i", "hosts.yml", "-e", "migrate_directon=back"), "did you mean migrate_direction?"),
@@ -84,8 +95,14 @@ def run(directory: Path, playbook: str, *arguments: str) -> subprocess.Completed
             ("-i", "hosts.yml", "-e", "service_proxy_mode=iptable"),
             "'iptable' is not one of auto, iptables, ipvs, nftables, userspace; did you mean iptables?",
         ),
-        (("-i", "hosts.yml", "-e", "migrate_manage_kube_proxy=ture"), "migrate_manage_kube_proxy: argument "),
-        (("-i", "hosts.yml", "-e", "service_proxy_confirm_timeout=2m"), "service_proxy_confirm_timeout: argument "),
+        (
+            ("-i", "hosts.yml", "-e", "migrate_manage_kube_proxy=ture"),
+            "migrate_manage_kube_proxy: 'ture' is not true or false",
+        ),
+        (
+            ("-i", "hosts.yml", "-e", "service_proxy_confirm_timeout=2m"),
+            "service_proxy_confirm_timeout: '2m' is not a number",
+        ),
         (
             ("-i", "hosts.yml"),
             "proxy_serial has no effect in an inventory: pass it with -e; drain_cutt is not a variable of this "
@@ -161,18 +178,33 @@ def test_variables_of_other_software_are_no_misspelt_ones_in_an_inventory() -> N
 def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
     options = options_of(ROOT)
     wrong = {
+        "agent_hold_loss": "nan",
+        "agent_kubelet_delay": 11,
         "agent_python": "python3",
+        "agent_token_seconds": 599,
+        "agent_watchdog_seconds": 0,
+        "kernel_conntrack": {"min": -1},
         "migrate_agent": "flase",
         "migrate_direction": "bak",
-        "migrate_probes": [{"host": "10.96.0.1"}],
+        "migrate_probes": [{"host": "10.96.0.1", "port": 65536}],
         "migrate_wait_timeout": "5m",
+        "proxy_max_fail_percentage": "none",
+        "proxy_report_stale_after": -1,
+        "proxy_serial": [1, "0%"],
         "schedule_check": "maybe",
+        "service_proxy_api_port": 65536,
         "service_proxy_configuration": "iptables",
         "service_proxy_directory": "",
     }
     lines = invalid_values(wrong, options, ArgumentSpecValidator)
     assert len(lines) == len(wrong) and all(line.startswith(f"{name}: ") for name, line in zip(wrong, lines))
+    assert (
+        "migrate_probes: missing required arguments"
+        in invalid_values({"migrate_probes": [{}]}, options, ArgumentSpecValidator)[0]
+    )
     right = {
+        "proxy_serial": [1, "25%", 10],
+        "service_proxy_max_unserved_percent": 100,
         "migrate_agent": "no",
         "migrate_probes": [{"host": "10.96.0.1", "port": "443", "timeout": 3}],
         "migrate_wait_timeout": "{{ seconds }}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..options import Options, add_control, add_json, add_output
+from ..options import Options, add_control, add_json, add_output, number
 from ..result import UsageError
 
 #: Rows that fit a terminal of 24 lines.
@@ -21,7 +21,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     add("--watch", "-w", type=float, nargs="?", const=1.0, metavar="SECONDS", help=text)
     add("--namespace", "-n", default="", metavar="NAME", help="only the Services of this namespace")
     text = f"the most ports of Services to show, 0 for all (default: {DEFAULT_LIMIT}, with JSON all)"
-    add("--limit", type=int, default=None, metavar="N", help=text)
+    add("--limit", type=number("limit", int), default=None, metavar="N", help=text)
     add("--endpoints", action="store_true", help="show the endpoints of each port as well")
 
 
