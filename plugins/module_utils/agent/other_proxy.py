@@ -53,13 +53,13 @@ class OtherProxy:
         return max(0.0, self._until - self._clock())
 
     def port_in_use(self, name: str, port: int) -> None:
-        """Record that another program listens at a port of the agent."""
-        # The agent's user cannot see whose it is.
-        what = f"port {port} ({name}) is in use: by another service proxy, unless other software needs it"
+        """Record that a program of root listens at a port of the agent."""
+        # The agent's user cannot see which one.
+        what = f"port {port} ({name}) is in use by root: by another service proxy, unless other software needs it"
         self._find(name, f"{what}, for which {name}BindAddress can be changed")
 
     def port_open(self, name: str) -> None:
-        """Record that the agent listens at its port."""
+        """Record that no program of root listens at a port of the agent."""
         self._lose(name)
 
     def repaired(self, family: str, written: FrozenSet[Hashable], noticed_by: str) -> None:

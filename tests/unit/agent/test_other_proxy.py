@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
 import socket
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.status import status_document
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.status import status_document, status_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.parts import Parts
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import other_modes
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.setup import Leftovers
@@ -103,6 +105,44 @@ def test_leftovers_are_kept_while_another_program_answers_at_a_port(bench, monke
     assert removed == [1]
 
 
+@contextlib.contextmanager
+def as_user(number):
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize(
+    ("user", "listens", "holder"), [(65534, True, "a program of user id 65534"), (0, False, "another program")]
+)
+def test_a_port_that_no_service_proxy_holds_is_named_and_leaves_the_agent_healthy(tmp_path, user, listens, holder):
+    with contextlib.ExitStack() as stack:
+        with as_user(user):
+            other = stack.enter_context(socket.socket())
+        other.bind(("127.0.0.1", 0))
+        if listens:
+            other.listen()
+        port = other.getsockname()[1]
+        path, log = tmp_path / "config.yaml", io.StringIO()
+        given = {"healthzBindAddress": f"127.0.0.2:{port}", "metricsBindAddress": f"127.0.0.1:{port}"}
+        path.write_text(json.dumps({"apiVersion": API_VERSION, "kind": KIND, **given}))
+        parts = Parts(AgentOptions(configuration=str(path), cache="", control=""), Log(log), lambda: None)
+        stack.callback(parts.surface.close)
+        parts.ports.open()
+        parts.ports.open()
+        failure = f"metrics: cannot listen on 127.0.0.1 port {port}: Address already in use by {holder}"
+        document = status_document(parts)
+        assert document["closedPorts"] == [failure] and document["otherProxy"] == "" and document["healthy"]
+        assert parts.health.answer(with_eligibility=False).code == 200 and failure in status_text(parts)
+        assert log.getvalue().count("server not started, retrying") == 1
+        other.close()
+        parts.ports.open()
+        assert status_document(parts)["closedPorts"] == [] and "server started" in log.getvalue()
+
+
 @pytest.mark.parametrize(("ignored", "named"), [((), True), (("kube-proxy",), False)])
 def test_another_program_at_a_port_of_the_agent_is_a_conflict(tmp_path, ignored, named):
     with socket.socket() as other, contextlib.ExitStack() as stack:
@@ -119,7 +159,7 @@ def test_another_program_at_a_port_of_the_agent_is_a_conflict(tmp_path, ignored,
             parts.ports.open()
             document = status_document(parts)
             assert document["healthy"] is not named and bool(document["otherProxy"]) is named
-            # Nobody knows whose port it is: other software must not be stopped because it is taken for a kube-proxy.
+            # Nobody knows which program it is: other software must not be stopped as if it were a kube-proxy.
             for words in (f"port {port} (healthz) is in use", "healthzBindAddress can be changed"):
                 assert (words in document["otherProxy"]) is named
             assert parts.health.answer(with_eligibility=False).code == (503 if named else 200)

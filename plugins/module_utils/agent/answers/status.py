@@ -68,6 +68,7 @@ def status_document(parts: Parts) -> AgentStatus:
         "healthy": parts.health.healthy,
         "ready": parts.health.ready,
         "otherProxy": parts.other_proxy.text,
+        "closedPorts": parts.surface.failed_ports,
         "since": round(parts.started, 3),
         "uptimeSeconds": round(time.time() - parts.started, 1),
         "apiServer": {
@@ -116,7 +117,7 @@ def status_text(parts: Parts) -> str:
     """Return the agent's state in one line, for the service manager."""
     drain = parts.drain.status()
     prefix = f"drained until {timestamp(drain['until'])}; " if drain["drained"] else ""
-    return prefix + _served_text(parts)
+    return "; ".join([prefix + _served_text(parts), *parts.surface.failed_ports])
 
 
 def _served_text(parts: Parts) -> str:

@@ -22,6 +22,7 @@ from ...base.closing import closed_on_error
 from ...base.errors import KernelError
 from ...base.loop import LONGEST_WAIT_SECONDS, Loop
 from ...clients import ClientRule
+from ...kernel.listening import listening_user
 from ..telemetry.log import DEBUG, ERROR, INFO, WARNING, LimitedLog
 from ..threads.supervision import Supervisor, Task
 from .connections import DEFAULT_LIMITS, Connection, Connections, Limits
@@ -105,6 +106,9 @@ class HttpServer:
             sock = _listen(address, port, both_families)
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                user = listening_user(address, port)
+                reason = f"{reason} by {'another program' if user is None else f'a program of user id {user}'}"
             raise KernelError(f"cannot listen on {address} port {port}: {reason}") from error
         opened = OpenPort(self, sock, responder)
         self._opened += 1

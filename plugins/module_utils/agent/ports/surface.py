@@ -18,6 +18,7 @@ from ...configuration.documents import to_mapping
 from ...configuration.feature_gates import COMPONENT_FLAGZ, COMPONENT_STATUSZ
 from ...configuration.model import KubeProxyConfiguration
 from ...event_reasons import Reason
+from ...kernel.listening import listening_user
 from ...packaging.identity import identity
 from ...rendering.settings import DataplaneSettings
 from ..api.events import WARNING, Post, service_reference
@@ -59,14 +60,14 @@ def parse_address(text: str) -> Optional[Address]:
 class Listener:
     """One of the agent's own ports, which is opened as soon as its address is free.
 
-    ``failure``: why it is not open; ``in_use``: because another program listens there.
+    ``failure``: why it is not open; ``in_use_by_root``: because a program of root listens there, as kube-proxy does.
     """
 
     def __init__(self, name: str, server: HttpServer, address: Optional[Address], respond: Responder) -> None:
         self.name = name
         self.address = address
         self.failure = ""
-        self.in_use = False
+        self.in_use_by_root = False
         self._server = server
         self._respond = respond
         self._open: Optional[OpenPort] = None
@@ -93,11 +94,12 @@ class Listener:
         if self._open is None and self.address is not None:
             try:
                 self._open = self._server.open(*self.address, self._respond, both_families=True)
-                self.failure = ""
+                self.failure, self.in_use_by_root = "", False
             except KernelError as error:
                 self.failure = str(error)
                 cause = error.__cause__
-                self.in_use = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+                in_use = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+                self.in_use_by_root = in_use and listening_user(*self.address) == 0
         return not self.pending
 
     def close(self) -> None:
@@ -225,6 +227,11 @@ class Surface:
         return [failure for ports in self._service_health.values() if ports.failed for failure in ports.retry()]
 
     @property
+    def failed_ports(self) -> List[str]:
+        """Why ports of the agent itself are not open."""
+        return [f"{item.name}: {item.failure}" for item in self.listeners if item.pending and item.failure]
+
+    @property
     def failed_services(self) -> Dict[NamespacedName, str]:
         """Services whose health check node port is not open on every address, and why."""
         return {service: text for ports in self._service_health.values() for service, text in ports.failed.items()}
@@ -283,24 +290,28 @@ class PortKeeper:
         self._health_ports = timers.add("open health check node ports", self._retry)
 
     def open(self) -> None:
-        """Open the ports of healthz and metrics. Raises Fatal if the configuration requires it."""
+        """Open the ports of healthz and metrics. Raises Fatal if the configuration requires it.
+
+        Only a program of root may be another service proxy. One of another user, who may hold any port that is free,
+        must not make the agent unhealthy.
+        """
         for listener in self._surface.listeners:
             known = listener.failure
             if listener.open():
                 self._other_proxy.port_open(listener.name)
+                if known:
+                    self._limited.write(("own port", listener.name), INFO, "server started", server=listener.name)
                 continue
-            if listener.in_use and listener.address is not None:
+            reason = Reason.HEALTHZ_FAILED if listener.name == "healthz" else Reason.METRICS_FAILED
+            if listener.in_use_by_root and listener.address is not None:
                 self._other_proxy.port_in_use(listener.name, listener.address.port)
+            else:
+                self._other_proxy.port_open(listener.name)
             if listener.failure != known:
-                self._limited.warning(
-                    ("own port", listener.name),
-                    "server not started, retrying",
-                    server=listener.name,
-                    error=listener.failure,
-                )
+                what = {"server": listener.name, "error": listener.failure}
+                self._limited.warning(("own port", listener.name), "server not started, retrying", **what)
+                self._post(None, WARNING, reason, "StartKubeProxy", f"{listener.name}: {listener.failure}")
             if self._must_bind():
-                reason = Reason.HEALTHZ_FAILED if listener.name == "healthz" else Reason.METRICS_FAILED
-                self._post(None, WARNING, reason, "StartKubeProxy", listener.failure)
                 raise Fatal(f"{listener.name}: {listener.failure}")
             self._own_ports.start(RETRY_SECONDS)
 

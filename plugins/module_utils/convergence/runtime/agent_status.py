@@ -95,6 +95,7 @@ class AgentStatus(TypedDict):
     healthy: bool
     ready: bool
     otherProxy: str
+    closedPorts: List[str]
     since: float
     uptimeSeconds: float
     apiServer: Dict[str, str]
