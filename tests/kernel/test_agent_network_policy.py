@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.apiserver.discovery import discovery
-from tests.apiserver.wire import Answer, response
+from tests.apiserver.wire import Answer, failure, response
 from tests.kernel.agent_node import NODE, AgentNode, service_manager
 from tests.kernel.policy_node import PORTS, TABLE, bridge_port, elements, granted, isolated, pod, policy, policy_node
-from tests.lab import system
+from tests.lab import manifests, system
 from tests.lab.manifests import Object
 from tests.waiting import wait_for
 
@@ -117,6 +117,19 @@ def test_a_boot_starts_from_the_copy_on_disk_if_pods_or_nothing_can_be_listed(no
         node.stop_api()
 
 
+def test_policies_of_a_terminating_namespace_hold_until_it_is_gone(node):
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    terminating = {"name": "shop", "deletionTimestamp": "2026-01-02T00:00:00Z"}
+    node.store.put({"apiVersion": "v1", "kind": "Namespace", "metadata": terminating})
+    node.store.delete("NetworkPolicy", "shop", "db")
+    node.store.put(pod("late", "10.244.0.6", {"app": "db"}))
+    wait_for(lambda: "10.244.0.6" in elements("isolated-in4"), 30)
+    assert isolated() and granted()
+    node.store.delete("Namespace", "", "shop")
+    wait_for(lambda: not isolated(), 30)
+
+
 GROUP = "policy.networking.k8s.io"
 KNOWN_VERSIONS = [f"/apis/{GROUP}/{version}/clusternetworkpolicies" for version in ("v1beta1", "v1alpha2")]
 
@@ -184,6 +197,51 @@ def test_cluster_policies_are_followed_in_the_version_that_is_served_and_stay_wi
         node.start()
     wait_for(lambda: stale in node.status()["networkPolicy"]["error"], 30)
     assert denied() and node.status()["networkPolicy"]["inForce"]
+
+
+def test_all_nodes_are_followed_while_a_policy_selects_nodes(node):
+    """A rule about nodes denies nothing while they are being listed, and everything if they cannot be."""
+
+    def blocks() -> str:
+        return elements("blocks4")
+
+    assert node.api is not None
+    node.node_configuration["networkPolicy"]["clusterNetworkPolicies"] = True
+    node.write_configuration()
+    edge = manifests.node("node9", "192.0.2.9", "10.244.9.0/24", metadata={"labels": {"role": "edge"}})
+    node.store.put(edge)
+    node.store.put(pod("open", "10.244.0.4", {"app": "open"}))
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    watches = [path for path in node.api.requests if "/nodes?" in path and "watch=true" in path]
+    assert watches and all("fieldSelector" in path for path in watches)
+    selecting = cluster_policy("open")
+    rule = {"action": "Deny", "to": [{"nodes": {"matchLabels": {"role": "edge"}}}]}
+    selecting["spec"] = {**selecting["spec"], "ingress": [], "egress": [rule]}
+    node.store.put(selecting)
+    wait_for(lambda: "192.0.2.9" in blocks(), 30)
+    assert "192.0.2.1" not in blocks() and node.status()["networkPolicy"]["warnings"] == []
+    node.store.put({**edge, "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.8"}]}})
+    wait_for(lambda: "192.0.2.8" in blocks() and "192.0.2.9" not in blocks(), 30)
+    node.store.delete("ClusterNetworkPolicy", "", "lockdown")
+    wait_for(lambda: "192.0.2.8" not in blocks(), 30)
+    node.stop()
+    # Restarted without the right to list all Nodes.
+    node.api.wrong = without_all_nodes
+    node.start()
+    wait_for(lambda: node.status()["networkPolicy"]["inForce"], 30)
+    node.store.put(selecting)
+    wait_for(lambda: "10.244.0.4" in elements("policed-out4"), 30)
+    assert any("the Nodes are not known" in line for line in node.status()["networkPolicy"]["warnings"])
+    node.api.wrong = None
+    wait_for(lambda: "192.0.2.8" in blocks() and node.status()["networkPolicy"]["warnings"] == [], 60)
+
+
+def without_all_nodes(target: str) -> Optional[Answer]:
+    """Refuse lists of all Nodes."""
+    path = urlsplit(target)
+    refused = path.path == "/api/v1/nodes" and "fieldSelector" not in path.query
+    return Answer(failure(403, "Forbidden")) if refused else None
 
 
 def test_a_refused_version_of_a_policy_does_not_replace_a_valid_one(node):

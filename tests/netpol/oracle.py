@@ -125,6 +125,7 @@ class Oracle:
         }
         self.policies = [item for item in items if item["kind"] == "NetworkPolicy"]
         self.cluster_policies = [item for item in items if item["kind"] == "ClusterNetworkPolicy"]
+        self.nodes = [item for item in items if item["kind"] == "Node"]
 
     @staticmethod
     def _counts(pod: Raw) -> bool:
@@ -349,10 +350,20 @@ class Oracle:
                 _check(item["networks"])
                 ranges = [network(text) for text in item["networks"]]
                 by_peer.append(any(ipaddress.ip_address(packet.destination) in part for part in ranges))
+            elif direction == "Egress" and list(item) == ["nodes"]:
+                by_peer.append(
+                    any(
+                        packet.destination in [each["address"] for each in node["status"]["addresses"]]
+                        for node in self.nodes
+                        if selector_matches(item["nodes"], node["metadata"].get("labels") or {})
+                    )
+                )
             else:
                 by_peer.append(self._pods_or_namespaces(item, peer))
         protocols = rule.get("protocols")
         _check(protocols is None or protocols)
+        if any("nodes" in item for item in peers):  # type: ignore[union-attr]
+            _check(not any("destinationNamedPort" in item for item in protocols or []))
         by_port = [self._cluster_port(item, packet, pod) for item in protocols or [] for pod in targets]
         return any(by_peer) and (protocols is None or any(by_port))
 

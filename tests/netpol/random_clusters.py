@@ -47,6 +47,7 @@ class Generator:
         items += [self.pod(self._random.choice(PODS)) for _ in range(self._random.choice((0, 0, 1, 2)))]
         items += [self.policy() for _ in range(self._random.randint(1, 7))]
         if self._cluster_policies and self._chance(0.5):
+            items += [self.node(number) for number in (2, 3)]
             items += [self.cluster_policy() for _ in range(self._random.randint(1, 4))]
         return {self._key(item): item for item in items}
 
@@ -54,7 +55,7 @@ class Generator:
         """Change a cluster in place: add, replace or delete an object."""
         kinds = ["pod", "relabel", "policy", "policy", "namespace", "delete"]
         if self._cluster_policies:
-            kinds.append("cluster")
+            kinds += ["cluster", "node"]
         kind = self._random.choice(kinds)
         if kind == "delete" and objects:
             del objects[self._random.choice(sorted(objects))]
@@ -66,6 +67,8 @@ class Generator:
             item["metadata"]["labels"] = self._labels(LABELS)
         elif kind == "namespace":
             item = self.namespace(self._random.choice(NAMESPACES))
+        elif kind == "node":
+            item = self.node(self._random.choice((2, 3)))
         elif kind == "cluster":
             item = self.cluster_policy()
         elif kind == "policy" or not pods:
@@ -100,6 +103,13 @@ class Generator:
         if self._chance(0.9):
             labels["kubernetes.io/metadata.name"] = name
         return {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}}
+
+    def node(self, number: int) -> Raw:
+        """Return a Node whose name is not that of the node under test; it may have its address, or a client's."""
+        listed = self._random.sample((*NODE_ADDRESSES, "203.0.113.7", "198.51.100.1"), 2)
+        status = {"addresses": [{"type": "InternalIP", "address": each} for each in listed]}
+        metadata = {"name": f"node{number}", "labels": self._labels(TEAMS)}
+        return {"kind": "Node", "apiVersion": "v1", "metadata": metadata, "status": status}
 
     def pod(self, place: tuple[int, int]) -> Raw:
         subnet, number = place
@@ -274,7 +284,10 @@ class Generator:
         rule[peers] = []
         for _ in range(self._random.randint(1, 2)):
             if self._chance(self._odd):
-                rule[peers].append(self._random.choice(({"domainNames": ["x.example"]}, {}, {"nodes": {}})))
+                rule[peers].append(self._random.choice(({"domainNames": ["x.example"]}, {})))
+            elif peers == "to" and self._chance(0.15):
+                networks = True
+                rule[peers].append({"nodes": self._selector(TEAMS, odd=True)})
             elif peers == "to" and self._chance(0.4):
                 networks = True
                 ranges = self._random.choice((_RANGES_4, _RANGES_6))

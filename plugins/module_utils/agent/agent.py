@@ -246,6 +246,7 @@ class Agent:
             if self._stop or self.sync.proxiers is None:
                 continue
             self._attempt("prepare network policies", self.readiness.fill)
+            self._attempt("follow Nodes", self.parts.follow_nodes)
             self.policy.sync(self.sync.proxiers.node_view.addresses)
             self._attempt("report readiness", self.readiness.poll)
             self.parts.check_follower.follow()

@@ -38,7 +38,7 @@ from .ports.surface import PortKeeper, Surface
 from .reports import Reports
 from .services.losses import EndpointLossWatch
 from .services.node import NodeSync
-from .settings import AgentOptions, command_line_flags, configure_log, load_settings
+from .settings import AgentOptions, Settings, command_line_flags, configure_log, load_settings
 from .source.cluster_source import ClusterSource
 from .source.first_services import FirstObjects
 from .source.keeper import CacheKeeper
@@ -219,6 +219,16 @@ class Parts:
         node = self.source.view.state.nodes.get(self.node_name)
         of_node = node.pod_cidrs if node is not None else ()
         self.clients.set_pods((*loaded.cluster_cidrs, *loaded.node_proxy.network_policy.pod_cidrs, *of_node))
+
+    def follow_nodes(self, before: Optional[str] = None, settings: Optional[Settings] = None) -> None:
+        """Follow the Node of these settings, by default those in effect, and every Node while policies select them.
+
+        ``before``: the name of the Node that is followed; by default it is the same.
+        """
+        settings = settings or self.settings
+        name = settings.followed_node
+        every = settings.follows_every_node or self.policy.selects_nodes
+        self.source.follow_node(name, name if before is None else before, every)
 
     def _expects_other_proxy(self) -> bool:
         """Return whether another program is meant to serve the Services, or was accepted beside the agent."""

@@ -117,8 +117,7 @@ def _apply(parts: Parts, before: Settings, after: Settings) -> None:
     else:
         parts.sync.configuration = configuration
     parts.forwarding.configure(configuration)
-    if node_changed or after.follows_every_node != before.follows_every_node:
-        parts.source.follow_node(after.followed_node, before.followed_node, after.follows_every_node)
+    parts.follow_nodes(before.followed_node, after)
     if after.node_name != before.node_name:
         parts.log.info("the name of this node has changed", node=after.node_name, before=before.node_name)
     parts.policy.configure(configuration, after.node_name)

@@ -188,7 +188,8 @@ class Node(NamedTuple):
 
     ``internal_ips`` and ``external_ips`` keep the order of status.addresses; ``zone`` is empty without the label.
     ``taint_keys`` are the keys of spec.taints; ``deleting``: it has a metadata.deletionTimestamp.
-    ``hostname`` is the label kubernetes.io/hostname, empty without it. ``weight``: of the endpoints on it.
+    ``hostname`` is the label kubernetes.io/hostname, empty without it. ``weight``: of the endpoints on it. ``labels``:
+    those that were kept when the object was pruned.
     """
 
     name: str
@@ -200,6 +201,12 @@ class Node(NamedTuple):
     deleting: bool = False
     hostname: str = ""
     weight: int = 1
+    labels: Mapping[str, str] = {}
+
+    @property
+    def addresses(self) -> Tuple[str, ...]:
+        """The internal and external addresses."""
+        return self.internal_ips + self.external_ips
 
 
 class ServiceCIDR(NamedTuple):

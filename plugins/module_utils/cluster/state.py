@@ -214,6 +214,7 @@ class ClusterState:
             return self._put_service(parsed)
         if isinstance(parsed, Node):
             self.nodes[parsed.name] = parsed
+            self.policy.put_node(parsed)
             return self._weigh_node(parsed.name, parsed.weight)
         if isinstance(parsed, ServiceCIDR):
             self.service_cidrs[parsed.name] = parsed
@@ -489,6 +490,7 @@ class ClusterState:
             return frozenset((service, *self._replace_service(service, None))) if found else _NOTHING
         if key.kind == "Node":
             self.nodes.pop(key.name, None)
+            self.policy.remove(key)
             return self._weigh_node(key.name, 1)
         if key.kind == "ServiceCIDR":
             self.service_cidrs.pop(key.name, None)

@@ -108,7 +108,7 @@ class PolicyState:
         self._candidates = 0
         self._contents = PodContents(MOST_CANDIDATES_TOGETHER if self._limited else None)
         self.subjects = SubjectTable(self.table, self.peers, self.families.values(), limited=self._limited)
-        self.compiler = RuleCompiler(refused, progress)
+        self.compiler = RuleCompiler(refused, objects, progress)
         # Pods still to be classified again.
         self._later: Dict[NamespacedName, None] = {}
         self._portion = portion
@@ -206,7 +206,9 @@ class PolicyState:
                 if not self._policies[key.namespace]:
                     del self._policies[key.namespace]
             namespaces.add(key.namespace)
-        if changes.cluster_policies and self._cluster_policies:
+        if changes.nodes:
+            self.compiler.nodes_changed()
+        if (changes.cluster_policies or changes.nodes) and self._cluster_policies:
             work.local.update(self.local)
         elif namespaces:
             work.local.update(key for key in self.local if key.namespace in namespaces)

@@ -9,11 +9,13 @@ from typing import AbstractSet, Dict, Iterable, Tuple, Union
 
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
+from ..cluster.parsing.policy_objects import PolicyObjects
 from ..cluster.policies.policy_model import DIRECTIONS, ClusterNetworkPolicy, NetworkPolicy
 from .excess import excess
 from .limits import PolicySide
 from .matching.candidates import Candidates
 from .matching.compiled import CompiledRule, compile_rule, compile_rules
+from .matching.node_peers import resolved_rule
 
 Policy = Union[NetworkPolicy, ClusterNetworkPolicy]
 
@@ -22,11 +24,12 @@ class RuleCompiler:
     """Compiles the rules of policies; the same policy object gives the same rules.
 
     ``refused``: NetworkPolicies whose rules are omitted in a direction. ``too_large``: further ones, with the reason
-    (see :mod:`.excess`). ``progress`` is called for each policy.
+    (see :mod:`.excess`). ``objects``: with the Nodes that rules select. ``progress`` is called for each policy.
     """
 
-    def __init__(self, refused: AbstractSet[PolicySide], progress: Progress = unheeded) -> None:
+    def __init__(self, refused: AbstractSet[PolicySide], objects: PolicyObjects, progress: Progress = unheeded) -> None:
         self.refused = refused
+        self._objects = objects
         self._progress = progress
         self.too_large: Dict[PolicySide, str] = {}
         #: Of the current pods, by which the size of policies is judged.
@@ -40,7 +43,8 @@ class RuleCompiler:
         if found is None or found[0] is not policy:
             self._progress()
             if isinstance(policy, ClusterNetworkPolicy):
-                compiled = map(compile_rule, policy.rules(direction))
+                resolved = (resolved_rule(rule, self._objects) for rule in policy.rules(direction))
+                compiled = map(compile_rule, resolved)
                 rules = tuple(rule for rule in compiled if rule.is_useful)
             else:
                 rules = self._affordable(policy, direction, compile_rules(policy.rules(direction)))
@@ -64,6 +68,12 @@ class RuleCompiler:
         """Drop the reason why a NetworkPolicy was too large; its new version may not be, or select no pod."""
         for direction in DIRECTIONS:
             self.too_large.pop((key, direction), None)
+
+    def nodes_changed(self) -> None:
+        """Drop the rules of policies with Nodes as peers."""
+        for key, (policy, _rules) in list(self._compiled.items()):
+            if isinstance(policy, ClusterNetworkPolicy) and policy.has_node_peers:
+                del self._compiled[key]
 
     def keep_only(self, policies: Iterable[Policy]) -> None:
         """Drop the rules of all other policies, including previous versions of changed ones."""

@@ -15,6 +15,7 @@ from ..base.addresses import unpacked
 from ..cluster.parsing.policy_objects import PolicyObjects
 from ..cluster.policies import policy_model as model
 from .limits import PolicySide
+from .matching.node_peers import known_rule, selects
 from .matching.owners import Address, AddressOwners
 
 _FROM, _TO = "from", "to"
@@ -127,14 +128,15 @@ class Verdicts:
         """Return a tier's decision, or None if no rule matches or a rule passes the packet to the next tier."""
         for policy in self._cluster_selecting(tier, pods):
             for number, rule in enumerate(policy.rules(direction)):
-                found = self._match(rule, direction, pods, flow)
+                found = self._match(known_rule(rule, self._objects), direction, pods, flow)
                 if not found.matches:
                     continue
-                if rule.action == model.PASS:
+                action = known_rule(rule, self._objects).action
+                if action == model.PASS:
                     return None
                 name = f" ({rule.name})" if rule.name else ""
                 by = f"ClusterNetworkPolicy {policy.name} {direction.lower()}[{number}]{name}: {found.text}"
-                return SideVerdict(rule.action == model.ACCEPT, f"{rule.action} by the {tier} tier", by=by)
+                return SideVerdict(action == model.ACCEPT, f"{action} by the {tier} tier", by=by)
         return None
 
     def _cluster_selecting(self, tier: str, pods: Sequence[model.Pod]) -> Iterator[model.ClusterNetworkPolicy]:
@@ -187,6 +189,9 @@ class Verdicts:
         if isinstance(peer, model.BlockPeer):
             text = unpacked(address)
             return peer.network.contains(text) and not any(part.contains(text) for part in peer.excepted)
+        if isinstance(peer, model.NodePeer):
+            text = unpacked(address)
+            return any(text in node.addresses and selects(peer, node) for node in self._objects.nodes.values())
         return owner is not None and self._is_pod(peer, owner)
 
 

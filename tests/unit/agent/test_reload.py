@@ -113,7 +113,8 @@ def test_another_node_name_reads_that_node_before_setting_up_and_follows_it(tmp_
     assert running.reload("hostnameOverride: n2") is True
     assert running.names.index("source.read_node") < running.names.index("sync.rebuild")
     running.parts.source.read_node.assert_called_once_with("n2")
-    running.parts.source.follow_node.assert_called_once_with("n2", "n1", False)
+    running.parts.follow_nodes.assert_called_once_with("n1", running.parts.settings)
+    assert running.parts.settings.followed_node == "n2"
     assert "the name of this node has changed" in running.text.getvalue()
 
 
@@ -122,7 +123,8 @@ def test_a_host_outside_the_cluster_follows_no_node(tmp_path):
     running = Running(tmp_path / "config.conf", local)
     assert running.reload(local + OUTSIDE) is True
     assert "source.read_node" not in running.names
-    running.parts.source.follow_node.assert_called_once_with("", "n1", False)
+    running.parts.follow_nodes.assert_called_once_with("n1", running.parts.settings)
+    assert running.parts.settings.followed_node == ""
 
 
 @pytest.fixture

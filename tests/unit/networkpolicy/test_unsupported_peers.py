@@ -10,8 +10,9 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.verdicts import Flow, Verdicts
 
-PEERS = {"nodes": {"matchLabels": {"role": "edge"}}, "domainNames": ["*.example.com"], "somethingNew": {}}
+PEERS = {"domainNames": ["*.example.com"], "somethingNew": {}}
 POD = {
     "kind": "Pod",
     "metadata": {"namespace": "shop", "name": "web"},
@@ -72,3 +73,48 @@ def test_rules_that_are_no_list_deny_everything_in_their_direction(rules):
     assert denied and skipped.startswith("ClusterNetworkPolicy edge: spec.egress: ")
     (skipped,), denied = judged("ingress", rules)
     assert not denied and skipped.startswith("ClusterNetworkPolicy edge: spec.ingress: ")
+
+
+def node(name, role, *addresses):
+    listed = [{"type": "InternalIP", "address": address} for address in addresses]
+    return {"kind": "Node", "metadata": {"name": name, "labels": {"role": role}}, "status": {"addresses": listed}}
+
+
+@pytest.mark.parametrize("action", ["Accept", "Deny", "Pass"])
+def test_nodes_match_by_their_current_labels_and_addresses_once_all_are_known(action):
+    """Until then the rule fails closed, in the rows as in explanations."""
+    edge = {"action": action, "to": [{"nodes": {"matchLabels": {"role": "edge"}}}]}
+    rules = [edge, {"action": "Accept" if action == "Deny" else "Deny", "to": [{"networks": ["0.0.0.0/0"]}]}]
+    spec = {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": rules}
+    policy = {"kind": "ClusterNetworkPolicy", "metadata": {"name": "edge"}, "spec": spec}
+    nodes = [node("n1", "edge", "192.0.2.1", "2001:db8::1"), node("n2", "core", "192.0.2.2")]
+    namespace = {"kind": "Namespace", "metadata": {"name": "shop"}}
+    state = ClusterState.from_objects([namespace, POD, policy, *nodes])
+    objects, own = state.policy, packed("10.244.1.11")
+    made = NodePolicy("node1", objects, cluster_policies=True)
+    objects.pop_changes()
+
+    def allowed():
+        """Return which of the Nodes' addresses, and of another one, the pod reaches."""
+        made.update(objects.pop_changes())
+        verdicts, found = Verdicts(objects, made.owners, True, {}), []
+        for text in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
+            by_rows = made.judge().allows(own, packed(text), 6, 443)
+            assert verdicts.side("Egress", own, Flow(packed(text), "tcp", 443)).allowed == by_rows
+            found.append(by_rows)
+        return found
+
+    opened = action != "Deny"
+    assert allowed() == [opened, not opened, not opened] and not state.skipped
+    state.upsert(node("n2", "edge", "192.0.2.2"))
+    state.upsert(node("n1", "edge", "192.0.2.3"))
+    assert allowed() == [not opened, opened, opened]
+    state.delete(node("n2", "edge"))
+    assert allowed() == [not opened, not opened, opened]
+    objects.set_nodes_known(False)
+    assert allowed() == [False, False, False]
+    objects.set_nodes_known(True)
+    assert allowed() == [not opened, not opened, opened]
+    state.delete(policy)
+    state.upsert(node("n3", "edge", "192.0.2.1"))
+    assert not objects.changes.nodes and allowed() == [True, True, True]

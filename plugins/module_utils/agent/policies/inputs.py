@@ -15,12 +15,16 @@ from ...kernel.pod_links import PodLinks
 from ...kernel.rtnetlink.address_monitor import AddressMonitor
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.rows import ANY, POLICED, SELF
+from ..source.view import ClusterView
 from ..telemetry.log import LimitedLog
 from ..threads.timers import Pace, Timers
 
 PAUSE_SECONDS = 2.0
 #: The minimum pause after a choice is this many times its duration, so that choices take a fifth of the time at most.
 PAUSE_FACTOR = 4
+#: How long policies wait for the Nodes that they select; the agent may not be allowed to read them.
+NODE_PATIENCE_SECONDS = 10.0
+_NODES_UNKNOWN = "the Nodes are not known: rules of ClusterNetworkPolicies with nodes as peers allow nothing"
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.5, 16.0
 
 
@@ -61,6 +65,39 @@ class PolicyChoices:
             self._pace.worked(self._clock() - started)
         if policy.is_provisional:
             self._timer.start(self._pace.rest())
+
+
+class NodesOfPolicies:
+    """Lets policies wait for the Nodes that they select, for as long as these are likely to arrive.
+
+    Without them, a rule that selects Nodes opens nothing and may deny everything. ``again`` is called when the wait
+    ends.
+    """
+
+    def __init__(self, view: ClusterView, timers: Timers, limited: LimitedLog, again: Callable[[], None]) -> None:
+        self.warnings: List[str] = []
+        self._view = view
+        self._limited = limited
+        self._clock = timers.clock
+        self._due: Optional[float] = None
+        self._timer = timers.add("wait for the Nodes that policies select", again)
+
+    def are_awaited(self) -> bool:
+        """Return whether to wait, and follow whether the Nodes are known."""
+        objects = self._view.state.policy
+        if objects.nodes_known or not objects.have_node_peers:
+            self._due = None
+            self.warnings = []
+            return False
+        if self._due is None:
+            self._due = self._clock() + NODE_PATIENCE_SECONDS
+            self._timer.restart(NODE_PATIENCE_SECONDS)
+        if self._clock() < self._due:
+            return True
+        if not self.warnings:
+            self.warnings = [_NODES_UNKNOWN]
+            self._limited.warning("nodes of policies", _NODES_UNKNOWN)
+        return False
 
 
 class PolicyLinks:

@@ -42,7 +42,7 @@ from ..threads.failures import NOT_OF_ONE_OBJECT, error_text
 from ..threads.timers import Timers
 from .connection_cuts import ConnectionCuts
 from .denied_log import DeniedLog
-from .inputs import PolicyChoices, PolicyLinks
+from .inputs import NodesOfPolicies, PolicyChoices, PolicyLinks
 from .policy_table import FAMILY, PolicyTable
 from .settings import SettingsInEffect
 
@@ -99,6 +99,7 @@ class PolicySync:
         self._schedule = _schedule()
         self._links = PolicyLinks(timers, self._limited, self._sync_again)
         self._choices = PolicyChoices(timers, self._sync_again)
+        self._nodes = NodesOfPolicies(view, timers, self._limited, self._sync_again)
         self._check_period = 0.0
         self._check = RegularCheck(timers, "check network policies", self._check_everything)
 
@@ -153,8 +154,13 @@ class PolicySync:
             "lastSync": round(self._last_sync, 3),
             "failures": self._failures,
             "repaired": self._tables.repairs.count,
-            "warnings": [*self._settings.warnings, *annotation_warnings(policy)] if policy is not None else [],
+            "warnings": self._warnings(policy),
         }
+
+    def _warnings(self, policy: Optional[NodePolicy]) -> List[str]:
+        if policy is None:
+            return []
+        return [*self._settings.warnings, *self._nodes.warnings, *annotation_warnings(policy)]
 
     def _awaited(self) -> str:
         """Return what must be known before the settings can be applied; empty if they are in effect."""
@@ -183,6 +189,11 @@ class PolicySync:
     def in_force(self) -> bool:
         """Whether the table is that of the policies that are known."""
         return bool(self._last_sync) and self._policy is not None and not self._error
+
+    @property
+    def selects_nodes(self) -> bool:
+        """Whether policies in effect select Nodes, so that all Nodes must be followed."""
+        return self._settings.requested.cluster_policies and self._view.state.policy.have_node_peers
 
     def explainer(self, endpoints: Sequence[Resolved]) -> PolicyExplainer:
         """Return an explainer of the state that is in force. Raises ProxyError if there is none."""
@@ -231,7 +242,7 @@ class PolicySync:
                 self._links.close()
                 self._denied.follow(NO_LOG)
                 self._remove = False
-            elif self.enabled and self._settings.are_known:
+            elif self.enabled and self._settings.are_known and not self._nodes.are_awaited():
                 self._follow(addresses, began)
                 self._last_sync = time.time()
                 self._health.updated(FAMILY)

@@ -187,7 +187,7 @@ class ClusterSource:
             room=self._room,
             held=self.view.size_of,
             optional=resource in OPTIONAL,
-            reduce=prune,
+            reduce=functools.partial(prune, node_labels=self._all_nodes),
             first_pause=pause,
             prelude=functools.partial(self._begin, resource),
             vital=self._origin is not None and resource.kind in _VITAL_KINDS,
@@ -271,6 +271,8 @@ class ClusterSource:
 
     def follow_node(self, name: str, old_name: str, all_nodes: bool = False) -> None:
         """Watch the Node of this name instead of the old one, or every Node; an empty name: this host has no Node."""
+        if (name, all_nodes) == (old_name, self._all_nodes):
+            return
         for old in [reflector for reflector in self.reflectors if reflector.resource is NODES]:
             old.stop()
             self.reflectors.remove(old)
@@ -378,6 +380,9 @@ class ClusterSource:
         if kind not in self.view.listed:
             self.view.apply(Batch(kind, items, []), whole=True)
         self.view.from_disk.add(kind)
+        if kind == NODES.kind and len(items) > 1:
+            # Without need, an agent follows its own Node only.
+            self.view.state.policy.set_nodes_known(True)
 
     @property
     def is_unsaved(self) -> bool:

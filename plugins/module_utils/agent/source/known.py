@@ -21,13 +21,15 @@ _MOST_NAME_CHARACTERS = 253
 class Batch(NamedTuple):
     """The changes of a collection: raw objects that are new or different, and deleted ones.
 
-    ``listed``: with this batch the collection is completely known. Only kind and metadata of a deleted object matter.
+    ``listed``: with this batch the collection is completely known, or if ``of_part``, the part that a field selector
+    selects. Only kind and metadata of a deleted object matter.
     """
 
     kind: str
     changed: Sequence[Dict[str, Any]]
     gone: List[Dict[str, Any]]
     listed: bool = False
+    of_part: bool = False
 
 
 def check_identity(raw: object, kind: str) -> Dict[str, Any]:
@@ -59,10 +61,14 @@ class Listed(NamedTuple):
 
 
 class Known:
-    """The objects of a collection that have been delivered, by key with the digest of their content if it is known."""
+    """The objects of a collection that have been delivered, by key with the digest of their content if it is known.
 
-    def __init__(self, kind: str) -> None:
+    ``of_part``: only a part of the collection is followed.
+    """
+
+    def __init__(self, kind: str, of_part: bool = False) -> None:
         self._kind = kind
+        self._of_part = of_part
         self._digests: Dict[ObjectKey, Optional[int]] = {}
 
     @property
@@ -104,7 +110,7 @@ class Known:
             if listed.item is not None:
                 changed.append(listed.item)
         gone = [_tombstone(key) for key in before if key not in self._digests]
-        return Batch(self._kind, changed, gone, True)
+        return Batch(self._kind, changed, gone, True, self._of_part)
 
     def forget(self, keys: Iterable[ObjectKey]) -> None:
         """Mark objects for delivery by the next list, whatever their content; may be called from any thread."""

@@ -87,7 +87,7 @@ class Reflector:
         wait: Optional[Callable[[float], object]] = None,
     ) -> None:
         self.resource = resource
-        self.known = Known(resource.kind)
+        self.known = Known(resource.kind, bool(field_selector))
         self.connected = False
         self.error = ""
         self.is_unserved = False

@@ -72,6 +72,7 @@ class ClusterView:
 
     def __init__(self, room: Room = UNLIMITED, progress: Progress = unheeded) -> None:
         self.state = ClusterState()
+        self.state.policy.set_nodes_known(False)
         self.listed: Set[str] = set()
         self.from_disk: Set[str] = set()
         self.dirty: Set[NamespacedName] = set()
@@ -166,6 +167,8 @@ class ClusterView:
                     self.triggers.forget(before, affected)
         if batch.listed:
             self.listed.add(batch.kind)
+            if batch.kind == "Node":
+                self.state.policy.set_nodes_known(not batch.of_part)
             self._room.release(batch.kind)
         services, slices = (changes if batch.kind == kind else 0 for kind in ("Service", "EndpointSlice"))
         return Applied(services, slices, frozenset(families))

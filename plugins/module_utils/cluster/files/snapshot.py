@@ -316,11 +316,13 @@ def canonical_snapshot(objects: Iterable[Any]) -> Tuple[bytes, Dict[str, int]]:
     """
     chosen: Dict[Tuple[str, ...], str] = {}
     counts: Dict[str, int] = {}
-    for raw in objects:
-        if not is_read(raw):
-            continue
+    read = [raw for raw in objects if is_read(raw)]
+    selects_nodes = any(object_key(raw).kind == "ClusterNetworkPolicy" for raw in read)
+    for raw in read:
         key: Tuple[str, ...] = object_key(raw)
-        line = json.dumps(prune(raw), sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
+        line = json.dumps(
+            prune(raw, selects_nodes), sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str
+        )
         if not all((key[0], key[2])):
             key = (*key, line)
         chosen[key] = line

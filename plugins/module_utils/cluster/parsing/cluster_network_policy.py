@@ -4,8 +4,8 @@
 """Parsing of a raw ClusterNetworkPolicy (policy.networking.k8s.io), failing closed as its API requires.
 
 A part of a rule that is not understood makes an Accept rule match nothing, and turns a Deny or Pass rule into one that
-denies everything, as does a list of rules that is not a list. The fields ``nodes`` and ``domainNames`` are not
-supported and treated in the same way, as is any field that is not known: in the spec it concerns all rules.
+denies everything, as does a list of rules that is not a list. The field ``domainNames`` is not supported and treated in
+the same way, as is any field that is not known: in the spec it concerns all rules.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from ..policies.policy_model import (
     PASS,
     BlockPeer,
     ClusterNetworkPolicy,
+    NodePeer,
     Peer,
     PodPeer,
     PolicyPort,
     PolicyRule,
+    closed,
 )
 from ..policies.selectors import parse_selector
 from .network_policy import is_port_name, read_network
@@ -34,14 +36,12 @@ from .network_policy import is_port_name, read_network
 VERSIONS = ("policy.networking.k8s.io/v1beta1", "policy.networking.k8s.io/v1alpha2")
 _ACTIONS = (ACCEPT, DENY, PASS)
 _TIERS = (ADMIN, BASELINE)
-#: Peers of egress rules in the API's experimental channel.
-_UNSUPPORTED = ("nodes", "domainNames")
+#: A peer of egress rules in the API's experimental channel, as are nodes.
+_UNSUPPORTED = "domainNames"
 _SPEC_FIELDS = ("tier", "priority", "subject", "ingress", "egress")
 _MOST = 25
 _MOST_PRIORITY = 1000
 _PROTOCOLS = {"tcp": "TCP", "udp": "UDP", "sctp": "SCTP"}
-_DENY_ALL = PolicyRule(action=DENY)
-_NOTHING = PolicyRule(peers=(None,))
 
 
 def parse_cluster_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> ClusterNetworkPolicy:
@@ -61,7 +61,7 @@ def parse_cluster_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) ->
         fields_of(spec, _SPEC_FIELDS, "spec")
     except Invalid as error:
         skipped.append(error)
-        ingress, egress = (tuple(_closed(rule.action) for rule in rules) for rules in (ingress, egress))
+        ingress, egress = (tuple(closed(rule.action) for rule in rules) for rules in (ingress, egress))
     return ClusterNetworkPolicy(
         name=name,
         tier=str(tier),
@@ -70,11 +70,6 @@ def parse_cluster_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) ->
         ingress=ingress,
         egress=egress,
     )
-
-
-def _closed(action: object) -> PolicyRule:
-    """Return what a rule with this action is replaced by if it is not understood, so that nothing is opened."""
-    return _NOTHING if action == ACCEPT else _DENY_ALL
 
 
 def _only_field(raw: Dict[str, Any], known: Tuple[str, ...], field: str) -> str:
@@ -103,7 +98,7 @@ def _rules(value: object, field: str, peers_field: str, skipped: List[Invalid]) 
     Today's API server accepts at most 25. A later one may accept more, and to omit one could open what it denies.
     """
     items = leniently(elements, value, field, skipped, None)
-    return (_DENY_ALL,) if items is None else tuple(_rule(*item, peers_field, skipped) for item in items)
+    return (closed(DENY),) if items is None else tuple(_rule(*item, peers_field, skipped) for item in items)
 
 
 def _rule(value: object, field: str, peers_field: str, skipped: List[Invalid]) -> PolicyRule:
@@ -120,12 +115,12 @@ def _rule(value: object, field: str, peers_field: str, skipped: List[Invalid]) -
         ports = _each(raw.get("protocols"), f"{field}.protocols", lambda item, where: [_port(item, where)])
         if raw.get("protocols") is not None and not ports:
             raise Invalid(f"{field}.protocols", "is empty")
-        if any(port.name for port in ports) and any(isinstance(peer, BlockPeer) for peer in peers):
-            raise Invalid(f"{field}.protocols", "names a port together with networks")
+        if any(port.name for port in ports) and not all(isinstance(peer, PodPeer) for peer in peers):
+            raise Invalid(f"{field}.protocols", "names a port together with networks or nodes")
         return PolicyRule(tuple(peers), tuple(ports), str(action), text(raw.get("name"), f"{field}.name"))
     except Invalid as error:
         skipped.append(error)
-        return _closed(action)
+        return closed(action)
 
 
 def _each(value: object, field: str, read: Callable[[object, str], List[Any]]) -> List[Any]:
@@ -138,9 +133,11 @@ def _each(value: object, field: str, read: Callable[[object, str], List[Any]]) -
 def _peers(egress: bool) -> Callable[[object, str], List[Peer]]:
     def read(value: object, field: str) -> List[Peer]:
         raw = mapping(value, field)
-        for name in _UNSUPPORTED if egress else ():
-            if raw.get(name) is not None:
-                raise Invalid(f"{field}.{name}", "is not supported")
+        if egress and raw.get(_UNSUPPORTED) is not None:
+            raise Invalid(f"{field}.{_UNSUPPORTED}", "is not supported")
+        if egress and raw.get("nodes") is not None:
+            _only_field(raw, ("nodes",), field)
+            return [NodePeer(parse_selector(raw["nodes"], f"{field}.nodes"))]
         if egress and raw.get("networks") is not None:
             _only_field(raw, ("networks",), field)
             networks = sequence(raw["networks"], f"{field}.networks")

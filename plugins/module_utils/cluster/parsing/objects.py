@@ -14,7 +14,7 @@ from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPoli
 from .cluster_network_policy import VERSIONS, parse_cluster_network_policy
 from .endpoint_slice import parse_endpoint_slice
 from .network_policy import parse_network_policy
-from .pod import parse_namespace, parse_pod
+from .pod import parse_namespace, parse_pod, read_labels
 from .service import parse_service
 from .weight import WEIGHT, parse_weight
 
@@ -80,6 +80,7 @@ def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
         deleting=bool(metadata.get("deletionTimestamp")),
         hostname=text(labels.get(HOSTNAME_LABEL), f"metadata.labels[{HOSTNAME_LABEL}]"),
         weight=1 if weight is None else weight,
+        labels=read_labels(labels, []),
     )
 
 

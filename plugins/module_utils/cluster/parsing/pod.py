@@ -62,7 +62,8 @@ def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> Namespace:
     """Return the Namespace that a raw object describes. Raises Invalid if it has no valid name."""
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_label(metadata.get("name"), "metadata.name")
-    return Namespace(once(name), read_labels(metadata.get("labels"), skipped))
+    labels = read_labels(metadata.get("labels"), skipped)
+    return Namespace(once(name), labels, bool(metadata.get("deletionTimestamp")))
 
 
 def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:

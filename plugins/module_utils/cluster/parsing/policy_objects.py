@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Set, Union
+from time import monotonic
+from typing import AbstractSet, Any, Callable, Dict, NamedTuple, Set, Tuple, Union
 
-from ..model import NamespacedName
+from ..model import NamespacedName, Node
 from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 from .objects import ObjectKey
 
@@ -17,6 +18,10 @@ POLICY_TYPES = (Pod, Namespace, NetworkPolicy, ClusterNetworkPolicy)
 KEPT_KINDS = ("NetworkPolicy", "ClusterNetworkPolicy")
 
 
+#: How long the deletion of a policy may arrive before the event that its namespace is terminating.
+_OVERTAKEN_SECONDS = 5.0
+
+
 class PolicyChanges(NamedTuple):
     """The names of objects that were added, changed or deleted."""
 
@@ -24,24 +29,39 @@ class PolicyChanges(NamedTuple):
     namespaces: Set[str]
     policies: Set[NamespacedName]
     cluster_policies: Set[str]
+    #: Nodes, as peers of policies: empty while no policy has any.
+    nodes: AbstractSet[str] = frozenset()
 
     def __bool__(self) -> bool:
         return any(self)
 
 
 class PolicyObjects:
-    """The objects by name. ``changes``: what changed since :meth:`pop_changes` was last called."""
+    """The objects by name. ``changes``: what changed since :meth:`pop_changes` was last called.
 
-    def __init__(self) -> None:
+    ``nodes_known``: whether ``nodes`` are all Nodes of the cluster.
+
+    A NetworkPolicy that is deleted with its namespace stays until the Namespace is gone, so until its pods are: API
+    servers before 1.33 may delete policies before pods (CVE-2024-7598).
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.pods: Dict[NamespacedName, Pod] = {}
         self.namespaces: Dict[str, Namespace] = {}
         self.policies: Dict[NamespacedName, NetworkPolicy] = {}
         self.cluster_policies: Dict[str, ClusterNetworkPolicy] = {}
-        self.changes = PolicyChanges(set(), set(), set(), set())
+        self.nodes: Dict[str, Node] = {}
+        self.nodes_known = True
+        self.changes = _no_changes()
+        self._clock = clock
+        # Those that stay with their namespace, and those deleted a short time ago, with the time.
+        self._held: Set[NamespacedName] = set()
+        self._deleted: Dict[NamespacedName, Tuple[float, NetworkPolicy]] = {}
+        self._with_node_peers: Set[str] = set()
 
     def pop_changes(self) -> PolicyChanges:
         """Return what changed since the last call."""
-        changes, self.changes = self.changes, PolicyChanges(set(), set(), set(), set())
+        changes, self.changes = self.changes, _no_changes()
         return changes
 
     def put(self, item: PolicyObject) -> None:
@@ -50,10 +70,35 @@ class PolicyObjects:
             _put(self.pods, item.key, item, self.changes.pods)
         elif isinstance(item, Namespace):
             _put(self.namespaces, item.name, item, self.changes.namespaces)
+            self._hold(item.name) if item.deleting else self._release(item.name)
         elif isinstance(item, NetworkPolicy):
+            self._held.discard(item.key)
             _put(self.policies, item.key, item, self.changes.policies)
         else:
             _put(self.cluster_policies, item.name, item, self.changes.cluster_policies)
+            (self._with_node_peers.add if item.has_node_peers else self._with_node_peers.discard)(item.name)
+
+    @property
+    def have_node_peers(self) -> bool:
+        """Whether any ClusterNetworkPolicy has Nodes as peers."""
+        return bool(self._with_node_peers)
+
+    def put_node(self, node: Node) -> None:
+        """Add or replace a Node."""
+        before = self.nodes.get(node.name)
+        self.nodes[node.name] = node
+        if before is None or (before.labels, before.addresses) != (node.labels, node.addresses):
+            self._nodes_changed(node.name)
+
+    def set_nodes_known(self, known: bool) -> None:
+        """Record whether all Nodes are known."""
+        if known != self.nodes_known:
+            self.nodes_known = known
+            self._nodes_changed("")
+
+    def _nodes_changed(self, name: str) -> None:
+        if self._with_node_peers:
+            self.changes = self.changes._replace(nodes=self.changes.nodes | {name})
 
     def holds(self, key: ObjectKey) -> bool:
         """Return whether there is a policy with this key."""
@@ -68,10 +113,43 @@ class PolicyObjects:
             _remove(self.pods, named, self.changes.pods)
         elif key.kind == "Namespace":
             _remove(self.namespaces, key.name, self.changes.namespaces)
-        elif key.kind == "NetworkPolicy":
-            _remove(self.policies, named, self.changes.policies)
+            self._release(key.name)
+        elif key.kind == "NetworkPolicy" and named in self.policies:
+            self._remove_policy(named)
         elif key.kind == "ClusterNetworkPolicy":
             _remove(self.cluster_policies, key.name, self.changes.cluster_policies)
+            self._with_node_peers.discard(key.name)
+        elif key.kind == "Node" and self.nodes.pop(key.name, None) is not None:
+            self._nodes_changed(key.name)
+
+    def _remove_policy(self, key: NamespacedName) -> None:
+        namespace = self.namespaces.get(key.namespace)
+        if namespace is not None and namespace.deleting:
+            self._held.add(key)
+            return
+        # The event that the Namespace is terminating may arrive later, by another watch.
+        now = self._clock()
+        self._deleted = {name: each for name, each in self._deleted.items() if each[0] > now - _OVERTAKEN_SECONDS}
+        self._deleted[key] = now, self.policies[key]
+        _remove(self.policies, key, self.changes.policies)
+
+    def _hold(self, namespace: str) -> None:
+        """Put back the policies of a terminating namespace whose deletion has overtaken the event that says so."""
+        since = self._clock() - _OVERTAKEN_SECONDS
+        for key in [key for key in self._deleted if key.namespace == namespace]:
+            at, policy = self._deleted.pop(key)
+            if at > since and key not in self.policies:
+                _put(self.policies, key, policy, self.changes.policies)
+                self._held.add(key)
+
+    def _release(self, namespace: str) -> None:
+        for key in [key for key in self._held if key.namespace == namespace]:
+            self._held.discard(key)
+            _remove(self.policies, key, self.changes.policies)
+
+
+def _no_changes() -> PolicyChanges:
+    return PolicyChanges(set(), set(), set(), set())
 
 
 def _put(table: Dict[Any, Any], key: Any, item: Any, changed: Set[Any]) -> None:

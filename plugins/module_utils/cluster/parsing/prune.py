@@ -78,7 +78,7 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
         },
         "status": {"phase": True, "podIP": True, "podIPs": {"ip": True}},
     },
-    "Namespace": {"metadata": {"name": True, "labels": True}},
+    "Namespace": {"metadata": {"name": True, "labels": True, "deletionTimestamp": True}},
     "NetworkPolicy": {"metadata": _METADATA, "spec": True},
     "ClusterNetworkPolicy": {"metadata": {"name": True}, "spec": True},
 }
@@ -124,16 +124,21 @@ def _flat_reducer(names: Tuple[str, ...]) -> Reduce:
     return reduce
 
 
+_NODE = _SHAPES["Node"]
+_LABELLED_NODE = _reducer({**_NODE, "metadata": {**_NODE["metadata"], "labels": True}})
 _REDUCERS: Dict[str, Reduce] = {kind: _reducer(shape) for kind, shape in _SHAPES.items()}
 
 
-def prune(raw: Any) -> Any:
+def prune(raw: Any, node_labels: bool = False) -> Any:
     """Return a raw object with only the fields that the proxy reads; it shares parts with the original.
 
-    It parses to the same value as the original, or is refused for the same reason.
+    It parses to the same value as the original, or is refused for the same reason. ``node_labels``: keep all labels of
+    Nodes, which policies may select.
     """
     kind = raw.get("kind") if isinstance(raw, dict) else None
     reduce = _REDUCERS.get(kind) if isinstance(kind, str) else None
+    if node_labels and kind == "Node":
+        reduce = _LABELLED_NODE
     if reduce is None:
         return raw
     return {"apiVersion": raw.get("apiVersion"), "kind": kind, **reduce(raw)}

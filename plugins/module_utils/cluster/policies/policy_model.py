@@ -56,10 +56,11 @@ class Pod(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """A Namespace and its labels."""
+    """A Namespace and its labels. ``deleting``: it is terminating."""
 
     name: str
     labels: Mapping[str, str] = {}
+    deleting: bool = False
 
 
 class PodPeer(NamedTuple):
@@ -89,7 +90,16 @@ class BlockPeer(NamedTuple):
         return f"ipBlock {self.network}{less}"
 
 
-Peer = Union[PodPeer, BlockPeer]
+class NodePeer(NamedTuple):
+    """Nodes as a peer, by their labels."""
+
+    nodes: LabelSelector
+
+    def __str__(self) -> str:
+        return f"nodes ({self.nodes})"
+
+
+Peer = Union[PodPeer, BlockPeer, NodePeer]
 
 
 class PolicyPort(NamedTuple):
@@ -121,6 +131,20 @@ class PolicyRule(NamedTuple):
     ports: Tuple[Optional[PolicyPort], ...] = ()
     action: str = ACCEPT
     name: str = ""
+
+    @property
+    def node_peers(self) -> Tuple[NodePeer, ...]:
+        """The peers that are Nodes."""
+        return tuple(peer for peer in self.peers if isinstance(peer, NodePeer))
+
+
+#: What replaces a rule that is not understood, so that nothing is opened: an Accept rule, or another one.
+_NOTHING, _DENY_ALL = PolicyRule(peers=(None,)), PolicyRule(action=DENY)
+
+
+def closed(action: object) -> PolicyRule:
+    """Return what a rule with this action is replaced by if it is not understood."""
+    return _NOTHING if action == ACCEPT else _DENY_ALL
 
 
 class NetworkPolicy(NamedTuple):
@@ -157,6 +181,11 @@ class ClusterNetworkPolicy(NamedTuple):
     subject: PodPeer
     ingress: Tuple[PolicyRule, ...] = ()
     egress: Tuple[PolicyRule, ...] = ()
+
+    @property
+    def has_node_peers(self) -> bool:
+        """Whether any rule has Nodes as peers."""
+        return any(rule.node_peers for rule in (*self.ingress, *self.egress))
 
     def rules(self, direction: str) -> Tuple[PolicyRule, ...]:
         """Return the rules of a direction, in their order."""

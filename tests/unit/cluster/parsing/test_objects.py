@@ -157,6 +157,7 @@ def test_node_and_service_cidr():
         ("ToBeDeletedByClusterAutoscaler",),
         True,
         "host-a",
+        labels={"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": "host-a"},
     )
     assert parse_object(SERVICE_CIDR) == ServiceCIDR("kubernetes", ("10.96.0.0/16", "fd00:96::/112"))
 
