@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run Kubernetes' own end-to-end suite, and an operator's first day: ``python -m tests.e2e --binaries DIRECTORY``."""
+"""Run Kubernetes' own suite, a new node and an operator's first day: ``python -m tests.e2e --binaries DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from .binaries import find_binaries
 from .cluster import Cluster
 from .control_plane import ControlPlane
 from .first_day import Row, run_first_day, table
+from .new_node import run_new_node
 from .nodes import KubernetesNode
 from .proxies import KubeProxy, Project
 from .results import Results, details, failures, read_report, summary
@@ -46,7 +47,10 @@ RUNS: Dict[str, Run] = {
 }
 #: The run without the suite, the last one of a cluster: if a step fails, the nodes stay as they are then.
 FIRST_DAY = "first-day"
-_DEFAULT = (*_MODES, "network-policy", "kube-proxy-nftables", FIRST_DAY)
+#: The run in which a node joins the cluster.
+NEW_NODE = "new-node"
+_WITHOUT_SUITE = frozenset((FIRST_DAY, NEW_NODE))
+_DEFAULT = (*_MODES, "network-policy", NEW_NODE, "kube-proxy-nftables", FIRST_DAY)
 
 
 class Outcome(NamedTuple):
@@ -70,7 +74,7 @@ def chosen_runs(names: Sequence[str], ipvs: bool) -> List[str]:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e", description="Runs Kubernetes' end-to-end suite.")
     parser.add_argument("--binaries", default="", metavar="DIRECTORY", help="has Kubernetes' programs")
-    names = [FIRST_DAY, *RUNS]
+    names = [FIRST_DAY, NEW_NODE, *RUNS]
     parser.add_argument("--run", action="append", default=[], choices=names, help="default: all that the kernel can do")
     parser.add_argument("--focus", metavar="REGEX", help="run the specs of these names, and no others")
     parser.add_argument("--processes", type=int, default=_PROCESSES, help="specs at a time; default: %(default)s")
@@ -81,7 +85,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> Outcome:
     """Carry out the chosen runs, on one cluster. Raises LabError or AssertionError."""
     names = chosen_runs(options.run, bool(present_modules(["ip_vs"], os.uname().release)))
-    binaries = find_binaries(options.binaries, suite=names != [FIRST_DAY])
+    binaries = find_binaries(options.binaries, suite=not _WITHOUT_SUITE.issuperset(names))
     logs = options.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     found = Outcome({}, [])
@@ -94,6 +98,8 @@ def run(options: argparse.Namespace) -> Outcome:
             started = time.monotonic()
             if name == FIRST_DAY:
                 found.day.extend(run_first_day(cluster, place))
+            elif name == NEW_NODE:
+                print(f"== {run_new_node(cluster)}", flush=True)
             else:
                 found.suite[name] = _run_suite(cluster, name, place, options)
             print(f"== {name} took {time.monotonic() - started:.0f} s", flush=True)

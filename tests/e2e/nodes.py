@@ -106,6 +106,12 @@ class KubernetesNode(Node):
             what=f"{self.name} is ready",
         )
 
+    def register_with_taint(self, key: str) -> None:
+        """Start kubelet as that of a new Node, which registers with a taint of this key."""
+        taints = [{"key": key, "effect": "NoSchedule"}]
+        self.write("/etc/kubernetes/kubelet.json", json.dumps({**self._kubelet(), "registerWithTaints": taints}))
+        self.run("systemctl", "start", "kubelet.service")
+
     def admit(self, keys: Path) -> None:
         """Let the ordinary user ``tests.lab.node.USER``, who has sudo, log in over ssh with these keys."""
         self.copy(keys / "key.pub", AUTHORIZED_KEYS)

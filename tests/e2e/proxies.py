@@ -53,8 +53,8 @@ class Project:
             enter=self._control.enter(),
         )
 
-    def start(self, mode: str) -> None:
-        """Serve in this mode, whatever the mode was before."""
+    def start(self, mode: str, startup_taint: str = "") -> None:
+        """Serve in this mode, whatever the mode was before, and then remove this taint from the Nodes."""
         self._play(
             agent_configuration=configuration(mode),
             agent_node_configuration={
@@ -65,6 +65,7 @@ class Project:
             agent_create_access=True,
             agent_access_network_policy=self._network_policy,
             agent_api_server=API_SERVER,
+            agent_startup_taint=startup_taint,
         )
         for node in self._nodes:
             wait_for_activity(node)
