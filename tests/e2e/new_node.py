@@ -103,7 +103,7 @@ class Watcher:
 
 
 def run_new_node(cluster: Cluster) -> str:
-    """Let the last node join as a new one. Return what was seen; raises LabError or AssertionError if a pod was exposed."""
+    """Let the last node join as a new one, and return what was seen. Raises LabError if a pod was exposed."""
     *_others, node = cluster.nodes
     control = cluster.control
     project = Project(control, cluster.nodes, network_policy=True)

@@ -19,6 +19,8 @@ from ..base.addresses import canonical_address, canonical_network, family_of
 _Item = TypeVar("_Item")
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+# The syntax of names in the keys of labels (Kubernetes API conventions).
+_LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _SHOWN_CHARACTERS = 60
 _DURATION = re.compile(r"([0-9]{1,6})(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
@@ -155,6 +157,12 @@ def is_dns_label(value: str) -> bool:
 def is_dns_subdomain(value: str) -> bool:
     """Return whether ``value`` is an RFC 1123 subdomain in lower case."""
     return len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None
+
+
+def is_label_key(value: str) -> bool:
+    """Return whether ``value`` is the key of a label or a taint: a name, after an optional subdomain and a slash."""
+    prefix, slash, name = value.rpartition("/")
+    return _LABEL_NAME.fullmatch(name) is not None and (not slash or is_dns_subdomain(prefix))
 
 
 def once(value: str) -> str:

@@ -14,7 +14,6 @@ that a concurrent change by another client causes an error 409, and the patch is
 from __future__ import annotations
 
 import functools
-import re
 import time
 import urllib.parse
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -23,15 +22,13 @@ from ..base.errors import ApiError, ConfigurationError, one_line, some_of
 from ..cluster.api.client import ApiClient
 from ..cluster.api.errors import ApiStatusError, unless_absent
 from ..cluster.api.resource_types import NODES, ResourceType
-from ..cluster.fields import is_dns_subdomain
+from ..cluster.fields import is_dns_subdomain, is_label_key
 
 DEFAULT_LABEL = "kubenode.proxy/managed"
 LABEL_VALUE = "true"
 MERGE_PATCH = "application/merge-patch+json"
 _FIELD_MANAGER = "kubenode.proxy"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-# The syntax of label keys (Kubernetes API conventions).
-_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
 _CONFLICTS = 5
 _NAMED = 5
 _POLL_SECONDS = 0.5
@@ -88,14 +85,8 @@ def check_names(placement: Placement, nodes: Sequence[str]) -> None:
     for field, value in named:
         if not is_dns_subdomain(value):
             raise ConfigurationError(f"{field}: {value!r} is not a name of lower case letters, digits, dashes and dots")
-    check_label_key("label", placement.label)
-
-
-def check_label_key(field: str, key: str) -> None:
-    """Raise ConfigurationError unless the value of a field has the syntax of a label's, or a taint's, key."""
-    prefix, slash, name = key.rpartition("/")
-    if not _LABEL_NAME.match(name) or (slash and not is_dns_subdomain(prefix)):
-        raise ConfigurationError(f"{field}: {key!r} is not the key of a label or taint")
+    if not is_label_key(placement.label):
+        raise ConfigurationError(f"label: {placement.label!r} is not the key of a label")
 
 
 # ---- the rule

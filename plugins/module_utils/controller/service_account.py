@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -24,6 +23,7 @@ from ..cluster.api.access.service_token import request_token
 from ..cluster.api.client import ApiClient
 from ..cluster.api.errors import ApiStatusError, unless_absent
 from ..cluster.api.resource_types import NODES
+from ..cluster.fields import is_dns_label
 
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY = "kubenode.proxy"
@@ -40,8 +40,6 @@ POLICY_RULES: Tuple[Dict[str, List[str]], ...] = (
     {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list", "watch"]},
     {"apiGroups": ["policy.networking.k8s.io"], "resources": ["clusternetworkpolicies"], "verbs": ["list", "watch"]},
 )
-# An RFC 1123 label, which the API server requires for namespaces; its rule for ClusterRoles is less strict.
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SECRET_TYPE = "kubernetes.io/service-account-token"
 _POLL_SECONDS = 0.2
 _NOT_FOUND = 404
@@ -98,7 +96,8 @@ def wanted_objects(account: Account, shared: bool = True, policies: bool = False
     Raises ConfigurationError for names that are not valid.
     """
     for field, value in account._asdict().items():
-        if not _NAME.match(value):
+        # The API server requires that of namespaces; its rule for ClusterRoles is less strict.
+        if not is_dns_label(value):
             raise ConfigurationError(f"{field}: {value!r} is not a DNS label of lower case letters, digits and dashes")
     namespace, name = account
     core = f"/api/v1/namespaces/{namespace}"

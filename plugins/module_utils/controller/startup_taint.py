@@ -15,7 +15,8 @@ from ..base.errors import ConfigurationError
 from ..cluster.api.client import ApiClient
 from ..cluster.api.errors import ApiStatusError, unless_absent
 from ..cluster.api.resource_types import NODES
-from .placement import MERGE_PATCH, check_label_key
+from ..cluster.fields import is_label_key
+from .placement import MERGE_PATCH
 
 _ATTEMPTS = 5
 _CONFLICT = 409
@@ -33,7 +34,8 @@ def remove_taint(client: ApiClient, node_name: str, key: str, check: bool = Fals
 
     Raises ApiError, ConfigurationError.
     """
-    check_label_key("key", key)
+    if not is_label_key(key):
+        raise ConfigurationError(f"key: {key!r} is not the key of a taint")
     attempts = 0
     while True:
         attempts += 1

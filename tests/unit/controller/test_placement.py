@@ -250,7 +250,7 @@ def test_a_pod_that_is_not_ready_has_a_phase_and_a_reason(cluster, status, words
         (Placement(), ["node-a", "node-x"], "nodes: no Node is named node-x"),
         (Placement(), ["Node A"], "nodes: 'Node A' is not a name"),
         (Placement(name="a/b"), [], "name: 'a/b' is not a name"),
-        (Placement(label="a b"), [], "label: 'a b' is not the key of a label or taint"),
+        (Placement(label="a b"), [], "label: 'a b' is not the key of a label"),
         (Placement(name="other"), [], "DaemonSet kube-system/other does not exist: if kube-proxy is not a DaemonSet"),
     ],
 )

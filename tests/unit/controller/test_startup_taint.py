@@ -98,7 +98,7 @@ def test_attempts_end(cluster):
 def test_wrong_names_are_errors(cluster):
     with pytest.raises(ConfigurationError, match="node_name: no Node is named node-x"):
         remove_taint(cluster.client, "node-x", KEY)
-    with pytest.raises(ConfigurationError, match="key: 'a b' is not the key of a label or taint"):
+    with pytest.raises(ConfigurationError, match="key: 'a b' is not the key of a taint"):
         remove_taint(cluster.client, "node-a", "a b")
 
 
