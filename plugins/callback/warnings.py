@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ansible.plugins.callback import CallbackBase
-
 DOCUMENTATION = r"""
 name: warnings
 type: notification
@@ -22,6 +18,10 @@ description:
 requirements:
   - enabled by C(callbacks_enabled=kubenode.proxy.warnings), as in the examples of this collection
 """
+
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
 
 
 class CallbackModule(CallbackBase):

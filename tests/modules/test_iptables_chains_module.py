@@ -159,7 +159,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
         "needs root",
         "chains: required unless state confirmed",
         "chains: not allowed with state confirmed",
-        "confirm_timeout: must not be negative",
+        "confirm_timeout: -1 is not between 0 and 86400",
         "change: '../../etc' is not the name of a change",
         "change abc is not known: the node was rebooted",
     ]

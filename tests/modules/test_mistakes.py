@@ -98,7 +98,8 @@ def test_a_host_that_does_not_let_ansible_become_root_is_not_told_to_install_pyt
 
 def test_an_upgrade_of_the_agent_needs_room_beside_what_is_installed(operator):
     node, directory = operator.node, "/usr/local/lib/kubenode-proxy"
-    fill = f"mkdir -p {directory}; mount -t tmpfs -o size=1m none {directory}; echo 1 >{directory}/VERSION"
+    hide = "mount -t tmpfs none /usr/local/lib"
+    fill = f"{hide}; mkdir {directory}; mount -t tmpfs -o size=1m none {directory}; echo 1 >{directory}/VERSION"
     node.run("sh", "-c", f"{fill}; : >{directory}/source.pyz")
     named = f"{directory}/source.pyz cannot be written: No space left on device"
     kubeconfig = operator.node.scratch / "kubeconfig"

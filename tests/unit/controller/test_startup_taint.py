@@ -110,8 +110,8 @@ EXAMPLES = Path("examples/readiness")
 def test_the_example_rule_waits_for_what_the_example_reporter_writes():
     """The reporter takes a status of 2xx for True, and everything else for False."""
     rule = yaml.safe_load((EXAMPLES / "rule.yml").read_text(encoding="utf-8"))
-    documents = list(yaml.safe_load_all((EXAMPLES / "reporter.yml").read_text(encoding="utf-8")))
-    daemon_set = next(item for item in documents if item and item["kind"] == "DaemonSet")
+    objects = yaml.safe_load((EXAMPLES / "reporter.yml").read_text(encoding="utf-8"))["items"]
+    daemon_set = next(item for item in objects if item["kind"] == "DaemonSet")
     environment = daemon_set["spec"]["template"]["spec"]["containers"][0]["env"]
     values = {item["name"]: item.get("value") for item in environment}
     condition = rule["spec"]["conditions"][0]
