@@ -19,6 +19,7 @@ from .images import image_of
 from .nodes import KubernetesNode
 from .proxies import Project
 
+_MODE = "nftables"
 _NAMESPACE, _NAME, _PORT = "closed", "closed", 8080
 TAINT = "kubenode.proxy/not-ready"
 #: For how long a Node without an agent must stay without pods.
@@ -107,7 +108,7 @@ def run_new_node(cluster: Cluster) -> str:
     *_others, node = cluster.nodes
     control = cluster.control
     project = Project(control, cluster.nodes, network_policy=True)
-    project.start("nftables")
+    project.start(_MODE)
     Project(control, [node]).stop()
     node.run("systemctl", "stop", "kubelet.service")
     control.kubectl("delete", "node", node.name)
@@ -120,7 +121,7 @@ def run_new_node(cluster: Cluster) -> str:
         time.sleep(_SECONDS_WITHOUT_AGENT)
         if watcher.bound or watcher.ready:
             raise LabError("a pod was bound, or an agent ready, before there was an agent")
-        project.start("nftables", startup_taint=TAINT)
+        project.start(_MODE, startup_taint=TAINT)
         running = ("rollout", "status", f"daemonset/{_NAME}", f"--namespace={_NAMESPACE}", "--timeout=120s")
         control.kubectl(*running)
         time.sleep(2)

@@ -232,7 +232,7 @@ class TakenOver:
             listed = self.run("nft", "list", "ruleset")
             # Maps and chains that kube-proxy has and this project does not.
             assert not re.search(r"(map (service-ips|service-nodeports|firewall-ips)|chain \S+default/web\S*) ", listed)
-            assert not re.search(r"(map|chain) localhost-nodeport-reject", listed)
+            assert not re.search(r"chain localhost-nodeport-reject-", listed)
             assert "10.244.1.11 . 8080" in listed
         else:
             assert self.tables() == []

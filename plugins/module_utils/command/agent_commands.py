@@ -170,8 +170,9 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
 
         document["reason"] = why_absent(arguments, arguments.target.namespace, arguments.target.name)
     lines = valid(lambda: _explanation_lines(document))
-    good = document["found"] and not any(item["differences"] for item in document["found"])
-    warnings = (f"the kernel was not read: {document['problem']}",) if document["problem"] else ()
+    # An agent of another version does not say how the kernel differs.
+    good = document["found"] and not any(item.get("differences") for item in document["found"])
+    warnings = (f"the kernel was not read: {document['problem']}",) if document.get("problem") else ()
     return CommandResult(OK if good else DIFFERENT, lines, document, warnings)
 
 
@@ -233,11 +234,11 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
         lines.append("    endpoints:" if item["endpoints"] else "    endpoints: none")
         for verdict in item["endpoints"]:
             lines.append(f"      {'yes' if verdict['chosen'] else 'no '} {verdict['endpoint']}: {verdict['reason']}")
-        if item["differences"]:
+        if item.get("differences"):
             # Not wrapped, so that it can be pasted.
             lines += ["    differs:", *(f"      {line}" for line in item["differences"])]
         again = item["programmed"] == shown
-        heading = "programmed" if document["kernelRead"] and not item["differences"] else "desired"
+        heading = "programmed" if document.get("kernelRead") and not item.get("differences") else "desired"
         lines.append(f"    {heading}:{' as above' if again else ''}")
         lines += [] if again else [f"      {line}" for line in item["programmed"]]
         shown = item["programmed"]

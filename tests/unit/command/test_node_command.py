@@ -47,7 +47,6 @@ from tests.unit.command.node_command import ENDPOINTS, SERVICE, STATUS, run
         (("explain", "shop/web", "--from", "shop/web", "--to", "shop/db:80"), 2, "give either a Service"),
         (("explain", "shop/web", "--why-not"), 2, "--why-not needs --from and --to"),
         (("explain", "--from", "shop/web", "--to", "shop/db"), 2, "the destination needs :PORT"),
-        (("explain", "shop/web", "--no-kernel"), 2, "--no-kernel needs --from and --to"),
         (("explain", "shop/web", "--live"), 2, "--live needs --from and --to"),
         (("explain", "--from", "10.0.0.1", "--to", "10.0.0.2:1", "--live", "nan"), 2, "--live lasts at most 600"),
         (("explain", "--from", "10.0.0.1:5/udp", "--to", "10.0.0.2:1"), 2, "the protocol belongs to the destination"),

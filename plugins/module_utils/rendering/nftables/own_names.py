@@ -23,6 +23,8 @@ OWN_SETS = frozenset(
         layout.NODE_PORT_LOCAL_ENDPOINTS,
         layout.FIREWALLED,
         layout.LOCALHOST_COUNTS,
+        # kube-proxy creates it as well from 1.38 on, and then refers to it, so that it is kept.
+        layout.LOCALHOST_REJECTED,
         layout.NODE_PORT_FIREWALLED,
         traffic.SERVICE_TRAFFIC,
         traffic.NODE_PORT_TRAFFIC,
