@@ -135,8 +135,9 @@ class ProxyHealth:
         The node's eligibility does not matter. Equal states have equal bodies, since node-readiness-controller's
         reporter copies the body of a 503 into the Node at every check.
         """
-        ready = self.ready
-        body = {"ready": ready, "healthy": self.healthy, "inForce": self.stages()}
+        healthy, stages = self.healthy, self.stages()
+        ready = healthy and all(stages.values())
+        body = {"ready": ready, "healthy": healthy, "inForce": stages}
         return Response(200 if ready else 503, JSON_HEADERS, json.dumps(body, separators=(",", ":")).encode())
 
 
