@@ -15,21 +15,18 @@ from __future__ import annotations
 
 import functools
 import time
-import urllib.parse
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..base.errors import ApiError, ConfigurationError, one_line, some_of
 from ..cluster.api.client import ApiClient
-from ..cluster.api.errors import ApiStatusError, unless_absent
+from ..cluster.api.errors import unless_absent
 from ..cluster.api.resource_types import NODES, ResourceType
 from ..cluster.fields import is_dns_subdomain, is_label_key
+from .patches import get_node, repeat_on_conflict, send_patch
 
 DEFAULT_LABEL = "kubenode.proxy/managed"
 LABEL_VALUE = "true"
-MERGE_PATCH = "application/merge-patch+json"
-_FIELD_MANAGER = "kubenode.proxy"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_CONFLICTS = 5
 _NAMED = 5
 _POLL_SECONDS = 0.5
 #: Of the text of a kubelet.
@@ -229,10 +226,6 @@ class Placer:
         """Return what was changed so far."""
         return PlacementChange(tuple(self._changes), self._before, self._after)
 
-    def _patch(self, path: str, patch: Object, purpose: str) -> None:
-        target = f"{path}?{urllib.parse.urlencode({'fieldManager': _FIELD_MANAGER})}"
-        self._client.send("PATCH", target, patch, purpose, MERGE_PATCH)
-
     def _read(self) -> Object:
         daemon_set = unless_absent(
             lambda: self._client.send("GET", self._placement.path, None, f"get {self._placement}")
@@ -247,43 +240,35 @@ class Placer:
     def _set_rule(self, change: Callable[[Object, str], Object]) -> None:
         """Change the DaemonSet's affinity if necessary, and wait until its pods have been replaced."""
         name, label = str(self._placement), self._placement.label
-        for attempt in range(1, _CONFLICTS + 1):
-            daemon_set = self._read()
-            before = pod_spec(daemon_set).get("affinity") or {}
-            after = change(before, label)
-            if after == before:
-                if self._waiting.continued and not self._check:
-                    self._wait(functools.partial(self._unfinished_rollout, 0))
-                return
-            if not self._check:
-                affinity = merge_patch(before, after) if after and before else (after or None)
-                version = (daemon_set.get("metadata") or {}).get("resourceVersion")
-                patch: Object = {"spec": {"template": {"spec": {"affinity": affinity}}}}
-                if version:
-                    patch["metadata"] = {"resourceVersion": version}
-                try:
-                    self._patch(self._placement.path, patch, f"patch {name}")
-                except ApiStatusError as error:
-                    if error.code != 409 or attempt == _CONFLICTS:
-                        raise
-                    continue
-            word = "no longer runs" if change is with_rule else "runs again"
-            self._changes.append(f"{name}: {word} on nodes with the label {label}")
-            self._before[name], self._after[name] = {"affinity": before}, {"affinity": after}
-            if not self._check:
-                available = (daemon_set.get("status") or {}).get("numberAvailable") or 0
-                self._wait(functools.partial(self._unfinished_rollout, available))
+        daemon_set, before, after = repeat_on_conflict(functools.partial(self._change_affinity, change))
+        if after == before:
+            if self._waiting.continued and not self._check:
+                self._wait(functools.partial(self._unfinished_rollout, 0))
             return
+        word = "no longer runs" if change is with_rule else "runs again"
+        self._changes.append(f"{name}: {word} on nodes with the label {label}")
+        self._before[name], self._after[name] = {"affinity": before}, {"affinity": after}
+        if not self._check:
+            available = (daemon_set.get("status") or {}).get("numberAvailable") or 0
+            self._wait(functools.partial(self._unfinished_rollout, available))
+
+    def _change_affinity(self, change: Callable[[Object, str], Object]) -> Tuple[Object, Object, Object]:
+        """Change the DaemonSet's affinity if necessary; return the DaemonSet, and its affinity before and after."""
+        daemon_set = self._read()
+        before = pod_spec(daemon_set).get("affinity") or {}
+        after = change(before, self._placement.label)
+        if after != before and not self._check:
+            affinity = merge_patch(before, after) if after and before else (after or None)
+            version = (daemon_set.get("metadata") or {}).get("resourceVersion")
+            patch: Object = {"spec": {"template": {"spec": {"affinity": affinity}}}}
+            if version:
+                patch["metadata"] = {"resourceVersion": version}
+            send_patch(self._client, self._placement.path, patch, f"patch {self._placement}")
+        return daemon_set, before, after
 
     def _find_nodes(self, names: Sequence[str]) -> List[Object]:
         """Return the Nodes of these names. Raises ConfigurationError unless all of them exist."""
-        found = []
-        for name in names:
-            node = unless_absent(functools.partial(self._client.get, NODES, name))
-            if node is None:
-                raise ConfigurationError(f"nodes: no Node is named {name}")
-            found.append(node)
-        return found
+        return [get_node(self._client, name, "nodes") for name in names]
 
     def _set_label(self, node: Object, value: Optional[str]) -> None:
         name, label = node["metadata"]["name"], self._placement.label
@@ -292,7 +277,7 @@ class Placer:
             return
         if not self._check:
             patch = {"metadata": {"labels": {label: value}}}
-            self._patch(f"{NODES.path}/{name}", patch, f"patch Node {name}")
+            send_patch(self._client, f"{NODES.path}/{name}", patch, f"patch Node {name}")
         self._changes.append(f"Node {name}: {'labelled' if value else 'no longer labelled'} {label}")
         self._before[f"Node {name}"] = {"labels": {label: labels[label]} if label in labels else {}}
         self._after[f"Node {name}"] = {"labels": {label: value} if value else {}}
