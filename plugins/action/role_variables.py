@@ -44,7 +44,7 @@ class ActionModule(ActionBase):
             words = " ".join(f"{option} {','.join(tags)}" for option, tags in given.items() if tags and tags != ["all"])
             return {**result, "failed": True, "msg": f"{words}: this selects no task, so nothing would be done"}
         _validation, options = self.validate_argument_spec(_ARGUMENTS)
-        role, invalid = self._task._role, set()
+        role, invalid, warnings = self._task._role, set(), set()
         if role is None:
             hosts = [task_vars["hostvars"].raw_get(host) for host in task_vars["ansible_play_hosts_all"]]
             valid, extra = variable_names.options_of(_COLLECTION), load_extra_vars(self._loader)
@@ -53,6 +53,7 @@ class ActionModule(ActionBase):
                 invalid.update(variable_names.invalid_values(variables, valid, ArgumentSpecValidator))
                 # An address that all hosts share may be one of the play.
                 invalid.update(variable_names.lonely({**task_vars, **variables}))
+                warnings.update(variable_names.without_effect({**task_vars, **variables}))
             # What the play sets wins over the inventory.
             invalid |= {
                 f"{name} has no effect in an inventory: pass it with -e"
@@ -84,7 +85,8 @@ class ActionModule(ActionBase):
         errors = [*sorted(invalid), *(item.text(owner) for item in misspelt if options["strict"])]
         if errors:
             return {**result, "failed": True, "msg": "; ".join(errors)}
-        result["warnings"] = [item.text(owner) for item in (found if options["strict"] else misspelt)]
+        unknown = [item.text(owner) for item in (found if options["strict"] else misspelt)]
+        result["warnings"] = [*sorted(warnings), *unknown]
         return result
 
     def _nothing_selected(self, task_vars: Dict[str, Any]) -> bool:

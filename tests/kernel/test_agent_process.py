@@ -313,6 +313,10 @@ def test_the_reload_command_waits_for_the_result(one_node):
     assert done.stdout == f"the configuration is in effect: node node1, mode {node.mode}\n"
     assert "the configuration has changed and is in effect" in node.log
     assert node.run("reload", *control).stdout == done.stdout
+    # The best mode that this kernel can run, chosen by the agent.
+    node.write_configuration(mode="auto")
+    done = node.run("reload", *control)
+    assert (done.stdout, done.stderr) == ("the configuration is in effect: node node1, mode nftables\n", "")
     # Valid, but the agent must read the other Node first.
     node.stop_api()
     node.write_configuration(hostnameOverride="node2")

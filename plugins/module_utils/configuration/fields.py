@@ -49,7 +49,7 @@ _MOST_FORWARDED = 1 << 20
 _MOST_METRICS = 10_000
 
 FIELDS: Tuple[Field, ...] = (
-    honoured("mode", TEXT, "`iptables`, `ipvs`, `nftables` or `userspace`", modes=NO_MODE),
+    honoured("mode", TEXT, "[`iptables`, `ipvs`, `nftables`, `userspace` or `auto`](modes.md)", modes=NO_MODE),
     honoured(
         "featureGates",
         None,

@@ -9,7 +9,7 @@ import re
 from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 from ..base.addresses import canonical_network, family_of
-from ..base.mode_names import IPTABLES, IPVS, MODES, MODES_IN_EFFECT, NFTABLES
+from ..base.mode_names import AUTO, IPTABLES, IPVS, MODES, MODES_IN_EFFECT, NFTABLES
 from ..cluster.fields import shown
 from .feature_gates import DEFAULTS, EFFECTS, REASONS
 from .field import NOTHING, given_value, problems, value_of
@@ -32,7 +32,7 @@ _INTERFACE_PREFIX = re.compile(r"[A-Za-z0-9_.@-]{1,14}")
 
 def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
     """Record every problem of ``configuration`` in ``findings``, field by field."""
-    _validate(configuration, MODES, findings.problem)
+    _validate(configuration, (*MODES, AUTO), findings.problem)
 
 
 def validate_node_proxy(configuration: NodeProxyConfiguration, findings: Findings) -> None:

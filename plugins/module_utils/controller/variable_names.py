@@ -33,6 +33,16 @@ _PREFIX = re.compile(rf"(?:{'|'.join(_OWN_PREFIXES + _COMMON_PREFIXES)})?_?")
 _OWN_OR_INTERNAL = re.compile(rf"_*(?:{'|'.join(_OWN_PREFIXES + _COMMON_PREFIXES)})")
 #: What Ansible evaluates before it loads the variables of an inventory, where it has no effect.
 BEFORE_INVENTORY = ("proxy_hosts", "proxy_max_fail_percentage", "proxy_serial")
+#: The variables that give a field of the configuration, strongest first, as the template of the documents has it.
+_PRECEDENCE = {
+    "mode": ("agent_configuration", "service_proxy_mode", "service_proxy_configuration"),
+    "behaviour": ("agent_node_configuration", "service_proxy_behaviour", "service_proxy_node_configuration"),
+    "ipvsFilterBackend": (
+        "agent_node_configuration",
+        "service_proxy_ipvs_filter_backend",
+        "service_proxy_node_configuration",
+    ),
+}
 _SWITCHES = """drain_cut drain_verify migrate_agent migrate_manage_kube_proxy migrate_remove_rule
     proxy_prepare_kernel proxy_report_live rollback_accept_loss verify_traffic"""
 _PROBE: Dict[str, Any] = {
@@ -146,6 +156,25 @@ def lonely(variables: Mapping[str, Any]) -> List[str]:
     """Return a line for each variable without another one that it needs; the agent would skip what they define."""
     alone = variables.get("service_proxy_api_servers") and not variables.get("service_proxy_api_address")
     return ["service_proxy_api_servers: needs service_proxy_api_address, at which they are served"] if alone else []
+
+
+def without_effect(variables: Mapping[str, Any]) -> List[str]:
+    """Return a line for each setting that another variable with another value overrides."""
+    found = []
+    for field, names in _PRECEDENCE.items():
+        given = []
+        for name in names:
+            value = variables.get(name)
+            place, value = (f"{name}.{field}", value.get(field)) if isinstance(value, Mapping) else (name, value)
+            # A text with an expression is not known before it is evaluated.
+            if isinstance(value, str) and value and "{{" not in value:
+                given.append((place, value))
+        found += [
+            f"{place}: {value} has no effect, since {given[0][0]} is {given[0][1]}"
+            for place, value in given[1:]
+            if value != given[0][1]
+        ]
+    return found
 
 
 def _out_of_range(name: str, value: Any) -> List[str]:

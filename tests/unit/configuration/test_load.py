@@ -183,7 +183,7 @@ def test_files_that_are_not_a_configuration(text, reason):
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"mode": "kernelspace"}, 'mode: "kernelspace" is not one of iptables, ipvs, nftables, userspace'),
+        ({"mode": "kernelspace"}, 'mode: "kernelspace" is not one of iptables, ipvs, nftables, userspace, auto'),
         ({"mode": 3}, "mode: 3 is not a string"),
         ({"bindAddress": "localhost"}, 'bindAddress: "localhost" is not an IP address'),
         ({"healthzBindAddress": "0.0.0.0:0"}, 'healthzBindAddress: "0" is not a port between 1 and 65535'),

@@ -22,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable
     options_of,
     unknown_extra,
     unknown_in_inventory,
+    without_effect,
 )
 from tests.conftest import ROOT
 from tests.documentation import collection
@@ -133,10 +134,22 @@ def test_an_explanation_needs_a_flow_and_the_node_command(
     tmp_path: Path, variables: Dict[str, str], reason: str
 ) -> None:
     given = {**variables, "drain_cut": True, "ansible_python_interpreter": sys.executable}
+    given.update(service_proxy_mode="nftables", service_proxy_configuration={"mode": "ipvs"})
     hosts = {"k8s_cluster": {"hosts": {"n1": {"ansible_connection": "local", "ansible_become": False}}}}
     (tmp_path / "one.yml").write_text(yaml.safe_dump(hosts))
     done = run(tmp_path, "kubenode.proxy.explain", "-i", "one.yml", "-e", json.dumps(given))
-    assert done.returncode != 0 and reason in done.stdout + done.stderr, done.stdout + done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and reason in said, said
+    assert "service_proxy_configuration.mode: ipvs has no effect, since service_proxy_mode is nftables" in said, said
+
+
+def test_a_setting_that_another_variable_overrides_is_named_unless_both_agree() -> None:
+    layers = {"agent_configuration": {"mode": "ipvs"}, "service_proxy_mode": "nftables"}
+    agreed = {"service_proxy_configuration": {"mode": "ipvs"}}
+    expression = {"service_proxy_node_configuration": {"behaviour": "{{ x }}"}, "service_proxy_behaviour": "corrected"}
+    assert without_effect({**layers, **agreed, **expression}) == [
+        "service_proxy_mode: nftables has no effect, since agent_configuration.mode is ipvs"
+    ]
 
 
 def test_a_playbook_of_the_user_may_import_one_for_hosts_outside_the_limit(tmp_path: Path) -> None:
