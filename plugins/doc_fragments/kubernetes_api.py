@@ -13,7 +13,8 @@ class ModuleDocFragment:
 options:
   kubeconfig:
     description:
-      - Path of a kubeconfig file, on the host on which the module runs.
+      - Path of a kubeconfig file, on the host on which the module runs, or several paths joined by colons, which are
+        merged as by kubectl.
       - If not given, the environment variables E(K8S_AUTH_KUBECONFIG) and E(KUBECONFIG) are used.
     type: path
   context:

@@ -9,29 +9,46 @@ Only the standard library is imported, and PyYAML for a kubeconfig that is not J
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import posixpath
+import re
 import ssl
 import tempfile
 import urllib.parse
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
-from ...base.errors import ConfigurationError, errors_as, os_errors
-from .access.credentials import AuthProvider, ClientCertificate, Credentials, Headers, TokenFile, basic, bearer
+from ...base.errors import ConfigurationError, os_errors
+from .access.credentials import (
+    AuthProvider,
+    ClientCertificate,
+    Credentials,
+    Headers,
+    TokenFile,
+    basic,
+    bearer,
+    fits_a_header,
+)
 from .access.exec_plugin import ExecPlugin, exec_settings
-from .access.kubeconfig import Choice, data_field, default_files, flag_field, read_choice, text_field
+from .access.kubeconfig import Choice, default_files, read_choice
 from .access.proxies import Proxy, environment_proxy, parse_proxy
 
 _IN_CLUSTER_HOST, _IN_CLUSTER_PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _PORTS = {"https": 443, "http": 80}
+#: Name of the extension of a cluster for an exec plugin.
+_PLUGIN_EXTENSION = "client.authentication.k8s.io/exec"
+#: Characters of a header's name (RFC 9110, 5.6.2) beside letters and digits, without the percent sign.
+_NAME_CHARACTERS = "!#$&'*+-.^_`|~"
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class ApiConnection(NamedTuple):
     """Options of a connection; None selects the kubeconfig's value or the default.
 
-    Without ``kubeconfig``, ``context`` and ``host``, the ServiceAccount of the pod is used; outside a pod, the user's
-    default kubeconfig.
+    Without ``kubeconfig``, ``context`` and ``host``, the user's default kubeconfig is used; in a pod without one, its
+    ServiceAccount.
     """
 
     #: Path of the file.
@@ -134,11 +151,12 @@ def resolve(connection: ApiConnection) -> Access:
     Python package kubernetes and it is not installed.
     """
     if connection.kubeconfig or connection.context or not connection.host:
-        if not connection.kubeconfig and not connection.context and os.environ.get(_IN_CLUSTER_HOST):
-            access = _in_cluster()
+        files = connection.kubeconfig or default_files()
+        existing = any(os.path.exists(os.path.expanduser(path)) for path in files.split(os.pathsep))
+        if connection.kubeconfig or connection.context or existing or not os.environ.get(_IN_CLUSTER_HOST):
+            access = _of_choice(read_choice(files, connection.context or ""), files, connection)
         else:
-            files = connection.kubeconfig or default_files()
-            access = _of_choice(read_choice(files, connection.context or ""), files)
+            access = _in_cluster()
     else:
         access = Access("", Credentials())
     access = _with_options(access, connection)
@@ -152,74 +170,127 @@ def _in_cluster() -> Access:
     return Access(server, TokenFile(f"{_ACCOUNT}/token"), authority_file=f"{_ACCOUNT}/ca.crt")
 
 
-def _of_choice(choice: Choice, files: str) -> Access:
+def server_url(url: str) -> str:
+    """Return the server of a kubeconfig as client-go understands it. Raises ConfigurationError.
+
+    Without a scheme, it is http; the path is shortened (RFC 3986, 5.2.4), and what follows it is ignored.
+    """
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        scheme, rest = "http", url
+    place, _slash, path = rest.partition("?")[0].partition("/")
+    prefix = posixpath.normpath("/" + urllib.parse.unquote(path).lstrip("/")).rstrip("/")
+    if not mark and prefix:
+        raise ConfigurationError(f"the server {url!r} has no scheme")
+    return f"{scheme.lower()}://{place.partition('#')[0]}{urllib.parse.quote(prefix, safe='$&+,/:;=@~')}"
+
+
+def _of_choice(choice: Choice, files: str, connection: ApiConnection) -> Access:
+    """Return the access of a context, to another server if the options name one.
+
+    Raises ConfigurationError for what kubectl refuses (k8s.io/client-go/tools/clientcmd, ConfirmUsable).
+    """
     cluster, user = choice.cluster, choice.user
-    server = text_field(cluster, "server", files).rstrip("/")
-    insecure = flag_field(cluster, "insecure-skip-tls-verify", files)
-    authority, file = data_field(cluster, "certificate-authority-data", files), ""
-    if not authority:
-        file = text_field(cluster, "certificate-authority", files)
-    if insecure and (authority or file):
-        raise ConfigurationError(f"{files}: certificate-authority and insecure-skip-tls-verify are mutually exclusive")
+    server = server_url(cluster.get("server", ""))
+    login, at, place = server.partition("://")[2].partition("/")[0].rpartition("@")
+    if at:
+        server = server.replace(f"{login}@{place}", place, 1)
+    scheme = (connection.host or server).partition("://")[0].lower()
+    insecure = cluster.get("insecure-skip-tls-verify", False)
+    for wrong, reason in _contradictions(cluster, user, insecure and scheme == "https"):
+        if wrong:
+            raise ConfigurationError(f"{files}: {reason}")
     warning = f"{files}: insecure-skip-tls-verify: anyone between this host and {server} can impersonate the API server"
-    return Access(
+    access = Access(
         server=server,
-        credentials=_credentials(choice, files),
-        authority=authority,
-        authority_file=file,
+        credentials=Credentials(),
+        authority=cluster.get("certificate-authority-data", b""),
+        authority_file=cluster.get("certificate-authority", ""),
         verify=not insecure,
-        server_name=text_field(cluster, "tls-server-name", files),
-        proxy_url=text_field(cluster, "proxy-url", files),
-        compress=not flag_field(cluster, "disable-compression", files),
+        server_name=cluster.get("tls-server-name", ""),
+        proxy_url=cluster.get("proxy-url", ""),
+        compress=not cluster.get("disable-compression", False),
         headers=tuple(_impersonation(user, files)),
         warnings=(warning,) if insecure else (),
     )
+    given = _credentials(choice, access, files)
+    if login:
+        name, _colon, password = (urllib.parse.unquote(part) for part in login.partition(":"))
+        return access._replace(credentials=Credentials(basic(name, password), given.certificate() if given else None))
+    if scheme != "https":
+        # As kubectl, send no secret in the clear.
+        return access
+    if given is None and not (connection.api_key or connection.client_cert):
+        raise ConfigurationError(f"{files}: the user of context {choice.context!r} has no credentials")
+    return access._replace(credentials=given or Credentials())
 
 
-def _credentials(choice: Choice, files: str) -> Credentials:
-    """Return the user's credentials; as in client-go, a token file is preferred to a token, and both to a plugin."""
+def _contradictions(cluster: Dict[str, Any], user: Dict[str, Any], insecure: bool) -> Iterator[Tuple[Any, str]]:
+    """Yield whether fields contradict each other, and the reason."""
+    for fields, kind in ((cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")):
+        # A key without a certificate is ignored.
+        if kind != "client-key" or _has_certificate(user):
+            yield fields.get(kind) and fields.get(f"{kind}-data"), f"{kind} and {kind}-data are mutually exclusive"
+    authority = cluster.get("certificate-authority") or cluster.get("certificate-authority-data")
+    yield insecure and authority, "certificate-authority and insecure-skip-tls-verify are mutually exclusive"
+    key = user.get("client-key") or user.get("client-key-data")
+    yield _has_certificate(user) and not key, "a client certificate and its key must be set together"
+    login = user.get("username") or user.get("password")
+    yield login and (user.get("token") or user.get("tokenFile")), "a token and a password are mutually exclusive"
+    yield "exec" in user and "auth-provider" in user, "exec and auth-provider are mutually exclusive"
+    others = user.get("as-uid") or user.get("as-groups") or user.get("as-user-extra")
+    yield others and not user.get("as"), "as-uid, as-groups and as-user-extra need a user, as"
+
+
+def _has_certificate(user: Dict[str, Any]) -> bool:
+    return bool(user.get("client-certificate") or user.get("client-certificate-data"))
+
+
+def _credentials(choice: Choice, access: Access, files: str) -> Optional[Credentials]:
+    """Return the user's credentials, None if it has none.
+
+    As in client-go, a token file is preferred to a token, and everything else to a plugin.
+    """
     user = choice.user
-    certificate = _client_certificate(user, files)
-    if text_field(user, "tokenFile", files):
-        return TokenFile(user["tokenFile"], certificate)
-    if text_field(user, "token", files):
+    certificate = None
+    if _has_certificate(user):
+        kinds = ("client-certificate-data", "client-key-data", "client-certificate", "client-key")
+        certificate = ClientCertificate(*(user.get(kind, b"" if kind.endswith("data") else "") for kind in kinds))
+    plugin = None
+    if "exec" in user:
+        plugin = exec_settings(user["exec"], _cluster_information(choice.cluster, access), files)
+    if "auth-provider" in user:
+        return AuthProvider(user["auth-provider"].get("name", ""), choice.files, choice.context)
+    if user.get("tokenFile"):
+        return TokenFile(user["tokenFile"], certificate, token=user.get("token", ""))
+    if user.get("token"):
         return Credentials(bearer(user["token"], f"{files}: token"), certificate)
-    if user.get("exec") is not None:
-        if not isinstance(user["exec"], dict):
-            raise ConfigurationError(f"{files}: is not a valid kubeconfig: exec is not an object")
-        return ExecPlugin(exec_settings(user["exec"], choice.folder, choice.cluster, files))
-    if user.get("auth-provider") is not None:
-        return AuthProvider(files, choice.context)
-    if text_field(user, "username", files):
-        return Credentials(basic(user["username"], text_field(user, "password", files)), certificate)
-    return Credentials(certificate=certificate)
+    if user.get("username"):
+        return Credentials(basic(user["username"], user.get("password", "")), certificate)
+    if certificate is not None:
+        return Credentials(certificate=certificate)
+    return ExecPlugin(plugin) if plugin is not None else None
 
 
-def _client_certificate(user: Dict[str, Any], files: str) -> Optional[ClientCertificate]:
-    found = ClientCertificate(
-        data_field(user, "client-certificate-data", files),
-        data_field(user, "client-key-data", files),
-        text_field(user, "client-certificate", files),
-        text_field(user, "client-key", files),
-    )
-    has_certificate, has_key = found.certificate or found.certificate_file, found.key or found.key_file
-    if bool(has_certificate) != bool(has_key):
-        raise ConfigurationError(f"{files}: a client certificate and its key must be set together")
-    return found if has_certificate else None
+def _cluster_information(cluster: Dict[str, Any], access: Access) -> Dict[str, Any]:
+    """Return what a plugin may know of the cluster (client.authentication.k8s.io/v1, Cluster)."""
+    same = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
+    known = {name: cluster[name] for name in same if cluster.get(name)}
+    if access.authority or access.authority_file:
+        known["certificate-authority-data"] = base64.b64encode(access.authority_pem()).decode()
+    own = [item for item in cluster.get("extensions", []) if item.get("name") == _PLUGIN_EXTENSION]
+    return {**known, "config": own[0].get("extension") if own else None}
 
 
 def _impersonation(user: Dict[str, Any], files: str) -> Headers:
-    """Return the headers of the fields ``as``, ``as-uid`` and ``as-groups``."""
-    groups: List[Any] = user.get("as-groups") or []
-    if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
-        raise ConfigurationError(f"{files}: is not a valid kubeconfig: as-groups is not a list of strings")
-    pairs = [
-        ("Impersonate-User", text_field(user, "as", files)),
-        ("Impersonate-Uid", text_field(user, "as-uid", files)),
-    ]
-    found = [(name, value) for name, value in [*pairs, *(("Impersonate-Group", group) for group in groups)] if value]
-    if not all(value.isascii() and value.isprintable() for _name, value in found):
-        raise ConfigurationError(f"{files}: is not a valid kubeconfig: a name to impersonate is not printable ASCII")
+    """Return the headers of the fields ``as``, ``as-uid``, ``as-groups`` and ``as-user-extra``."""
+    pairs = [("User", user.get("as")), ("Uid", user.get("as-uid"))]
+    pairs += [("Group", group) for group in user.get("as-groups", [])]
+    for key, values in user.get("as-user-extra", {}).items():
+        pairs += [(f"Extra-{urllib.parse.quote(key, safe=_NAME_CHARACTERS)}", value) for value in values]
+    found = [(f"Impersonate-{name}", value) for name, value in pairs if value]
+    if not all(fits_a_header(value) for _name, value in found):
+        raise ConfigurationError(f"{files}: is not a valid kubeconfig: a name to impersonate is not printable")
     return found
 
 
@@ -248,8 +319,12 @@ def _with_options(access: Access, connection: ApiConnection) -> Access:
 
 
 def _load_authority(context: ssl.SSLContext, pem: bytes, source: str) -> None:
-    with errors_as(ConfigurationError, f"{source}: contains no PEM certificates", ssl.SSLError, ValueError):
-        context.load_verify_locations(cadata=pem.decode("ascii"))
+    """Trust the certificates that can be read, as kubectl; others beside them are ignored."""
+    for certificate in _CERTIFICATE.findall(pem.decode("ascii", "replace")):
+        with contextlib.suppress(ssl.SSLError, ValueError):
+            context.load_verify_locations(cadata=certificate)
+    if not context.cert_store_stats()["x509"]:
+        raise ConfigurationError(f"{source}: contains no PEM certificates")
 
 
 def _load_certificate(context: ssl.SSLContext, given: ClientCertificate) -> None:

@@ -32,11 +32,16 @@ class ClientCertificate(NamedTuple):
     key_file: str = ""
 
 
+def fits_a_header(text: str) -> bool:
+    """Return whether a text may be the value of a header (RFC 9110, 5.5), in UTF-8: it has no control characters."""
+    return not any((character < " " and character != "\t") or character == "\x7f" for character in text)
+
+
 def bearer(token: str, source: str) -> Headers:
     """Return the header for a bearer token. Raises ConfigurationError, which never shows the token."""
     if not token:
         raise ConfigurationError(f"{source}: the token is empty")
-    if not token.isascii() or not token.isprintable() or " " in token:
+    if not fits_a_header(token):
         raise ConfigurationError(f"{source}: the token contains characters that are not allowed in an HTTP header")
     return [("Authorization", f"Bearer {token}")]
 
@@ -71,7 +76,7 @@ class Credentials:
 class TokenFile(Credentials):
     """A bearer token in a file that another program renews. ``clock``: a monotonic clock in seconds.
 
-    While the file cannot be read, the last token remains in use, as in client-go.
+    While the file cannot be read, the last token remains in use, as in client-go; at first ``token``, if there is one.
     """
 
     def __init__(
@@ -79,15 +84,16 @@ class TokenFile(Credentials):
         path: str,
         certificate: Optional[ClientCertificate] = None,
         clock: Callable[[], float] = time.monotonic,
+        token: str = "",
     ) -> None:
-        super().__init__(certificate=certificate)
+        super().__init__(bearer(token, path) if token else None, certificate)
         self._path = path
         self._clock = clock
-        self._due = 0.0
+        self._due: Optional[float] = None
 
     def headers(self) -> Headers:
         """Return the header with the token, reading the file again after a minute. Raises ConfigurationError."""
-        if not self._headers or self._clock() >= self._due:
+        if self._due is None or self._clock() >= self._due:
             try:
                 self._headers = bearer(self._read(), self._path)
             except ConfigurationError:
@@ -110,10 +116,15 @@ class TokenFile(Credentials):
 
 
 class AuthProvider(Credentials):
-    """The ``auth-provider`` of a kubeconfig user, a deprecated mechanism left to the Python package kubernetes."""
+    """The ``auth-provider`` of a kubeconfig user, a deprecated mechanism left to the Python package kubernetes.
 
-    def __init__(self, files: str, context: str) -> None:
+    Providers other than ``oidc`` have been removed from kubectl.
+    """
+
+    def __init__(self, name: str, files: str, context: str) -> None:
         super().__init__()
+        if name != "oidc":
+            raise ConfigurationError(f"{files}: the auth-provider {name!r} is not known, only oidc; use exec instead")
         needs = f"{files}: the user has an auth-provider, which needs the Python package kubernetes"
         with errors_as(ApiError, needs, ImportError):
             from kubernetes import client, config

@@ -37,36 +37,29 @@ class ExecSettings(NamedTuple):
     cluster: Optional[Mapping[str, Any]] = None
 
 
-def exec_settings(user: Mapping[str, Any], folder: str, cluster: Mapping[str, Any], source: str) -> ExecSettings:
-    """Return the validated ``exec`` field of a user. ``folder``: the directory to which commands are relative.
+def exec_settings(given: Mapping[str, Any], cluster: Mapping[str, Any], source: str) -> ExecSettings:
+    """Return the checked ``exec`` field of a user. ``cluster``: what the plugin gets if it requests it.
 
     Raises ConfigurationError, naming ``source``.
     """
-    version, command = user.get("apiVersion"), user.get("command")
+    version, command = given.get("apiVersion"), given.get("command", "")
     if version not in _VERSIONS:
         raise ConfigurationError(f"{source}: exec.apiVersion is not one of {', '.join(_VERSIONS)}")
-    if not isinstance(command, str) or not command:
+    if not command:
         raise ConfigurationError(f"{source}: exec.command is missing")
-    if user.get("interactiveMode") == "Always":
-        raise ConfigurationError(f"{source}: exec.interactiveMode is Always, but there is no terminal")
-    arguments = user.get("args") or []
-    if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
-        raise ConfigurationError(f"{source}: exec.args is not a list of strings")
-    environment = []
-    variables = user.get("env") or []
-    for item in variables if isinstance(variables, list) else [None]:
-        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            raise ConfigurationError(f"{source}: exec.env is not a list of names and values")
-        environment.append((item["name"], str(item.get("value") or "")))
-    if os.sep in command:
-        command = os.path.join(folder, command)
+    mode = given.get("interactiveMode") or ("" if version == _VERSIONS[0] else "IfAvailable")
+    if mode not in ("Never", "IfAvailable"):
+        raise ConfigurationError(f"{source}: exec.interactiveMode is not Never or IfAvailable; there is no terminal")
+    environment = tuple((item.get("name", ""), item.get("value", "")) for item in given.get("env", []))
+    if not all(name for name, _value in environment):
+        raise ConfigurationError(f"{source}: exec.env has a variable without a name")
     return ExecSettings(
         api_version=str(version),
         command=command,
-        arguments=tuple(arguments),
-        environment=tuple(environment),
-        install_hint=str(user.get("installHint") or ""),
-        cluster=cluster if user.get("provideClusterInfo") is True else None,
+        arguments=tuple(given.get("args", [])),
+        environment=environment,
+        install_hint=given.get("installHint", ""),
+        cluster=cluster if given.get("provideClusterInfo") else None,
     )
 
 

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Reading kubeconfig files: the checked cluster and user of a context, with absolute paths.
 
-Several files are merged as by kubectl: the first file that sets a name or the current context wins.
+The oracle is kubectl: what it accepts has the same effect here, and what it refuses is refused. So several files are
+merged, the first one that sets a name or the current context wins, and files that do not exist are skipped.
 """
 
 from __future__ import annotations
@@ -12,22 +13,61 @@ import base64
 import binascii
 import json
 import os
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, NamedTuple, Optional
 
-from ....base.errors import ConfigurationError, errors_as, os_errors
+from ....base.errors import ConfigurationError, errors_as
 
 _MAXIMUM_BYTES = 16 << 20
 #: Fields that hold paths, relative to the directory of the kubeconfig file.
 _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+#: What a field holds: one of these, a list with the form of its items, or an object with the forms of its fields.
+#: An object with the field "*" has others, too, of that form.
+_TEXT, _FLAG, _DATA, _ANYTHING = "a string", "true or false", "base64", ""
+_EXTENSIONS = [{"name": _TEXT, "extension": _ANYTHING}]
+_CLUSTER = {
+    **dict.fromkeys(("server", "tls-server-name", "certificate-authority", "proxy-url"), _TEXT),
+    **dict.fromkeys(("insecure-skip-tls-verify", "disable-compression"), _FLAG),
+    "certificate-authority-data": _DATA,
+    "extensions": _EXTENSIONS,
+}
+_EXEC = {
+    **dict.fromkeys(("apiVersion", "command", "installHint", "interactiveMode"), _TEXT),
+    "args": [_TEXT],
+    "env": [{"name": _TEXT, "value": _TEXT}],
+    "provideClusterInfo": _FLAG,
+}
+_USER = {
+    **dict.fromkeys(("client-certificate", "client-key", "token", "tokenFile", "username", "password"), _TEXT),
+    **dict.fromkeys(("client-certificate-data", "client-key-data"), _DATA),
+    "as": _TEXT,
+    "as-uid": _TEXT,
+    "as-groups": [_TEXT],
+    "as-user-extra": {"*": [_TEXT]},
+    "auth-provider": {"name": _TEXT, "config": {"*": _TEXT}},
+    "exec": _EXEC,
+    "extensions": _EXTENSIONS,
+}
+_CONTEXT = {"cluster": _TEXT, "user": _TEXT, "namespace": _TEXT, "extensions": _EXTENSIONS}
+_DOCUMENT = {
+    **dict.fromkeys(("kind", "apiVersion", "current-context"), _TEXT),
+    "preferences": {"colors": _FLAG, "extensions": _EXTENSIONS},
+    "extensions": _EXTENSIONS,
+    "clusters": [{"name": _TEXT, "cluster": _CLUSTER}],
+    "users": [{"name": _TEXT, "user": _USER}],
+    "contexts": [{"name": _TEXT, "context": _CONTEXT}],
+}
 
 
 class Choice(NamedTuple):
-    """The cluster and the user of one context. ``folder``: the directory to which the user's commands are relative."""
+    """The cluster and the user of one context: known fields of the right type, without those that are null.
+
+    ``files``: the paths of the files that exist.
+    """
 
     cluster: Dict[str, Any]
     user: Dict[str, Any]
     context: str
-    folder: str
+    files: str
 
 
 def default_files() -> str:
@@ -41,67 +81,78 @@ def read_choice(files: str, context: str = "") -> Choice:
     ``files``: paths joined by colons. Raises ConfigurationError, naming the file and the field.
     """
     merged: Dict[str, Dict[str, Dict[str, Any]]] = {"clusters": {}, "users": {}, "contexts": {}}
-    folders: Dict[str, str] = {}
     current = context
-    for path in (os.path.expanduser(part) for part in files.split(os.pathsep) if part):
-        document = _read(path)
+    read = [(path, _read(path)) for path in (os.path.expanduser(part) for part in files.split(os.pathsep) if part)]
+    documents = [(path, document) for path, document in read if document is not None]
+    if not documents:
+        raise ConfigurationError(f"{files}: the kubeconfig does not exist")
+    for path, document in documents:
         folder = os.path.dirname(os.path.abspath(path))
         for section, known in merged.items():
             for name, entry in _entries(document, section, path).items():
-                if name not in known:
-                    known[name] = _absolute(entry, folder)
-                    if section == "users":
-                        folders[name] = folder
-        current = current or text_field(document, "current-context", path)
+                known.setdefault(name, _absolute(entry, folder))
+        current = current or document.get("current-context", "")
     if not current:
         raise ConfigurationError(f"{files}: the kubeconfig has no current-context")
     chosen = merged["contexts"].get(current)
     if chosen is None:
         raise ConfigurationError(f"{files}: the kubeconfig has no context {current!r}")
-    cluster, user = text_field(chosen, "cluster", files), text_field(chosen, "user", files)
+    cluster, user = chosen.get("cluster", ""), chosen.get("user", "")
     if cluster not in merged["clusters"]:
         raise ConfigurationError(f"{files}: context {current!r}: the kubeconfig has no cluster {cluster!r}")
     if user and user not in merged["users"]:
         raise ConfigurationError(f"{files}: context {current!r}: the kubeconfig has no user {user!r}")
-    return Choice(merged["clusters"][cluster], merged["users"].get(user, {}), current, folders.get(user, ""))
+    existing = os.pathsep.join(path for path, _document in documents)
+    return Choice(merged["clusters"][cluster], merged["users"].get(user, {}), current, existing)
 
 
-def text_field(entry: Dict[str, Any], name: str, source: str) -> str:
-    """Return a field that is a string, empty if it is absent. Raises ConfigurationError."""
-    value = entry.get(name)
-    if value is not None and not isinstance(value, str):
-        raise ConfigurationError(f"{source}: is not a valid kubeconfig: {name} is not a string")
-    return value or ""
-
-
-def flag_field(entry: Dict[str, Any], name: str, source: str) -> bool:
-    """Return a field that is true or false, false if it is absent. Raises ConfigurationError."""
-    value = entry.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ConfigurationError(f"{source}: is not a valid kubeconfig: {name} is not true or false")
-    return bool(value)
-
-
-def data_field(entry: Dict[str, Any], name: str, source: str) -> bytes:
-    """Return the bytes of a field in base64, empty if it is absent. Raises ConfigurationError."""
+def _read(path: str) -> Optional[Dict[str, Any]]:
+    """Return the content of a file, None if it does not exist. Raises ConfigurationError."""
     try:
-        return base64.b64decode("".join(text_field(entry, name, source).split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ConfigurationError(f"{source}: is not a valid kubeconfig: {name} is not base64") from error
-
-
-def _read(path: str) -> Dict[str, Any]:
-    if not os.access(path, os.R_OK):
-        state = "cannot be read" if os.path.exists(path) else "does not exist"
-        raise ConfigurationError(f"{path}: the kubeconfig {state}")
-    with os_errors(ConfigurationError, f"{path}: the kubeconfig cannot be read"), open(path, "rb") as file:
-        content = file.read(_MAXIMUM_BYTES + 1)
+        with open(path, "rb") as file:
+            content = file.read(_MAXIMUM_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: the kubeconfig cannot be read: {error.strerror}") from error
     if len(content) > _MAXIMUM_BYTES:
         raise ConfigurationError(f"{path}: the kubeconfig is larger than {_MAXIMUM_BYTES >> 20} MiB")
     document = _parse(content, path)
-    if not isinstance(document, dict):
-        raise ConfigurationError(f"{path}: is not a valid kubeconfig: it is not an object")
-    return document
+    with errors_as(ConfigurationError, f"{path}: is not a valid kubeconfig", ValueError):
+        checked: Dict[str, Any] = _checked({} if document is None else document, _DOCUMENT, "")
+        if (checked.get("kind") or "Config", checked.get("apiVersion") or "v1") != ("Config", "v1"):
+            raise ValueError("its kind is not Config of version v1")
+    return checked
+
+
+def _checked(value: Any, form: Any, where: str) -> Any:
+    """Return a value with the fields of a form and its data decoded. Raises ValueError, which names the field."""
+    place = where.lstrip(".") or "it"
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f"{place} is not an object")
+        forms = {str(name): form["*"] for name in value} if "*" in form else form
+        return {
+            name: _checked(value[name], inner, f"{where}.{name}")
+            for name, inner in forms.items()
+            if value.get(name) is not None
+        }
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{place} is not a list")
+        empty: Any = {} if isinstance(form[0], dict) else ""
+        return [
+            _checked(empty if item is None else item, form[0], f"{where}[{index}]") for index, item in enumerate(value)
+        ]
+    if form != _ANYTHING and not isinstance(value, bool if form == _FLAG else str):
+        raise ValueError(f"{place} is not {form if form == _FLAG else _TEXT}")
+    if form == _DATA:
+        try:
+            # As in Go, lines may be broken, but blanks are refused.
+            return base64.b64decode(value.replace("\n", "").replace("\r", ""), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"{place} is not base64") from error
+    return value
 
 
 def _parse(content: bytes, path: str) -> Any:
@@ -113,7 +164,7 @@ def _parse(content: bytes, path: str) -> Any:
     with errors_as(ConfigurationError, f"{path}: is not JSON, and reading YAML needs PyYAML", ImportError):
         import yaml
     try:
-        return yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return _loader(yaml)(content).get_data()
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         # Omit the parser's message: it may quote a line that contains a secret.
@@ -121,25 +172,33 @@ def _parse(content: bytes, path: str) -> Any:
         raise ConfigurationError(f"{path}: the kubeconfig is not valid YAML{where}") from error
 
 
+def _loader(yaml: Any) -> Any:
+    """Return a class that loads YAML with the types of JSON, as kubectl does: dates and unknown tags are text."""
+    loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+    for tag in ("!", "tag:yaml.org,2002:timestamp"):
+        loader.add_multi_constructor(tag, lambda found, _suffix, node: found.construct_scalar(node))
+        loader.add_constructor(tag, lambda found, node: found.construct_scalar(node))
+    binary = "tag:yaml.org,2002:binary"
+    loader.add_constructor(binary, lambda found, node: found.construct_yaml_binary(node).decode("utf-8", "replace"))
+    return loader
+
+
 def _entries(document: Dict[str, Any], section: str, path: str) -> Dict[str, Dict[str, Any]]:
     """Return the entries of a section (``clusters`` holds ``{name: ..., cluster: {...}}``) by name."""
-    items: List[Any] = document.get(section) or []
-    if not isinstance(items, list):
-        raise ConfigurationError(f"{path}: is not a valid kubeconfig: {section} is not a list")
     found: Dict[str, Dict[str, Any]] = {}
-    for index, item in enumerate(items):
-        entry = item.get(section[:-1]) if isinstance(item, dict) else None
-        name = item.get("name") if isinstance(item, dict) else None
-        if not isinstance(name, str) or not (entry is None or isinstance(entry, dict)):
-            raise ConfigurationError(
-                f"{path}: is not a valid kubeconfig: {section}[{index}] has no name with a {section[:-1]}"
-            )
-        found.setdefault(name, entry or {})
+    for item in document.get(section, []):
+        name = item.get("name", "")
+        if name in found:
+            raise ConfigurationError(f"{path}: is not a valid kubeconfig: {section} has the name {name!r} twice")
+        found[name] = item.get(section[:-1], {})
     return found
 
 
 def _absolute(entry: Dict[str, Any], folder: str) -> Dict[str, Any]:
-    paths = {
-        name: os.path.join(folder, entry[name]) for name in _PATHS if isinstance(entry.get(name), str) and entry[name]
+    """Return an entry whose paths are absolute; a command without a slash is searched in ``PATH``."""
+    paths: Dict[str, Any] = {
+        name: os.path.normpath(os.path.join(folder, entry[name])) for name in _PATHS if entry.get(name)
     }
+    if os.sep in entry.get("exec", {}).get("command", ""):
+        paths["exec"] = {**entry["exec"], "command": os.path.join(folder, entry["exec"]["command"])}
     return {**entry, **paths}

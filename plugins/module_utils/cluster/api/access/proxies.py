@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Selection of the HTTP proxy of a connection by the rules of Go's httpproxy package, which client-go uses."""
+"""Selection of the proxy of a connection by the rules of Go's httpproxy package, which client-go uses."""
 
 from __future__ import annotations
 
@@ -12,35 +12,39 @@ from typing import Mapping, NamedTuple, Optional, Union
 from ....base.errors import ConfigurationError
 from .credentials import Headers, basic
 
-_DEFAULT_PORT = 80
+_PORTS = {"http": 80, "https": 443, "socks5": 1080}
 
 _Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 class Proxy(NamedTuple):
-    """An HTTP proxy; ``headers`` authenticate to it."""
+    """A proxy; its ``user`` is empty if it needs no authentication. ``scheme``: http, https or socks5."""
 
     host: str
     port: int
-    headers: Headers
+    scheme: str = "http"
+    user: str = ""
+    password: str = ""
+
+    @property
+    def headers(self) -> Headers:
+        """The headers that authenticate to it."""
+        return [("Proxy-Authorization", basic(self.user, self.password)[0][1])] if self.user else []
 
 
 def parse_proxy(url: str, source: str) -> Proxy:
-    """Return the proxy that a URL names. Raises ConfigurationError for anything but an http proxy."""
+    """Return the proxy that a URL names. Raises ConfigurationError."""
     try:
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        parts = urllib.parse.urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigurationError(f"{source}: is not the URL of a proxy") from error
-    if parts.scheme != "http":
-        raise ConfigurationError(f"{source}: {parts.scheme} proxies are not supported, only http")
+    if parts.scheme not in _PORTS or "://" not in url:
+        raise ConfigurationError(f"{source}: is not the URL of a proxy of the kinds {', '.join(_PORTS)}")
     if not host:
         raise ConfigurationError(f"{source}: names no proxy host")
-    headers: Headers = []
-    if parts.username:
-        user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
-        headers = [("Proxy-Authorization", basic(user, password)[0][1])]
-    return Proxy(host, port or _DEFAULT_PORT, headers)
+    user, password = (urllib.parse.unquote(part or "") for part in (parts.username, parts.password))
+    return Proxy(host, port or _PORTS[parts.scheme], parts.scheme, user, password)
 
 
 def environment_proxy(scheme: str, host: str, port: int, environment: Mapping[str, str]) -> Optional[Proxy]:
@@ -53,7 +57,8 @@ def environment_proxy(scheme: str, host: str, port: int, environment: Mapping[st
     excepted = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
     if not url or is_excepted(host, port, excepted):
         return None
-    return parse_proxy(url, name)
+    # Only here, the scheme may be missing.
+    return parse_proxy(url if "://" in url else f"http://{url}", name)
 
 
 def is_excepted(host: str, port: int, excepted: str) -> bool:

@@ -16,10 +16,11 @@ import socket
 import ssl
 import time
 import zlib
-from typing import Callable, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 from ..connection import Access
 from .credentials import Headers
+from .tunnels import InnerTls, open_tunnel, secured
 
 _PIECE_BYTES = 1 << 16
 _GZIP = 16 + zlib.MAX_WBITS
@@ -132,8 +133,9 @@ class Transport:
         self._socket: Optional[socket.socket] = None
         self._answer: Optional[Response] = None
         scheme, _host, _port = access.address()
-        # A proxy forwards plain requests; to a TLS server it opens a tunnel instead.
-        self._forwarder = access.proxy() if scheme == "http" else None
+        proxy = access.proxy()
+        # An HTTP proxy forwards plain requests; to a TLS server it opens a tunnel, and that of SOCKS always.
+        self._forwarder = proxy if scheme == "http" and proxy is not None and proxy.scheme != "socks5" else None
 
     def request(self, method: str, path: str, headers: Headers, body: Optional[bytes], patience: Patience) -> Response:
         """Send a request and return the answer as soon as its headers have been received.
@@ -152,7 +154,8 @@ class Transport:
                     raise
         self.close()
         connection = self._dial(patience.connect)
-        self._connection, self._socket = connection, connection.sock
+        self._connection = connection
+        self._socket = connection.sock.outer if isinstance(connection.sock, InnerTls) else connection.sock
         return self._exchange(connection, method, path, headers=headers, body=body, patience=patience, end=end)
 
     def interrupt(self) -> None:
@@ -197,9 +200,10 @@ class Transport:
         try:
             if self._socket is not None:
                 self._socket.settimeout(patience.silence)
-            connection.putrequest(method, self._target(path), skip_accept_encoding=True)
-            for name, value in [*headers, *(self._forwarder.headers if self._forwarder else ())]:
-                connection.putheader(name, value)
+            connection.putrequest(method, self._target(path), skip_host=True, skip_accept_encoding=True)
+            place = self._access.server.partition("://")[2].partition("/")[0].rstrip(":")
+            for name, value in [("Host", place), *headers, *(self._forwarder.headers if self._forwarder else ())]:
+                connection.putheader(name, value.encode())
             if body is not None:
                 connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
@@ -220,19 +224,24 @@ class Transport:
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
         scheme, host, port = self._access.address()
         proxy = self._access.proxy()
+        over_tls, proxy_over_tls = scheme == "https", proxy is not None and proxy.scheme == "https"
         # Read the certificates first, so that an unusable file is not reported as a failure of the server.
-        context = self._access.tls_context() if scheme == "https" else None
-        first_host, first_port = (proxy.host, proxy.port) if proxy is not None else (host, port)
-        connection = http.client.HTTPConnection(first_host, first_port, timeout=seconds)
-        if proxy is not None and context is not None:
-            connection.set_tunnel(host, port, dict(proxy.headers))
+        context = self._access.tls_context() if over_tls or proxy_over_tls else None
+        connection = http.client.HTTPConnection(host, port)
         try:
-            connection.connect()
+            place = (host, port) if proxy is None else (proxy.host, proxy.port)
+            # http.client uses of a socket only what TLS inside TLS has as well.
+            sock: Any = socket.create_connection(place, seconds)
+            connection.sock = sock
             for level, name, value in _SOCKET_OPTIONS:
                 if hasattr(socket, name):
-                    connection.sock.setsockopt(level, getattr(socket, name), value)
-            if context is not None:
-                connection.sock = context.wrap_socket(connection.sock, server_hostname=self._access.server_name or host)
+                    sock.setsockopt(level, getattr(socket, name), value)
+            if proxy is not None and context is not None and proxy_over_tls:
+                sock = connection.sock = secured(sock, context, self._access.server_name or proxy.host)
+            if proxy is not None and self._forwarder is None:
+                open_tunnel(sock, proxy, host, port)
+            if context is not None and over_tls:
+                connection.sock = secured(sock, context, self._access.server_name or host)
         except (http.client.HTTPException, OSError, ValueError) as error:
             connection.close()
             raise TransportError(_connecting_failed(error)) from error
