@@ -35,7 +35,9 @@ options:
         description: Address of the virtual server, IPv4 or IPv6. Required without O(services[].firewall_mark).
         type: str
       port:
-        description: Port of the virtual server. Required without O(services[].firewall_mark).
+        description:
+          - Port of the virtual server. Required without O(services[].firewall_mark). With V(0), which needs
+            O(services[].persistence), all ports for which the address has no other virtual server.
         type: int
       protocol:
         description: Protocol of the virtual server. V(tcp) if not given.
@@ -93,8 +95,8 @@ options:
             required: true
           port:
             description:
-              - Port of the real server. Defaults to that of the virtual server, or with O(services[].firewall_mark) to
-                the port to which the packet was sent. Only V(nat) allows another.
+              - Port of the real server. Defaults to that of the virtual server, or with O(services[].firewall_mark) or
+                port V(0) to the port to which the packet was sent. Only V(nat) allows another.
             type: int
           weight:
             description: Weight. With V(0) the real server gets no new connections and keeps its existing ones.

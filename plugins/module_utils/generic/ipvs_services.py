@@ -151,18 +151,19 @@ def _key(where: str, listed: ListedServer) -> VirtualServerKey:
         raise ConfigurationError(f"{where}.family: only with firewall_mark; an address has its own family")
     if listed.address is None or listed.port is None:
         raise ConfigurationError(f"{where}: needs address and port, or firewall_mark")
-    port = _number(f"{where}.port", listed.port, 1, 65535)
+    # Port 0 means all ports for which the address has no virtual server of its own.
+    port = _number(f"{where}.port", listed.port, 0, 65535)
     return VirtualServerKey(listed.protocol or "tcp", _address(where, listed.address), port)
 
 
 def _real_key(where: str, server: VirtualServerKey, listed: ListedReal) -> RealServerKey:
     address = _address(where, listed.address)
     marked = server.protocol == FIREWALL_MARK
-    # Behind a mark, port 0 means the port to which the packet was sent.
+    # Behind a mark and a virtual server of all ports, port 0 means the port to which the packet was sent.
     usual = 0 if marked else server.port
-    port = usual if listed.port is None else _number(f"{where}.port", listed.port, 0 if marked else 1, 65535)
+    port = usual if listed.port is None else _number(f"{where}.port", listed.port, 1 if usual else 0, 65535)
     if listed.forwarding != "nat" and port != usual:
-        other = "is given" if marked else f"differs from the virtual server's {usual}"
+        other = "is given" if not usual else f"differs from the virtual server's {usual}"
         raise ConfigurationError(f"{where}.port: {port} {other}, which only forwarding nat can do")
     if listed.forwarding != "tunnel" and family_of(address) != family_of(server.address):
         raise ConfigurationError(f"{where}.address: {address} is of another family than {server.address}")
@@ -182,6 +183,8 @@ def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
             tables.lenient.add(key)
             if server.real_servers and not any(real.present for real in server.real_servers):
                 tables.existing.add(key)
+        elif not key.port and not server.persistence:
+            raise ConfigurationError(f"{where}.port: 0, all ports, only with persistence")
         if server.real_servers is None:
             continue
         if server.exclusive:

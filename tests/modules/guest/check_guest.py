@@ -178,6 +178,8 @@ def test_virtual_servers_by_several_tasks(node):
     whole = dict(BALANCER, scheduler="sh", persistence=300, real_servers=[{"address": "10.0.0.41", "port": 8443}])
     look = {"ansible.builtin.command": "ipvsadm -Sn", "changed_when": False}
     marked6 = {"firewall_mark": 7, "family": "ipv6", "scheduler": "rr", "real_servers": [{"address": "fd00::51"}]}
+    every = {"address": "192.0.2.30", "port": 0, "scheduler": "rr", "persistence": 60}
+    others = [MARKED, marked6, {**every, "real_servers": [{"address": "10.0.0.61"}]}]
     found = node.play(
         {IPVS: {"services": [whole]}},
         real(42),
@@ -189,8 +191,8 @@ def test_virtual_servers_by_several_tasks(node):
         look,
         {f"{IPVS}_info": {"address": "192.0.2.20"}},
         real(43),
-        {IPVS: {"services": [MARKED, marked6]}},
-        {IPVS: {"services": [MARKED, marked6]}},
+        {IPVS: {"services": others}},
+        {IPVS: {"services": others}},
         {f"{IPVS}_info": {"firewall_mark": 7}},
     )
     assert not any(result.get("failed") for result in found), found
@@ -219,12 +221,13 @@ def test_virtual_servers_by_several_tasks(node):
     saved = node.run("cat", "/etc/ipvsadm.rules").stdout
     assert saved.splitlines()[0] == "--set 1234 56 78" and sorted(saved.splitlines()[1:]) == before
     assert any(line.startswith("-A -f 7 -s rr -p 60") for line in before), before
+    assert "-A -t 192.0.2.30:0 -s rr -p 60" in before and "-a -t 192.0.2.30:0 -r 10.0.0.61:0 -m -w 1" in before
     node.run("ipvsadm", "-C")
     node.run("ipvsadm", "--set", "900", "120", "300")
     node.run("ipvsadm-restore", text=saved)
     assert sorted(node.run("ipvsadm", "-Sn").stdout.splitlines()) == before
     assert "Timeout (tcp tcpfin udp): 1234 56 78" in node.run("ipvsadm", "-L", "--timeout").stdout
-    gone = node.play({IPVS: {"services": [MARKED, marked6, whole], "state": "absent", "save": True}})
+    gone = node.play({IPVS: {"services": [*others, whole], "state": "absent", "save": True}})
     assert gone[0]["changed"], gone
     assert node.run("ipvsadm", "-Sn").stdout == ""
     assert node.run("cat", "/etc/ipvsadm.rules").stdout == "--set 1234 56 78\n"

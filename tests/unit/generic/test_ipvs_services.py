@@ -145,6 +145,18 @@ def test_firewall_marks() -> None:
     assert listed.desired_real_servers(found.real_servers, empty, ("0.0.0.0", "::"), True) == found.real_servers
 
 
+def test_all_ports_of_an_address() -> None:
+    real = listed.ListedReal("10.0.0.1")
+    server = listed.ListedServer("192.0.2.1", 0, persistence=300, real_servers=(real, real._replace(port=8080)))
+    found = listed.listed_tables([server])
+    key = VirtualServerKey("tcp", "192.0.2.1", 0)
+    assert found.servers == {key: VirtualServer("wlc", 1, 300, 32)}
+    assert list(found.real_servers) == [RealServerKey(key, "10.0.0.1", 0), RealServerKey(key, "10.0.0.1", 8080)]
+    # A task of a real server keeps the settings of the virtual server, so that it need not repeat the persistence.
+    task = server._replace(persistence=None, exclusive=False)
+    assert list(listed.listed_tables([task]).real_servers) == list(found.real_servers)
+
+
 def test_timeouts() -> None:
     assert listed.listed_timeouts({"tcp": 900, "tcp_fin": None, "udp": 1}) == {"tcp": 900, "udp": 1}
     with pytest.raises(ConfigurationError, match=r"timeouts\.udp: 0 is not between 1 and 2147483"):
@@ -155,7 +167,8 @@ def test_timeouts() -> None:
     ("server", "words"),
     [
         (GOOD._replace(address="192.0.2.300"), "services[0].address: '192.0.2.300' is not an IP address"),
-        (GOOD._replace(port=0), "services[0].port: 0 is not between 1 and 65535"),
+        (GOOD._replace(port=0), "services[0].port: 0, all ports, only with persistence"),
+        (GOOD._replace(port=-1), "services[0].port: -1 is not between 0 and 65535"),
         (GOOD._replace(scheduler="rr;x"), "services[0].scheduler: IPVS scheduler 'rr;x'"),
         (GOOD._replace(persistence=-1), "services[0].persistence: -1"),
         (GOOD._replace(persistence_prefix=24), "persistence_prefix: only with persistence"),
