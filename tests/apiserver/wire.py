@@ -114,9 +114,10 @@ def chunked(pieces: Iterable[bytes], status: str = "200 OK") -> List[bytes]:
     return [*found, b"0\r\n\r\n"]
 
 
-def failure(code: int, reason: str = "Expired") -> bytes:
+def failure(code: int, reason: str = "Expired", message: str = "") -> bytes:
     """Return an answer of kind Status."""
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
+    status.update({"message": message} if message else {})
     return response(json.dumps(status).encode(), f"{code} {reason}")
 
 

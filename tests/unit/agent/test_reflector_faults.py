@@ -104,6 +104,35 @@ def test_a_version_that_only_the_previous_server_knew_is_dropped():
     assert run.names == ["a"] and len(run.lists) >= 2
 
 
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("code", [400, 500])
+def test_a_version_that_the_next_server_cannot_read_is_dropped(code, lists):
+    """As kube-apiserver 1.36.2 answers it: a list with 400, a watch with 500."""
+    text = 'resourceVersion: Invalid value: "a.1": strconv.ParseUint: parsing "a.1": invalid syntax'
+    replaced = False
+
+    def watch(query):
+        nonlocal replaced
+        if query["resourceVersion"] != "a.1":
+            return Answer(*events()[:-1], 200.0, b"0\r\n\r\n")
+        if replaced:
+            return failure(code, "", message=text)
+        replaced = True
+        if lists:
+            run.reflector.list_again([])
+        return events()
+
+    def whole(query):
+        version = query.get("resourceVersion")
+        if version == "a.1":
+            return failure(400, "BadRequest", message=f"invalid resource version: {text}")
+        return page([service("b")]) if replaced else page([service("a")], version="a.1")
+
+    run = Run(whole, watch)
+    run.go(60.0)
+    assert run.names == ["b"] and run.reflector.error == ""
+
+
 def test_an_unexpected_failure_drops_the_version():
     """The supervisor calls the body again; it must not receive the same event once more."""
     run = Run(lambda query: page([service("a")]), lambda query: events(event("ADDED", service("b", "12"))))

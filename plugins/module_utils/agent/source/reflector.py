@@ -255,7 +255,7 @@ class Reflector:
             self._room.release(self.resource.kind)
             if self._optional and error.code == NOT_FOUND:
                 return self._list_as_served(client, error)
-            if error.code == _GATEWAY_TIMEOUT and self._minimum:
+            if self._minimum and (error.code == _GATEWAY_TIMEOUT or error.refuses_version):
                 # The server does not have the version that this node has already seen, and may never have it.
                 self._minimum = ""
             raise
@@ -339,7 +339,7 @@ class Reflector:
             self._forget_version()
             raise
         except ApiStatusError as error:
-            if error.code not in _RESUMABLE:
+            if error.refuses_version or error.code not in _RESUMABLE:
                 self._forget_version()
             raise
 

@@ -31,6 +31,14 @@ class ApiStatusError(ApiError):
         """Whether an API server, and nothing in front of it, says that it does not have what was requested."""
         return self.code == NOT_FOUND and self.reason == "NotFound"
 
+    @property
+    def refuses_version(self) -> bool:
+        """Whether the server cannot read the request's resourceVersion, which an API server of another kind sent.
+
+        The answer is 400; that to a watch was 500 up to Kubernetes 1.36 at least.
+        """
+        return self.code in (400, _INTERNAL_ERROR) and "resourceVersion: Invalid value" in str(self)
+
 
 class Expired(ApiStatusError):
     """The requested resourceVersion is too old (410): the list must be restarted."""
