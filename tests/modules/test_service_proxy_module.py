@@ -80,9 +80,16 @@ def test_check_apply_repeat_and_remove(node):
     bulk = {key: value for key, value in first.items() if key not in ("diff", "invocation")}
     assert len(json.dumps(bulk)) < 6000, "the result echoes the rule set"
 
-    check, absent, again = node.play(
-        {MODULE: {"state": "absent"}, "check_mode": True}, {MODULE: {"state": "absent"}}, {MODULE: {"state": "absent"}}
+    default, check, absent, again = node.play(
+        {MODULE: {key: value for key, value in SERVE.items() if key != "mode"}, "check_mode": True},
+        {MODULE: {"state": "absent"}, "check_mode": True},
+        {MODULE: {"state": "absent"}},
+        {MODULE: {"state": "absent"}},
     )
+    # The default mode will change, which does not matter where everything is removed.
+    assert default["mode"] == "iptables" and not default["changed"]
+    lines = [" ".join(found.get("warnings", ())) for found in (first, default, absent)]
+    assert ["mode: is not set" in line for line in lines] == [False, True, False]
     assert check["changed"] and absent["changed"] and not again["changed"], (check, absent, again)
     assert check["counts"]["removed"] == absent["counts"]["removed"] > 50
     left = [line for line in rules(node).splitlines() if "KUBE-" in line]

@@ -12,6 +12,7 @@ import sys
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from ..base.errors import ProxyError
+from ..base.mode_names import AUTO
 from ..cluster.api.access.names import with_addresses
 from ..cluster.api.client import ApiClient
 from ..cluster.api.connection import ApiConnection, resolve
@@ -200,7 +201,7 @@ def show_diff(arguments: argparse.Namespace) -> CommandResult:
 
 def clean_up(arguments: argparse.Namespace) -> CommandResult:
     """Remove everything that any mode programmed; where only policies are enforced, only their table (``cleanup``)."""
-    loaded = load_given(arguments.config)
+    loaded = load_given(arguments.config, AUTO)
     request = Request(
         cluster=ClusterState(),
         configuration=loaded.configuration,

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ..base.addresses import address_and_port, canonical_address, family_of
 from ..base.errors import ConfigurationError, errors_as, os_errors
+from ..base.mode_names import AUTO
 from ..cluster.fields import shown
 from .behaviour import KUBE_PROXY_RELEASE
 from .documents import Documents, check_type, parse_documents
@@ -44,8 +45,9 @@ def load(
 
     ``node_source``: the fields of a NodeProxyConfiguration, which replaces the one in a file. Duplicate fields, fields
     and feature gates that only a later kube-proxy may know, and settings that have no effect here cause warnings. In a
-    mapping apiVersion and kind may be absent. A ``mode`` replaces the one in the source. Raises ConfigurationError,
-    which names every invalid and every misspelt field.
+    mapping apiVersion and kind may be absent. A ``mode`` replaces the one in the source, unless it is ``auto``, which
+    is chosen later. Without any, a warning says that the default will change. Raises ConfigurationError, which names
+    every invalid and every misspelt field.
     """
     warnings: List[str] = []
     if isinstance(source, Mapping):
@@ -58,13 +60,14 @@ def load(
     root.text("apiVersion")
     root.text("kind")
     node_proxy = _read_node_proxy(documents.node_proxy if node_source is None else node_source, node_findings)
-    configuration = _read(root, mode, _PORTS_BESIDE_KUBE_PROXY if node_proxy.network_policy.standalone else _PORTS)
+    standalone = node_proxy.network_policy.standalone
+    chosen = "" if mode == AUTO else mode
+    configuration = _read(root, chosen, _PORTS_BESIDE_KUBE_PROXY if standalone else _PORTS)
     root.finish()
     validate(configuration, findings)
     raise_all(findings, node_findings)
     warnings += findings.warnings
-    # As kube-proxy does, which reads a file; variables have a mode of their own.
-    if not isinstance(source, Mapping) and not mode and not documents.kube_proxy.get("mode"):
+    if not (mode or documents.kube_proxy.get("mode") or standalone):
         warnings.append(_MODE_NOT_SET)
     warnings += [f"{_PREFIX}{text}" for text in without_effect(configuration, documents.kube_proxy)]
     warnings += node_findings.warnings
@@ -80,11 +83,7 @@ def load_file(path: str, mode: str = "", node_source: Optional[Mapping[str, Any]
 
 
 def load_given(path: str, mode: str = "") -> LoadedConfiguration:
-    """Read the configuration file ``path``, or return the defaults if it is empty.
-
-    A ``mode`` other than ``auto`` takes the place of the configured one. Raises ConfigurationError.
-    """
-    mode = mode if mode != "auto" else ""
+    """Read the configuration file ``path``, or return the defaults if it is empty; see :func:`load`."""
     return load_file(path, mode) if path else load({}, mode)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
-from ..base.mode_names import MODES
+from ..base.mode_names import AUTO
 from ..cluster.api.access.names import with_addresses
 from ..cluster.api_addresses import claims_at
 from ..cluster.files.static import StaticDirectory, StaticObjects, parse_static
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 #: The file of static Services that the roles write; the option ``static_services`` replaces it.
 STATIC_FILE = "ansible.json"
+_REMOVING = ("absent", "handed_over")
 
 
 def proxy_configuration(parameters: Mapping[str, Any]) -> LoadedConfiguration:
     """Return the configuration from the file or the fields in the options, and its warnings.
 
     A mode in the options replaces that of the configuration before validation, and ``node_configuration`` the
-    NodeProxyConfiguration of the file. Raises ConfigurationError.
+    NodeProxyConfiguration of the file. Where all modes are removed, it does not matter. Raises ConfigurationError.
     """
-    mode = parameters["mode"] or ""
-    known = mode if mode in MODES else ""
+    mode = parameters["mode"] or ("" if parameters.get("state") not in _REMOVING else AUTO)
     node_source = parameters["node_configuration"] or None
     if parameters["config"] is not None:
-        return load_file(parameters["config"], known, node_source)
-    return load(parameters["configuration"] or {}, known, node_source)
+        return load_file(parameters["config"], mode, node_source)
+    return load(parameters["configuration"] or {}, mode, node_source)
 
 
 def _static_services(parameters: Mapping[str, Any], configuration: KubeProxyConfiguration) -> StaticObjects:
@@ -75,7 +75,7 @@ def engine_request(
         configuration=configuration,
         node_name=parameters["node_name"] or "",
         mode=parameters["mode"] or "",
-        state=parameters["state"] if parameters.get("state") in ("absent", "handed_over") else "present",
+        state=parameters["state"] if parameters.get("state") in _REMOVING else "present",
         fallback=parameters["fallback"] or "",
         check=bool(module.check_mode),
         describe=bool(module._diff),

@@ -148,7 +148,7 @@ def test_converge_prints_its_changes(monkeypatch, tmp_path, check, changed, code
     monkeypatch.setattr(commands, "converge", converge)
     snapshot = tmp_path / "cluster.json"
     snapshot.write_text(json.dumps({"kind": "List", "items": [SERVICE, ENDPOINTS]}))
-    words = ["converge", "--snapshot", str(snapshot), *(["--check", "--diff"] if check else [])]
+    words = ["converge", "--mode", "ipvs", "--snapshot", str(snapshot), *(["--check", "--diff"] if check else [])]
     found, output, errors = run(*words)
     assert found == code and requests[0].check is check and requests[0].describe is check
     assert errors == "kubenode-proxy: warning: take care\n"

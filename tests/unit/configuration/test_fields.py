@@ -152,13 +152,14 @@ def test_the_fields_without_effect_are_these():
 
 @pytest.mark.parametrize("name", VAIN)
 def test_a_field_without_effect_gives_a_warning(name):
-    (warning,) = load(nested(name, VAIN[name])).warnings
+    (warning,) = load(nested(name, VAIN[name]), "iptables").warnings
     assert warning == f"KubeProxyConfiguration: {name}: has no effect here: {FIELDS[name].text}"
 
 
 def test_json_needs_no_warning():
     client = {"contentType": "application/json", "acceptContentTypes": "application/json", "qps": 5, "burst": 10}
-    assert load({"clientConnection": client, "logging": {"flushFrequency": "5s"}}).warnings == ()
+    fields_ = {"clientConnection": client, "logging": {"flushFrequency": "5s"}}
+    assert load(fields_, "iptables").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -173,13 +174,13 @@ def test_json_needs_no_warning():
     ],
 )
 def test_gates_without_effect_never_fail(name, value, reason):
-    configuration, warnings = load({"featureGates": {name: value}})
+    configuration, warnings = load({"featureGates": {name: value}}, "iptables")
     assert len(warnings) == 1 and warnings[0].startswith(f"KubeProxyConfiguration: featureGates.{name}: {reason}")
     assert set(dict(configuration.feature_gates)) <= set(gate_table.GATES)
 
 
 def test_gates_at_their_default_and_locked_ones_need_no_warning():
-    assert load({"featureGates": dict(feature_gates.DEFAULTS)}).warnings == ()
+    assert load({"featureGates": dict(feature_gates.DEFAULTS)}, "iptables").warnings == ()
 
 
 # kubeadm's configuration for a cluster of Kubernetes 1.37 beside the fields of 1.36, and unknown fields.

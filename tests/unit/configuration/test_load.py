@@ -19,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.durat
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import BETA, DEFAULTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.gate_table import GATES
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file, load_given
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import (
     KubeProxyConfiguration,
 )
@@ -31,7 +31,7 @@ HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 
 def loaded(**fields):
-    configuration, warnings = load(fields)
+    configuration, warnings = load({"mode": "iptables", **fields})
     assert warnings == ()
     return configuration
 
@@ -276,14 +276,39 @@ def test_all_problems_are_reported_together():
     assert all(field in str(caught.value) for field in ("mode:", "bindAddress:", "conntrack.min:"))
 
 
+STANDALONE = {"networkPolicy": {"enabled": True, "standalone": True}}
+
+
 @pytest.mark.parametrize(
-    ("text", "mode", "expected"),
-    [(HEAD, "", 1), (HEAD + "mode: ''\n", "", 1), (HEAD + "mode: iptables\n", "", 0), (HEAD, "iptables", 0)],
+    ("source", "mode", "node_source", "expected"),
+    [
+        (HEAD, "", None, 1),
+        (HEAD + "mode: ''\n", "", None, 1),
+        (HEAD + "mode: iptables\n", "", None, 0),
+        (HEAD, "iptables", None, 0),
+        # What a module or the roles give: fields, and a mode of their own.
+        ({}, "", None, 1),
+        ({"mode": ""}, "", None, 1),
+        ({"mode": "ipvs"}, "", None, 0),
+        ({}, "ipvs", None, 0),
+        # A mode is requested, and chosen later; or none has an effect.
+        (HEAD, "auto", None, 0),
+        ({}, "auto", None, 0),
+        (HEAD, "", STANDALONE, 0),
+    ],
 )
-def test_a_file_without_a_mode_is_noticed(text, mode, expected):
-    loaded = load(text, mode)
-    assert loaded.configuration.mode == "iptables"
+def test_a_configuration_without_a_mode_is_noticed(source, mode, node_source, expected):
+    loaded = load(source, mode, node_source)
+    assert loaded.configuration.mode in ("iptables", "ipvs")
     assert sum("mode: is not set; the default, iptables" in warning for warning in loaded.warnings) == expected
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("", 1), ("auto", 0), ("nftables", 0)])
+def test_commands_and_the_agent_notice_that_no_mode_is_set(tmp_path, mode, expected):
+    path = tmp_path / "config.yaml"
+    path.write_text(HEAD)
+    for place in ("", str(path)):
+        assert sum("mode: is not set" in warning for warning in load_given(place, mode).warnings) == expected
 
 
 def test_files(tmp_path):
