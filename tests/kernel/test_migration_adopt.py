@@ -169,6 +169,50 @@ def test_nftables_mode_reports_what_it_replaces_and_does_so_once(tmp_path, name,
     assert "localhost-nodeport" not in run(["nft", "list", "ruleset"])
 
 
+# The layout that a draft for a later kube-proxy has: one map of endpoints for all Services, and chains that they share.
+ONE_MAP = """
+table ip kube-proxy {
+    map endpoints-tcp {
+        typeof ip daddr . tcp dport . numgen random mod 1 : ip daddr . tcp dport
+        elements = { 10.96.20.1 . 80 . 0 : 10.244.1.11 . 8080 }
+    }
+    map service-ips {
+        type ipv4_addr . inet_proto . inet_service : verdict
+        elements = { 10.96.20.1 . tcp . 80 : goto lb-1-endpoints }
+    }
+    chain lb-1-endpoints {
+        dnat ip addr . port to ip daddr . tcp dport . numgen random mod 1 map @endpoints-tcp
+    }
+    chain services { ip daddr . meta l4proto . th dport vmap @service-ips; }
+    chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+}
+"""
+
+
+def test_nftables_mode_needs_no_program(tmp_path, monkeypatch):
+    make_node()
+    case = load_case(str(CASES / "nodeport-cluster"))
+    load_recorded(case, "nftables", "", later=True)
+    with monkeypatch.context() as changed:
+        changed.setenv("PATH", str(tmp_path))
+        assert convergence(case, "nftables", tmp_path, check=False).changed
+    listed = run(["nft", "list", "ruleset"])
+    assert "service-frontends" in listed and "service-ips" not in listed
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables"])
+def test_a_table_of_kube_proxy_whose_layout_is_not_known_is_replaced_as_a_whole(tmp_path, mode):
+    make_node()
+    case = load_case(str(CASES / "nodeport-cluster"))
+    run(["nft", "-f", "-"], ONE_MAP)
+    found = convergence(case, mode, tmp_path, check=True)
+    assert found.changes and "endpoints-tcp" in run(["nft", "list", "ruleset"])
+    convergence(case, mode, tmp_path, check=False)
+    listed = run(["nft", "list", "ruleset"])
+    assert not re.search("endpoints-tcp|lb-1-endpoints|service-ips", listed)
+    assert not convergence(case, mode, tmp_path, check=True).changes
+
+
 @pytest.mark.parametrize(
     ("mode", "later"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import urllib.parse
 
 import pytest
 
@@ -167,6 +168,18 @@ def test_a_server_that_can_leaves_managed_fields_out_of_all_answers(server, clie
     for answer in [modified, stored]:
         answer["metadata"].pop("managedFields", None)
     assert modified == stored
+
+
+def test_an_older_api_server_gets_no_request_for_what_only_later_ones_have(server, connection):
+    """As of Kubernetes 1.29: no ServiceCIDRs, no selection of Services by address, no omission of managed fields."""
+    server.absent.add(SERVICE_CIDRS.path)
+    server.unknown_fields.add("spec.clusterIP")
+    server.store.put(service("web"))
+    assert [item["metadata"]["name"] for item in list_objects(connection)] == ["web"]
+    asked = [urllib.parse.urlsplit(target).path for target in server.requests]
+    expected = [NODES.path, SERVICES.path, SERVICES.path, ENDPOINT_SLICES.path, SERVICE_CIDRS.path, "/apis"]
+    assert asked[: len(expected)] == expected and all(path.startswith("/apis/") for path in asked[len(expected) :])
+    assert len(asked) <= 8 and not any("policy.networking.k8s.io" in path for path in asked)
 
 
 def test_a_watch_that_the_server_ends_just_ends(server, client):

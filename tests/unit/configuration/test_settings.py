@@ -105,6 +105,11 @@ def test_settings_of_a_family():
         (["0.0.0.0/0"], (), ("127.0.0.1", "172.18.0.2", "192.0.2.9"), True),
         (["fd00::/8"], (), ("127.0.0.1", "172.18.0.2", "192.0.2.9"), True),
         (["primary"], ("172.18.0.2/32",), ("172.18.0.2",), False),
+        (["primary", "localhost"], ("172.18.0.2/32", "127.0.0.0/8"), ("127.0.0.1", "172.18.0.2"), True),
+        (["192.0.2.0/24", "primary"], ("192.0.2.0/24", "172.18.0.2/32"), ("172.18.0.2", "192.0.2.9"), False),
+        (["localhost", "all"], (), ("127.0.0.1", "172.18.0.2", "192.0.2.9"), True),
+        # kube-proxy refuses a word that is repeated.
+        (["localhost", "localhost"], ("127.0.0.0/8",), ("127.0.0.1",), True),
     ],
 )
 def test_node_port_addresses(values, cidrs, addresses, localhost):
@@ -115,6 +120,16 @@ def test_node_port_addresses(values, cidrs, addresses, localhost):
         localhost,
     )
     assert not settings(nodePortAddresses=values, iptables={"localhostNodePorts": False}).localhost_node_ports
+
+
+@pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
+def test_localhost_beside_primary_closes_a_family_without_an_address_of_the_node(mode):
+    only_v4 = NODE._replace(internal_ips=("172.18.0.2",))
+    alone, both = (
+        settings(IPV6, only_v4, mode=mode, nodePortAddresses=words) for words in (["primary"], ["primary", "localhost"])
+    )
+    assert alone.node_port_cidrs == () and both.node_port_cidrs == ("::1/128",)
+    assert "fd00::2" in alone.node_port_addresses and "fd00::2" not in both.node_port_addresses
 
 
 ALL, ALL_BUT_TCP = ("tcp", "udp", "sctp"), ("udp", "sctp")
@@ -131,10 +146,12 @@ OFF = {"KubeProxyNFTablesLocalhostNodePorts": False}
         ({"nodePortAddresses": ["primary", "localhost"]}, ALL_BUT_TCP, ALL_BUT_TCP),
         ({"nodePortAddresses": ["0.0.0.0/0", "127.0.0.1/32"]}, ALL_BUT_TCP, ALL),
         ({"nodePortAddresses": ["::1/128"]}, ALL, ALL_BUT_TCP),
+        ({"nodePortAddresses": ["127.0.0.2/32"]}, ALL_BUT_TCP, ALL),
         ({"nodePortAddresses": ["localhost"], "featureGates": OFF}, (), ()),
         ({"featureGates": OFF}, (), ()),
         ({"mode": "iptables", "nodePortAddresses": ["localhost"]}, (), ()),
         ({"mode": "ipvs"}, (), ()),
+        ({"mode": "ipvs", "nodePortAddresses": ["localhost"]}, (), ()),
     ],
 )
 def test_node_ports_refused_at_loopback_addresses(fields, v4, v6):

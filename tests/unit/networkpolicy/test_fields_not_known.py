@@ -129,6 +129,13 @@ CLUSTER_RULES = [
     ({"from": [{"pods": {"podSelector": {}, **NEW}}]}, ".from[0].pods"),
     ({"from": [{"namespaces": {"matchLabels": {"name": "bank"}, **NEW}}]}, ".from[0].namespaces"),
 ]
+# What the API server has removed from a stored policy, because the version in which it serves it lacks the field.
+PRUNED_RULES = [
+    ({"from": OF_BANK, "protocols": [{}]}, ".protocols[0]"),
+    ({"from": OF_BANK, "protocols": [{"tcp": {"destinationPort": {"number": 80}}}, {}]}, ".protocols[1]"),
+    ({"from": [{}]}, ".from[0]"),
+    ({"from": [*OF_BANK, {}]}, ".from[1]"),
+]
 
 
 @pytest.mark.parametrize(("rule", "field"), CLUSTER_RULES)
@@ -140,7 +147,15 @@ def test_a_cluster_rule_that_may_deny_denies_everything_and_is_named(action, rul
     assert not any(allows(source, WEB, what) for source in (DB, TOOL, CLIENT) for what in (HTTP, DNS, PING))
 
 
-@pytest.mark.parametrize(("rule", "_field"), CLUSTER_RULES)
+@pytest.mark.parametrize(("rule", "field"), PRUNED_RULES)
+@pytest.mark.parametrize("action", ["Deny", "Pass"])
+def test_a_cluster_rule_of_which_the_api_server_removed_a_field_denies_everything(action, rule, field):
+    (skipped,), allows = judged(cluster_policy(action, rule))
+    assert skipped.startswith(f"ClusterNetworkPolicy c: spec.ingress[0]{field}: must have exactly one of ")
+    assert not any(allows(source, WEB, what) for source in (DB, TOOL, CLIENT) for what in (HTTP, DNS, PING))
+
+
+@pytest.mark.parametrize(("rule", "_field"), CLUSTER_RULES + PRUNED_RULES)
 def test_a_cluster_rule_that_accepts_accepts_nothing(rule, _field):
     state = ClusterState.from_objects([*CLUSTER, ISOLATING, cluster_policy("Accept", rule)])
     judge = NodePolicy("node1", state.policy, cluster_policies=True).judge()

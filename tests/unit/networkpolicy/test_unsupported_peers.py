@@ -52,6 +52,12 @@ def test_a_rule_with_the_supported_peer_alone_works():
     assert not judge.allows(packed("10.244.1.11"), packed("198.51.100.1"), 6, 443)
 
 
+def test_a_network_with_host_bits_is_read_as_its_range():
+    """Kubernetes' v1beta1 refuses it; v1alpha2 stored it."""
+    (skipped, denied) = judged("egress", [{"action": "Deny", "to": [{"networks": ["198.51.100.9/24"]}]}])
+    assert denied and not skipped
+
+
 def judged(direction, rules):
     """Return the parts that are skipped of a policy with these rules, and whether it denies egress to an address."""
     spec = {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, direction: rules}

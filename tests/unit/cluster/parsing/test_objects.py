@@ -173,6 +173,9 @@ def test_objects_that_the_api_server_accepts_are_served():
     )
     parsed = parse_object(endpoint_slice(endpoints=[{"addresses": ["239.1.1.1"]}]))
     assert isinstance(parsed, EndpointSlice) and len(parsed.endpoints) == 1
+    # Names may begin with a digit (KEP-5311).
+    parsed = parse_object({**service(), "metadata": {"namespace": "shop", "name": "1st"}})
+    assert isinstance(parsed, Service) and parsed.name == "1st"
     parsed = parse_object(with_ingress({"ip": "127.0.0.1"}, {"ip": "169.254.0.9"}))
     assert isinstance(parsed, Service) and parsed.load_balancer_ips == ("127.0.0.1", "169.254.0.9", "198.51.100.4")
 
