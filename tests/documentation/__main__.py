@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence
 
 from tests.conftest import ROOT
 from tests.monitoring import dashboard
-from tests.parity import surface
+from tests.parity import facts, surface
 
 from . import collection, module_reference, session, settings, variables
 
@@ -33,6 +33,7 @@ def generated(root: Path = ROOT) -> Dict[Path, str]:
     files.update(settings.pages(root))
     recording = (root / RECORDING).read_text(encoding="utf-8")
     files[PICTURE] = session.picture(session.excerpt(recording, SECTIONS), "make demo (extract)")
+    files[facts.PAGE] = facts.page()
     files[surface.GATES_MODULE] = surface.gates_module(KUBE_PROXY_RELEASE)
     files[dashboard.PATH] = dashboard.dashboard_text()
     return files

@@ -11,6 +11,7 @@ and a program, with the facts of later releases in ``later.yaml``.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -38,8 +39,9 @@ def recorded() -> Surface:
     )
 
 
+@functools.cache
 def later() -> Dict[str, Any]:
-    """Return the facts about other releases."""
+    """Return the facts about other releases; they must not be changed."""
     document: Dict[str, Any] = yaml.safe_load((HOME / "later.yaml").read_text(encoding="utf-8"))
     return document
 

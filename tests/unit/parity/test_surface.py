@@ -19,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import KUBE_PROXY_RELEASE
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.fields import FIELDS
 from tests.conftest import ROOT
-from tests.parity import surface
+from tests.parity import facts, surface
 from tests.parity.sources import Gate, Metric, of_binary, of_tree
 
 TABLE = surface.table(KUBE_PROXY_RELEASE)
@@ -62,14 +62,21 @@ def test_every_flag_is_in_the_page_of_flags() -> None:
     assert {name for name in missing if not any(name.startswith(start) for start, more in shown if more)} == set()
 
 
-def test_every_later_fact_has_a_release_a_source_and_tests_that_exist() -> None:
-    facts = surface.later()
-    assert facts["mark"] == "by reading"
-    rows = [row for part in ("gates", "metrics", "fields", "other") for rows in facts[part].values() for row in rows]
-    for row in rows:
-        assert re.fullmatch(r"1\.\d+", row["since"]) and row["source"] and row["here"], row
-        assert row["tests"] or row["here"].startswith("none"), row
-        assert all((ROOT / path).is_file() for path in row["tests"]), row
+def test_every_later_fact_names_its_source_and_tests_that_exist() -> None:
+    assert surface.later()["mark"] == "by reading"
+    rows = [fact for topic in facts.facts().values() for fact in topic]
+    assert all(re.fullmatch(r"1\.\d+|v1(alpha|beta)\d|draft|any", fact.since) for fact in rows)
+    assert all(fact.source and fact.seen and fact.here and fact.tests for fact in rows)
+    wrong = {f"{test}: {facts.missing(test)}" for fact in rows for test in fact.tests if facts.missing(test)}
+    assert wrong == set()
+
+
+def test_the_page_of_later_facts_names_only_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[^`]+::[^`]+)`", facts.page())
+    assert named and [test for test in named if facts.missing(test)] == []
+    assert facts.missing("tests/unit/parity/test_surface.py::test_that_was_renamed") == "no such test"
+    assert facts.missing("tests/unit/parity/nowhere.py::test_x") == "no such file"
+    assert facts.missing("case nowhere") == "no such case"
 
 
 def test_a_later_fact_holds_from_its_release_on() -> None:
@@ -98,6 +105,8 @@ def test_what_a_kube_proxy_has_more_or_less_is_named() -> None:
 @pytest.mark.skipif(not TREE, reason="KUBERNETES_SOURCE names no source tree of Kubernetes")
 def test_a_source_tree_has_what_the_table_says() -> None:
     assert surface.differences(of_tree(Path(TREE))) == []
+    text = (Path(TREE) / "pkg/features/kube_features.go").read_text(encoding="utf-8")
+    assert [name for name in gate_table.REMOVED if re.search(rf"\b{name}\b", text)] == []
 
 
 @pytest.mark.skipif(not PROGRAM, reason="KUBE_PROXY names no program")
