@@ -14,8 +14,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import cutting_connections
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.flows import tracked_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.tcp_flows import end_connections
 from tests.kernel.policy_node import elements, granted, isolated, pod, policy_node
+from tests.lab.pausing import end_connections
 from tests.waiting import wait_for
 
 ENTRIES = 40_000
@@ -53,7 +53,7 @@ def test_connections_are_found_by_address_in_both_families(prefix):
     load(entry(client, target, 1024, "tcp") for target in (own, other))
     family = "IPv6" if ":" in prefix else "IPv4"
     assert [flow.destination for flow in tracked_flows(family, "TCP", (client, 0), (own, 80))] == [(own, 80)]
-    assert end_connections(family, (own, 80), [(own, 80)]).connections == 1
+    assert end_connections(family, (own, 80), (own, 80)).connections == 1
     assert connections_to(own) == set() and connections_to(other) == {client}
 
 

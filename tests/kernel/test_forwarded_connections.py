@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from typing import Iterator
 
 import pytest
@@ -17,7 +16,7 @@ from tests.waiting import wait_for
 
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
 CHECK = {"kubenode.proxy/check": "tcp", "kubenode.proxy/check-interval": "200ms"}
-ENDED = "ended connections to a failed endpoint"
+ENDED = "ended connections to removed or failed endpoints"
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def node(request, tmp_path, network) -> Iterator[AgentNode]:
     agent_node.close()
 
 
-def test_a_forwarded_connection_is_reset_at_its_next_packet(node, network):
+def test_the_client_of_a_forwarded_connection_is_reset_while_it_waits(node, network):
     with contextlib.ExitStack() as stack:
         backends = network.backends()
         for backend in backends:
@@ -48,12 +47,7 @@ def test_a_forwarded_connection_is_reset_at_its_next_packet(node, network):
         # The backend refuses its checks from now on. The connection itself is still open at its end.
         backends[0].stop()
         wait_for(lambda: ENDED in node.log, 30.0)
-        lost.settimeout(0.5)
-        with pytest.raises(socket.timeout):
-            # A client that only waits learns nothing.
-            lost.recv(1)
-        lost.settimeout(30)
-        lost.send(b"x")
+        lost.settimeout(1)
         with pytest.raises(ConnectionResetError):
             lost.recv(1)
         # The connection to the backend that passes is not affected, in either direction.

@@ -16,8 +16,8 @@ from typing import Dict, Iterator
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.tcp_flows import end_connections
 from tests.lab import system
+from tests.lab.pausing import end_connections
 
 pytestmark = pytest.mark.uml
 
@@ -59,7 +59,7 @@ def connections() -> Iterator[Dict[str, socket.socket]]:
 
 
 def test_the_socket_of_a_local_program_is_destroyed(connections):
-    ended = end_connections("IPv4", (ENDPOINTS[0], TARGET_PORT), [(ADDRESS, PORT)])
+    ended = end_connections("IPv4", (ENDPOINTS[0], TARGET_PORT), (ADDRESS, PORT))
     assert ended.connections == 1
     lost, kept = (connections[endpoint] for endpoint in ENDPOINTS)
     if ended.problem:

@@ -11,6 +11,8 @@ import struct
 from typing import Sequence, Tuple
 
 LOAD_BYTE, LOAD_HALF, LOAD_WORD, JUMP_EQUAL, JUMP_BITS, RETURN = 0x30, 0x28, 0x20, 0x15, 0x45, 0x06
+#: Load relative to the index register, and set that: to a value, or to the length of the header of IPv4 at an offset.
+LOAD_HALF_AT_INDEX, LOAD_INDEX, LOAD_INDEX_IHL = 0x48, 0x01, 0xB1
 #: Returned by a program: the whole packet.
 ALL_BYTES = 0xFFFFFFFF
 

@@ -86,6 +86,9 @@ class ServicePolicy(NamedTuple):
     persistence_v6: int = 0
     #: Seconds over which the share of an endpoint that has become ready rises; 0 for none.
     slow_start: float = 0.0
+    #: Seconds from the removal of an endpoint until its connections are reset, infinite to keep them; None for the
+    #: node's.
+    reset_after: Optional[float] = None
     #: The agent forwards the connections of the Service itself, whatever the node's mode is.
     userspace: bool = False
     #: Invalid values of annotations whose validity matters only where they apply.

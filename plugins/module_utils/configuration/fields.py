@@ -33,6 +33,7 @@ from .values import (
     NUMBER,
     PERIOD,
     PORT_RANGE,
+    REMOVED_ENDPOINTS,
     SCHEDULER,
     SERVICES,
     TEXT,
@@ -254,6 +255,12 @@ NODE_FIELDS: Tuple[Field, ...] = (
         "CIDRs to which external IPs and load balancer addresses of Services of the cluster are"
         " [limited](security.md#external-addresses); if all are of one family, those of the other are refused",
         default="all",
+    ),
+    honoured(
+        "servicePolicy.removedEndpoints",
+        REMOVED_ENDPOINTS,
+        "`keep`, `reset` or `reset-after=30s`: what becomes of TCP connections to [removed"
+        " endpoints](service-policy.md#removed-endpoints) of Services without the annotation; only the agent waits",
     ),
     honoured(
         "staticServices.directory",

@@ -9,6 +9,7 @@ kube-proxy loads. Addresses and CIDRs are canonical, and times are seconds.
 
 from __future__ import annotations
 
+import math
 from typing import FrozenSet, NamedTuple, Tuple
 
 from ..cluster.api.resource_types import (
@@ -130,6 +131,7 @@ class ServicePolicySettings(NamedTuple):
     ``node_weights``: annotations of Nodes apply. ``node_port_sources``: CIDRs whose sources may use node ports, empty
     for all. ``local_services``: Services that programs on the node serve, as ``namespace/name``. ``external_ranges``:
     CIDRs of the external IPs and load balancer addresses that Services of the cluster may have, empty for any.
+    ``removed_endpoints``: as ``reset_after`` of a ServicePolicy, for Services without the annotation.
     """
 
     annotations_enabled: bool = True
@@ -139,6 +141,7 @@ class ServicePolicySettings(NamedTuple):
     node_weights: bool = False
     local_services: Tuple[str, ...] = ()
     external_ranges: Tuple[str, ...] = ()
+    removed_endpoints: float = math.inf
 
 
 class StaticServices(NamedTuple):

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple
 
 from ..base.addresses import canonical_address, canonical_network, port_number, split_port
 from ..cluster.fields import is_dns_label, shown
+from ..cluster.parsing.service_policy import RESET_FORMS, parse_reset_after
 from .duration import format_duration
 from .reader import Section
 
@@ -98,6 +100,12 @@ def converted(convert: Callable[[str], Any], expected: str, documented: Callable
         return default if value is None else value
 
     return FieldType(read, documented=documented)
+
+
+def _reset_text(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "keep"
+    return f"reset-after={int(seconds * 1000)}ms" if seconds else "reset"
 
 
 def choice(*words: str) -> FieldType:
@@ -214,6 +222,9 @@ PORT_RANGE = converted(
     _port_range,
     "a range of ports from 1 to 65535, such as 30000-32767",
     lambda ports: f"`{ports[0]}-{ports[1]}`",
+)
+REMOVED_ENDPOINTS = converted(parse_reset_after, RESET_FORMS, lambda default: f"`{_reset_text(default)}`")._replace(
+    to_json=_reset_text
 )
 ABSOLUTE_PATH = converted(lambda text: text if text.startswith("/") else None, "an absolute path")
 

@@ -19,6 +19,7 @@ from ..preflight.findings import judge
 from ..rendering.slot_limit import within_limit
 from ..resources import Kind, PlannedChange, Resource, Stage, apply_plan, plan
 from ..serviceports.flows import released_protocols
+from ..serviceports.policy import reset_after
 from .family import FamilyContext, FamilyServices, FamilyTables, removal_contexts
 from .guard import Guard
 from .handles import KernelHandles
@@ -38,7 +39,7 @@ from .removal import (
     policy_removal_stages,
     removal_stages,
 )
-from .report import Stopwatch, conflict_warnings, counts, ignored_annotations, table_changes, unserved
+from .report import Stopwatch, conflict_warnings, counts, ignored_annotations, table_changes, unserved, unwaited
 from .request import Report, Request
 from .runtime.ledger import flows_of, forget, read_ledger, write_ledger
 from .runtime.listeners import AskedListeners
@@ -147,6 +148,7 @@ class _Convergence:
         if not request.check:
             if mode.serves:
                 self._delete_stale_conntrack(configuration, families)
+                self._end_removed(configuration, families)
             self._cut_connections(configuration)
         witness.end(self._observed(mode, view))
         return self._report(chosen, view.name, contexts, families)
@@ -175,6 +177,8 @@ class _Convergence:
             context = with_schedulers(context, mode.rendering, ports.values(), load=not self.request.check)
             self.warnings += ignored_annotations(mode.rendering, ports.values(), context.settings)
             found.append(FamilyServices(context, ports))
+        every = [info for item in found for info in item.service_ports.values()]
+        self.warnings += unwaited(every, self.request.configuration.node_proxy.service_policy)
         return found
 
     def _stages(
@@ -321,6 +325,26 @@ class _Convergence:
                 write_ledger(directory, now)
             except KernelError as error:
                 self._note([str(error)])
+
+    def _end_removed(self, configuration: KubeProxyConfiguration, families: Sequence[FamilyServices]) -> None:
+        """Reset TCP connections to endpoints that this run may have removed, of Services that request it.
+
+        New connections lead elsewhere without it, so a failure only causes a warning.
+        """
+        settings = configuration.node_proxy.service_policy
+        if not any(item.change and item.resource in self.of_cluster for item in self.planned):
+            return
+        for context, ports in families:
+            chosen = [
+                info for info in ports.values() if info.protocol == "tcp" and not reset_after(info.policy, settings)
+            ]
+            if chosen:
+                from .removed_endpoints import end_removed
+
+                try:
+                    self.conntrack_deleted += end_removed(context.family, chosen, self.handles.progress)
+                except KernelError as error:
+                    self._note([str(error)])
 
     def _report(
         self,

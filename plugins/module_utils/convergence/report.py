@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from itertools import islice
 from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from ..cluster.claims import Conflicts
 from ..cluster.model import NO_POLICY
+from ..cluster.parsing.service_policy import REMOVED_ENDPOINTS
+from ..configuration.node_proxy import ServicePolicySettings
 from ..differences import changed_lines
 from ..rendering.rendering import Rendering, ServicePorts
 from ..rendering.settings import DataplaneSettings
@@ -145,6 +148,19 @@ def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]
         if reason:
             found.append(f"Service {info.key} ({info.port}/{info.key.protocol}) is not served: {reason}")
     return found
+
+
+def unwaited(service_ports: Iterable[ServicePortInfo], settings: ServicePolicySettings) -> List[str]:
+    """Return one line for each ServicePort, and the default, with resets of connections that come later than a run."""
+    clause = "reset-after needs the agent; a run without it keeps connections to removed endpoints"
+    found = [f"servicePolicy.removedEndpoints: {clause}"] if 0 < settings.removed_endpoints < math.inf else []
+    lines = [
+        f"Service {info.key} ({info.port}/{info.key.protocol}): {REMOVED_ENDPOINTS}: {clause}"
+        for info in service_ports
+        if info.policy.reset_after and info.policy.reset_after < math.inf
+    ]
+    # Both families have most ServicePorts.
+    return found + list(dict.fromkeys(lines))
 
 
 def ignored_annotations(

@@ -18,6 +18,11 @@ def has_policy(settings: ServicePolicySettings, namespace: str) -> bool:
     return settings.annotations_enabled and (not chosen or namespace in chosen)
 
 
+def reset_after(policy: ServicePolicy, settings: ServicePolicySettings) -> float:
+    """Return the seconds after which connections to a removed endpoint are reset, infinite to keep them."""
+    return settings.removed_endpoints if policy.reset_after is None else policy.reset_after
+
+
 def is_node_local(service: Service, settings: ServicePolicySettings) -> bool:
     """Return whether a Service is left to a program on this node: it is listed, or has the label and labels apply."""
     if service.node_local and has_policy(settings, service.namespace):

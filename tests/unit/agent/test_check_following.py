@@ -230,6 +230,9 @@ class Node:
         self.addresses = ()
         self.families = []
 
+    def end_connections(self):
+        """Nothing has been recorded."""
+
 
 @pytest.mark.parametrize(
     ("module", "name"),

@@ -152,6 +152,11 @@ def test_outside_host():
         ({"externalRanges": ["::/0", "198.51.100.7"]}, 'externalRanges[1]: "198.51.100.7" is not a CIDR'),
         ({"externalRanges": "10.0.0.0/8"}, 'externalRanges: "10.0.0.0/8" is not a list of strings'),
         ({"nodePortSources": [True]}, "nodePortSources: a list is not a list of strings"),
+        (
+            {"removedEndpoints": "reset-after=0s"},
+            'removedEndpoints: "reset-after=0s" is not keep, reset or reset-after=DURATION, from 1s to 60m',
+        ),
+        ({"removedEndpoints": 1}, "removedEndpoints: 1 is not a string"),
         ({"nodeWeights": "yes"}, 'nodeWeights: "yes" is not true or false'),
     ],
 )

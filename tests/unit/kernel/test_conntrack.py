@@ -28,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.outc
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import DumpInterrupted
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.flows import Frontend
+from tests.lab.pausing import end_connections
 
 CLIENT, SERVICE, POD = "192.0.2.1", "10.96.0.10", "10.244.1.5"
 PORT, POD_PORT = 53, 5353
@@ -97,7 +98,7 @@ def remove_stale(kernel):
 
 
 def end(kernel):
-    return tcp_flows.end_connections("IPv4", (POD, POD_PORT), [(SERVICE, PORT)]).connections
+    return end_connections("IPv4", (POD, POD_PORT), (SERVICE, PORT)).connections
 
 
 def cut(kernel):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from ...base.addresses import family_of
-from ...base.errors import KernelError
 from ...cluster.fields import special_use
 from ...cluster.model import Failing, NamespacedName, Service
 from ...cluster.state import ClusterState
@@ -55,7 +54,6 @@ class Checks:
         self._targets: Tuple[Target, ...] = ()
         self._addresses_of_target: Dict[NamespacedName, Places] = {}
         self._failing: Dict[Target, Verdict] = {}
-        self._known_problem = ""
         self._newly_failed: List[Tuple[NamespacedName, str, int]] = []
         self._forgotten = False
         reports.metrics.on_scrape(CHECKS, lambda: {"checked": dict(zip((("passing",), ("failing",)), self.count()))})
@@ -162,38 +160,15 @@ class Checks:
         view.set_failing(name, Failing(reasons, self.settings.panic_percent))
 
     def end_connections(self, view: ClusterView, families: Sequence[Proxier]) -> None:
-        """Close the connections to endpoints that have failed since the last call and are no longer served.
-
-        The Services work without it, so a failure is only logged.
-        """
+        """Record that connections to endpoints that have failed since the last call and are not served are to end."""
         fallen, self._newly_failed = self._newly_failed, []
         for name, address, port in fallen:
-            family = next((item for item in families if item.family == family_of(address)), None)
-            if family is not None:
-                self._end(view, family, name, address, port)
-
-    def _end(self, view: ClusterView, proxier: Proxier, name: NamespacedName, address: str, port: int) -> None:
-        for info in proxier.service_ports(view.state, name) or ():
-            for endpoint in info.endpoints:
-                left = endpoint.failed and not endpoint.ready and info.key.protocol == "TCP"
-                if not left or endpoint.ip != address or port not in (0, endpoint.port):
-                    continue
-                try:
-                    ended = proxier.end_connections(info, endpoint)
-                except KernelError as error:
-                    self._log.warning("connections to a failed endpoint cannot be ended", endpoint=address, error=error)
-                    continue
-                if ended.problem and ended.problem != self._known_problem:
-                    self._known_problem = ended.problem
-                    self._log.warning("sockets of local programs cannot be closed", reason=ended.problem)
-                if ended.connections:
-                    self._log.info(
-                        "ended connections to a failed endpoint",
-                        service=name,
-                        endpoint=endpoint.text,
-                        connections=ended.connections,
-                        local=ended.sockets,
-                    )
+            proxier = next((item for item in families if item.family == family_of(address)), None)
+            for info in (proxier.service_ports(view.state, name) or ()) if proxier is not None else ():
+                for endpoint in info.endpoints:
+                    left = endpoint.failed and not endpoint.ready and info.key.protocol == "TCP"
+                    if proxier is not None and left and endpoint.ip == address and port in (0, endpoint.port):
+                        proxier.removed.end(info, endpoint)
 
     def status(self) -> List[CheckStatus]:
         """Return the results of all checks as plain JSON values."""

@@ -54,6 +54,7 @@ class CheckFollower:
         if proxiers is not None:
             name = "end connections to failed endpoints"
             self._steps.run(name, lambda: self._checks.end_connections(view, proxiers.families))
+            self._steps.run(name, self._sync.end_connections)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         if not self._steps.run("follow health checks", action):

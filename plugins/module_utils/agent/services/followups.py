@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Callable, Optional
 
 from ..drift.repairs import PARAMETERS_SECONDS
+from ..reports import Reports
 from ..sync.schedule import RegularCheck
 from ..threads.timers import Timers
+from .connection_resets import ConnectionResets
 from .other_modes import DRAIN_SECONDS
 from .setup import Proxiers
 from .slow_start import SlowStart
@@ -28,6 +30,7 @@ class Followups:
     def __init__(
         self,
         timers: Timers,
+        reports: Reports,
         syncer: Syncer,
         slow_start: SlowStart,
         *,
@@ -46,6 +49,7 @@ class Followups:
         self._examine = timers.add("examine connections", request)
         self._rise = timers.add("raise the share of new endpoints", request)
         self._draining = timers.add("remove drained real servers", self._drain)
+        self.resets = ConnectionResets(timers, reports, lambda: getattr(proxiers(), "families", ()))
         self._gauges = timers.add("refresh gauges", self._refresh_gauges)
         self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
 
@@ -63,6 +67,8 @@ class Followups:
                 self._examine.start(proxier.stale_flows.waiting_seconds)
         if any(proxier.draining for proxier in proxiers.families):
             self._draining.start(DRAIN_SECONDS)
+        if outcome.succeeded:
+            self.resets.follow()
         self._gauges.start(GAUGES_SECONDS)
         self._parameters.start(PARAMETERS_SECONDS)
 

@@ -102,6 +102,7 @@ class NodeSync:
         )
         self._followups = Followups(
             timers,
+            reports,
             self.syncer,
             self._slow_start,
             proxiers=lambda: self.proxiers,
@@ -188,6 +189,10 @@ class NodeSync:
         self.set_up(request)
         self._view.dirty |= set(self._view.state.services)
         self.schedule.request()
+
+    def end_connections(self) -> None:
+        """End the connections that have been recorded for that."""
+        self._followups.resets.follow()
 
     def sync(self, first: bool = False) -> None:
         """Bring the kernel in sync with the view; failures are logged, counted and tried again by the schedule."""

@@ -18,7 +18,6 @@ from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Mode
 from ...convergence.report import ignored_annotations, unserved
 from ...convergence.schedulers import requested, with_schedulers
-from ...kernel.conntrack.tcp_flows import Ended, end_connections
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Totals
@@ -30,7 +29,9 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
 from ..sync.tables import SyncedTables, SyncResult, applied
 from ..threads.failures import NOT_OF_ONE_OBJECT, Failures
+from ..threads.timers import monotonic
 from .portions import NO_STEPS, WHOLE, PortSteps, Steps
+from .removed_endpoints import RemovedEndpoints
 from .stale_flows import StaleFlows
 from .summaries import Summaries
 
@@ -85,9 +86,10 @@ class Proxier(SyncedTables):
             stage.resource.report_to(handles.progress)
         self._adjustments = mode.adjustments(context, self.stages, handles)
         self._handles = handles
-        self._progress = handles.progress
+        self.progress = handles.progress
         settings = configuration.node_proxy.behaviour
         self.stale_flows = StaleFlows(self.family, settings, mode.tracks_connections, handles.progress)
+        self.removed = RemovedEndpoints(configuration.node_proxy.service_policy, monotonic)
         #: Services with ports that the mode cannot serve, and why.
         self.unserved: Dict[NamespacedName, List[str]] = {}
         #: Services whose policy the mode supports only in part, and what it does not support.
@@ -173,7 +175,7 @@ class Proxier(SyncedTables):
         """Apply Services one after the other, because one of them raises an exception."""
         for number, service in enumerate(services):
             if number % _SERVICES_BETWEEN_PROGRESS == 0:
-                self._progress()
+                self.progress()
             try:
                 self._apply(state, [service], totals, NO_STEPS)
             except Exception as error:
@@ -188,7 +190,7 @@ class Proxier(SyncedTables):
         for number, service in enumerate(services):
             if number % _SERVICES_BETWEEN_PROGRESS == 0 or endpoints >= _ENDPOINTS_BETWEEN_PROGRESS:
                 endpoints = 0
-                self._progress()
+                self.progress()
             now = self._steps.computed(service, steps.get(service, WHOLE)) or self.service_ports(state, service)
             if now is None:
                 continue
@@ -219,6 +221,7 @@ class Proxier(SyncedTables):
             self.ignored_changes += _note(
                 self.ignored, service, ignored_annotations(self.mode.rendering, found, self.settings)
             )
+            self.removed.note(service, found)
             self.stale_flows.note(service, found, is_new=service not in self.summaries)
             self.summaries.put(service, found)
 
@@ -355,15 +358,13 @@ class Proxier(SyncedTables):
         """Remove draining entries whose last connection has ended; return their number. Raises KernelError."""
         return self._adjustments.drain()
 
-    def end_connections(self, port: ServicePortInfo, endpoint: Endpoint) -> Ended:
-        """End the TCP connections of a ServicePort to an endpoint. Raises KernelError."""
-        ended = Ended()
-        if self.mode.tracks_connections:
-            frontends = [(ip, port.port) for ip in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)]
-            # In this order: closing IPVS connections also deletes their conntrack entries.
-            ended = end_connections(self.family, (endpoint.ip, endpoint.port), frontends, port.node_port)
+    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> int:
+        """End the connections of a ServicePort to an endpoint that connection tracking does not end.
+
+        Returns how many were reset at once. Raises KernelError.
+        """
         serving = self.mode.serving(port)
         used = self._adjustments
         if serving is not self.mode:
             used = serving.adjustments(self.context, self.stages, self._handles)
-        return ended._replace(connections=ended.connections + used.drop(port, endpoint))
+        return used.drop(port, endpoint)

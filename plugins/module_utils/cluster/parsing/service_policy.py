@@ -13,7 +13,8 @@ kube-proxy replacement.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple
+import math
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ...base import ipvs_schedulers
 from ...base.addresses import canonical_address, canonical_network
@@ -27,10 +28,11 @@ SCHEDULER_FLAGS = f"{PREFIX}scheduler-flags"
 PERSISTENCE_NETMASK = f"{PREFIX}persistence-netmask"
 SLOW_START = f"{PREFIX}slow-start"
 MODE = f"{PREFIX}mode"
+REMOVED_ENDPOINTS = f"{PREFIX}removed-endpoints"
 KUBE_ROUTER_SCHEDULER = "kube-router.io/service.scheduler"
 KUBE_ROUTER_FLAGS = "kube-router.io/service.schedflags"
 CILIUM_ALGORITHM = "service.cilium.io/lb-algorithm"
-_OWN = (ALLOWED_SOURCES, SCHEDULER, SCHEDULER_FLAGS, PERSISTENCE_NETMASK, SLOW_START, MODE)
+_OWN = (ALLOWED_SOURCES, SCHEDULER, SCHEDULER_FLAGS, PERSISTENCE_NETMASK, SLOW_START, MODE, REMOVED_ENDPOINTS)
 _ALIASES = (KUBE_ROUTER_SCHEDULER, KUBE_ROUTER_FLAGS, CILIUM_ALGORITHM)
 SERVICE_ANNOTATIONS = (*_OWN, *_ALIASES)
 #: The maximum number of CIDRs of one annotation that apply.
@@ -46,6 +48,9 @@ _ALGORITHMS = ("random", "maglev")
 #: The one value of MODE: the agent forwards the connections of the Service itself, whatever the node's mode is.
 _FORWARDED = "userspace"
 _SHORTEST_RISE, _LONGEST_RISE = 5.0, 3600.0
+_KEEP, _RESET, _RESET_AFTER = "keep", "reset", "reset-after="
+_SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 3600.0
+RESET_FORMS = f"{_KEEP}, {_RESET} or {_RESET_AFTER}DURATION, from 1s to 60m"
 
 
 def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) -> ServicePolicy:
@@ -62,6 +67,7 @@ def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) ->
         persistence_v6=prefixes[1],
         slow_start=_slow_start(given, skipped),
         userspace=_userspace(given, skipped),
+        reset_after=_reset_after(given, skipped),
     )
 
 
@@ -124,6 +130,28 @@ def _slow_start(given: Mapping[str, Any], skipped: List[Invalid]) -> float:
     reason = f"{shown(given[SLOW_START])} is not a duration such as 30s or 2m, from 5s to 60m; there is no slow start"
     skipped.append(Invalid(_field(SLOW_START), reason))
     return 0.0
+
+
+def parse_reset_after(text: str) -> Optional[float]:
+    """Return after how many seconds connections to removed endpoints are reset, infinite to keep them.
+
+    None if the text is invalid.
+    """
+    if text in (_KEEP, _RESET):
+        return math.inf if text == _KEEP else 0.0
+    seconds = duration(text[len(_RESET_AFTER) :]) if text.startswith(_RESET_AFTER) else 0.0
+    return seconds if _SHORTEST_WAIT <= seconds <= _LONGEST_WAIT else None
+
+
+def _reset_after(given: Mapping[str, Any], skipped: List[Invalid]) -> Optional[float]:
+    if REMOVED_ENDPOINTS not in given:
+        return None
+    raw = given[REMOVED_ENDPOINTS]
+    seconds = parse_reset_after(raw.strip()) if isinstance(raw, str) else None
+    if seconds is None:
+        reason = f"{shown(raw)} is not {RESET_FORMS}; the node's default is used"
+        skipped.append(Invalid(_field(REMOVED_ENDPOINTS), reason))
+    return seconds
 
 
 def _userspace(given: Mapping[str, Any], skipped: List[Invalid]) -> bool:

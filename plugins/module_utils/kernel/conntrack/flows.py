@@ -14,8 +14,6 @@ from .socket import ConntrackSocket, collected
 
 Place = Tuple[str, int]
 
-_CTA_IP_V4_DST, _CTA_IP_V6_DST = 2, 4
-_FILTER_PROTO_DST_PORT = 1 << 5
 _CTA_TIMEOUT = 7
 # The names of the states of a protocol, by number.
 _STATES: Mapping[str, Tuple[str, ...]] = {
@@ -68,13 +66,13 @@ def _place(raw: bytes) -> Place:
 
 def _selection(family: str, protocol: str, source: Place, destination: Place) -> bytes:
     """Return the attributes that select the entries of a flow; kernels that do not know them return all entries."""
-    first, second = (ct.CTA_IP_V6_SRC, _CTA_IP_V6_DST) if family == IPV6 else (ct.CTA_IP_V4_SRC, _CTA_IP_V4_DST)
+    first, second = (ct.CTA_IP_V6_SRC, ct.CTA_IP_V6_DST) if family == IPV6 else (ct.CTA_IP_V4_SRC, ct.CTA_IP_V4_DST)
     sender, receiver = ct.place(*source), ct.place(*destination)
     addresses = attribute(first, sender[:-2]) + attribute(second, receiver[:-2])
     transport = attribute(ct.CTA_PROTO_NUM, bytes((ct.PROTOCOLS[protocol],))) + attribute(
         ct.CTA_PROTO_DST_PORT, receiver[-2:]
     )
-    fields = ct.FILTER_IP_SRC | ct.FILTER_IP_DST | ct.FILTER_PROTO_NUM | _FILTER_PROTO_DST_PORT
+    fields = ct.FILTER_IP_SRC | ct.FILTER_IP_DST | ct.FILTER_PROTO_NUM | ct.FILTER_PROTO_DST_PORT
     if source[1]:
         transport += attribute(ct.CTA_PROTO_SRC_PORT, sender[-2:])
         fields |= ct.FILTER_PROTO_SRC_PORT

@@ -1,0 +1,278 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Clients of a removed endpoint are reset at the time that its Service or the configuration names, and no others are.
+
+The endpoint's machine is lost: it neither answers nor resets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Iterator, List
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.tcp_resets import resetting
+from tests.kernel.agent_node import AgentNode, endpoint_slice, service
+from tests.kernel.backends import ADDRESS, PORT, Backend, Routed, endpoint, manifests, write_manifests
+from tests.lab import system
+from tests.lab.pausing import finish
+from tests.waiting import wait_for
+
+MODES = ("nftables", "iptables", "userspace", pytest.param("ipvs", marks=pytest.mark.uml))
+SAME = (
+    "nftables",
+    pytest.param("iptables", marks=pytest.mark.full),
+    pytest.param("ipvs", marks=(pytest.mark.uml, pytest.mark.full)),
+)
+ANNOTATION = "kubenode.proxy/removed-endpoints"
+ENDED = "ended connections to removed or failed endpoints"
+NODE_PORT = 30443
+
+
+@pytest.fixture
+def network() -> Iterator[Routed]:
+    routed = Routed()
+    yield routed
+    routed.close()
+
+
+@pytest.fixture
+def backends(network) -> Iterator[List[Backend]]:
+    found = network.backends()
+    yield found
+    for backend in found:
+        backend.close()
+
+
+def in_modes(*modes):
+    """Return the mark of a test in modes; those that show the same as another one run with all tests only."""
+    return pytest.mark.parametrize("node", modes, indirect=True)
+
+
+@pytest.fixture
+def node(request, tmp_path, network, backends) -> Iterator[AgentNode]:
+    agent_node = AgentNode(tmp_path, request.param, variant="legacy" if request.param == "ipvs" else "")
+    yield agent_node
+    # Printed if the test fails.
+    print(agent_node.log)
+    agent_node.close()
+
+
+def serve(node, numbers, policy="", unready=()) -> None:
+    """Write the Service and its endpoints: a node port, and the annotation if there is one."""
+    served, slices = manifests((*numbers, *unready), **({ANNOTATION: policy} if policy else {}))
+    served["spec"]["type"] = "NodePort"
+    served["spec"]["ports"][0]["nodePort"] = NODE_PORT
+    for item in slices["endpoints"][len(numbers) :]:
+        item["conditions"] = {"ready": False, "serving": False}
+    write_manifests(node.services, [served, slices])
+
+
+def serves(node, count) -> bool:
+    """Return whether the agent has applied that many endpoints."""
+    found = node.run("explain", "--control", str(node.scratch / "agent.sock"), f"{ADDRESS}:{PORT}").stdout
+    return sum(endpoint(number) in found for number in (1, 2)) == count
+
+
+def lose(network, number=1) -> None:
+    """Have the machine of an endpoint answer nothing any more."""
+    system.ip_batch([f"rule add from {endpoint(number)} blackhole"], network.servers)
+
+
+def error_after(sock: socket.socket, seconds: float) -> str:
+    """Return the name of the error that a client which only reads gets, ``timeout`` if none, and keep the time."""
+    sock.settimeout(seconds)
+    try:
+        sock.recv(1)
+    except OSError as error:
+        return type(error).__name__.replace("TimeoutError", "timeout")
+    return "end"
+
+
+def busy(sock: socket.socket, found: List[str]) -> None:
+    """Send until an error, whose name is recorded."""
+    sock.settimeout(30)
+    with contextlib.suppress(socket.timeout):
+        try:
+            while True:
+                sock.send(b"x" * 100)
+                time.sleep(0.002)
+        except ConnectionError as error:
+            found.append(type(error).__name__)
+
+
+@in_modes(*MODES)
+def test_clients_of_a_lost_endpoint_are_reset_within_a_second(node, network):
+    serve(node, (1, 2), "reset")
+    node.start()
+    with contextlib.ExitStack() as stack:
+
+        def connection(number, port=0):
+            if not port:
+                return stack.enter_context(contextlib.closing(network.connection_to(number)))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("tests.kernel.backends.ADDRESS", "203.0.113.1")
+                patch.setattr("tests.kernel.backends.PORT", port)
+                return stack.enter_context(contextlib.closing(network.connection_to(number)))
+
+        idle, sending, kept, masqueraded = connection("1"), connection("1"), connection("2"), connection("1", NODE_PORT)
+        errors: List[str] = []
+        thread = threading.Thread(target=busy, args=(sending, errors))
+        thread.start()
+        lose(network)
+        serve(node, (2,), "reset")
+        wait_for(lambda: ENDED in node.log, 30.0, 0.01)
+        begin = time.monotonic()
+        assert error_after(idle, 1.0) == "ConnectionResetError"
+        assert error_after(masqueraded, 1.0) == "ConnectionResetError"
+        thread.join(1.0)
+        assert errors in (["ConnectionResetError"], ["BrokenPipeError"])
+        assert time.monotonic() - begin < 1.0
+        kept.settimeout(0.2)
+        with pytest.raises(socket.timeout):
+            kept.recv(1)
+        kept.send(b"x")
+        assert " local=0 reset=" in node.log
+
+
+@in_modes(*SAME)
+def test_a_client_is_reset_when_the_time_has_passed_also_if_the_agent_was_restarted(node, network):
+    serve(node, (1, 2), "reset-after=6s")
+    node.start()
+    with (
+        contextlib.closing(network.connection_to("1")) as first,
+        contextlib.closing(network.connection_to("2")) as kept,
+    ):
+        lose(network)
+        begin = time.monotonic()
+        serve(node, (2,), "reset-after=6s", unready=(1,))
+        assert error_after(first, 5.5) == "timeout"
+        assert error_after(first, 30.0) == "ConnectionResetError"
+        # The agent reads the files every two seconds, and a busy machine delays the reset.
+        assert 6.0 <= time.monotonic() - begin < 20.0
+        # An endpoint that is back in time keeps its connections.
+        synced = node.log.count("msg=synced")
+        serve(node, (1,), "reset-after=6s", unready=(2,))
+        wait_for(lambda: node.log.count("msg=synced") > synced, 30.0)
+        serve(node, (1, 2), "reset-after=6s")
+        assert error_after(kept, 8.0) == "timeout"
+        # What was removed while no agent ran is due as long after its start.
+        node.stop()
+        lose(network, 2)
+        serve(node, (1,), "reset-after=6s")
+        node.start()
+        begin = time.monotonic()
+        assert error_after(kept, 1.0) == "timeout"
+        assert error_after(kept, 30.0) == "ConnectionResetError"
+
+
+@in_modes("nftables")
+@pytest.mark.parametrize("default", ["keep", "reset"])
+def test_the_default_of_the_configuration_and_of_kube_proxy(node, network, default):
+    policy = {} if default == "keep" else {"servicePolicy": {"removedEndpoints": default}}
+    node.node_configuration.update(policy)
+    node.write_configuration()
+    serve(node, (1, 2))
+    node.start()
+    with contextlib.closing(network.connection_to("1")) as idle:
+        lose(network)
+        serve(node, (2,))
+        wait_for(lambda: serves(node, 1), 30.0)
+        expected = {"keep": "timeout", "reset": "ConnectionResetError"}
+        assert error_after(idle, 2.0 if default == "keep" else 30.0) == expected[default]
+        assert (ENDED in node.log) == (default == "reset")
+
+
+@in_modes(*SAME[:2])
+def test_clients_of_a_deleted_service_are_reset(node, network):
+    serve(node, (1, 2), "reset")
+    node.start()
+    with contextlib.closing(network.connection_to("1")) as idle:
+        write_manifests(node.services, [])
+        assert error_after(idle, 30.0) == "ConnectionResetError"
+
+
+@in_modes(*SAME)
+def test_a_program_of_the_node_gets_an_error(node, network):
+    serve(node, (1, 2), "reset")
+    node.start()
+    with contextlib.closing(network.connection_to("1", local=True)) as local:
+        lose(network)
+        serve(node, (2,), "reset")
+        wait_for(lambda: ENDED in node.log, 30.0, 0.01)
+        if "sockets of local programs cannot be closed" in node.log:
+            with contextlib.suppress(ConnectionError):
+                local.send(b"x")
+        assert error_after(local, 30.0) in ("ConnectionAbortedError", "ConnectionResetError", "end")
+
+
+@pytest.mark.parametrize("mode", ["nftables", pytest.param("iptables", marks=pytest.mark.full)])
+def test_a_run_without_the_agent_resets_at_once_and_names_what_it_cannot(tmp_path, network, backends, mode):
+    node = AgentNode(tmp_path, mode)
+    with contextlib.closing(node):
+        node.store.put(service(1))
+        node.store.put(endpoint_slice(1))
+        serve(node, (1, 2), "reset")
+        assert node.converge().returncode == 0
+        with contextlib.closing(network.connection_to("1")) as idle:
+            lose(network)
+            serve(node, (2,), "reset-after=30s")
+            run = node.converge()
+            assert run.returncode == 0 and "reset-after needs the agent" in run.stdout + run.stderr
+            assert error_after(idle, 1.0) == "timeout"
+            serve(node, (2,), "reset", unready=(1,))
+            assert node.converge().returncode == 0
+            # The tables have not changed, so nothing is examined.
+            assert error_after(idle, 1.0) == "timeout"
+            serve(node, (1, 2), "reset")
+            assert node.converge().returncode == 0
+            serve(node, (2,), "reset")
+            assert node.converge().returncode == 0
+            assert error_after(idle, 1.0) == "ConnectionResetError"
+
+
+@pytest.mark.parametrize(("family", "client", "server"), [("IPv4", "203.0.113.10", "192.0.2.11"), ("IPv6", "", "")])
+def test_a_client_that_only_waits_is_reset_in_both_families(network, family, client, server):
+    if family == "IPv6":
+        Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1", encoding="ascii")
+        client, server = "fd00:203::10", "fd00:192::11"
+        for name, own, gateway, port in (
+            (network.client, client, "fd00:203::1", "port0"),
+            (network.servers, server, "fd00:192::1", "port1"),
+        ):
+            system.ip_batch([f"address add {gateway}/64 dev {port} nodad"])
+            lines = [f"address add {own}/64 dev eth0 nodad", f"-6 route add default via {gateway}"]
+            system.ip_batch(lines, name)
+    number = socket.AF_INET6 if family == "IPv6" else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+
+        def made(place):
+            return stack.enter_context(
+                contextlib.closing(system.socket_inside(f"/run/netns/{place}", number, socket.SOCK_STREAM))
+            )
+
+        listener, idle = made(network.servers), made(network.client)
+        listener.bind((server, 8080))
+        listener.listen(1)
+        wait_for(lambda: idle.connect_ex((server, 8080)) in (0, 106), 20.0)
+        accepted = stack.enter_context(listener.accept()[0])
+        # What the client has not acknowledged for long is part of the number that it reports.
+        accepted.send(b"x" * 5000)
+        assert len(idle.recv(5000, socket.MSG_WAITALL)) == 5000
+        flow = tuple(
+            (packed(place[0]) or b"") + place[1].to_bytes(2, "big") for place in (idle.getsockname(), (server, 8080))
+        )
+        gone = (flow[0][:-2] + b"\0\1", flow[1])
+        begin = time.monotonic()
+        assert finish(resetting(family, {flow, gone})) == 1
+        # A client that has no such connection any more is not waited for. One whose kernel has just answered a segment
+        # of a lost or repeated handshake so answers the second request.
+        assert time.monotonic() - begin < 1.0
+        assert error_after(idle, 1.0) == "ConnectionResetError"
