@@ -45,8 +45,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.res
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.keys import address_key, transport_key
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (
+    RENDERING,
     service_port_entries,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic

@@ -17,7 +17,9 @@ import time
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nflog import PacketLog
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.traffic.denied import forged_packets
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.traffic.element_counters import (
+    forged_packets,
+)
 from tests.kernel.test_forged_sources import (
     BALANCED4,
     BALANCED6,

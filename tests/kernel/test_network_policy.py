@@ -135,7 +135,7 @@ def test_denied_packets_are_counted_by_pod(lab):
     assert asyncio.run(run_case("default-deny-ingress", network, node)) == []
     listed = node.inside("nft", "list", "set", *TABLE.split(), "denied-in4")
     assert "10.244.1.12 counter packets" in listed and "10.244.1.12 counter packets 0" not in listed
-    read = "from module_utils.kernel.nftables.traffic.denied import denied_packets"
+    read = "from module_utils.kernel.nftables.traffic.element_counters import denied_packets"
     code = f"{read}; print(denied_packets()['in', bytes((10, 244, 1, 12))])"
     assert int(node.inside("env", f"PYTHONPATH={ENGINE}", sys.executable, "-c", code)) > 0
 

@@ -22,8 +22,7 @@ from ..event_reasons import Reason
 from ..preflight.findings import KUBE_PROXY, OTHER_CLUSTER
 from .api.access import ApiAccess
 from .api.events import node_reference
-from .checks.checks import Checks
-from .checks.follower import CheckFollower
+from .checks.checks import CheckFollower, Checks
 from .checks.prober import VerdictChange
 from .drain import Drain
 from .forwarding import Forwarding

@@ -158,7 +158,7 @@ def _side_lines(side: Dict[str, Any], why_not: bool) -> Iterator[str]:
 def follow_flows(document: Dict[str, Any], seconds: float) -> None:
     """Follow the first flow of an explanation, and add the packets seen to the document, as ``traced``."""
     from ..kernel.nftables.traffic.tracing import Tracer
-    from ..rendering.decision import Arrival, Client
+    from ..rendering.settings import Arrival, Client
 
     for flow in document.get("flows", ())[:1]:
         client = Client(str(flow["source"]), int(flow["sourcePort"]))

@@ -26,7 +26,7 @@ def _argument(parse: Callable[[str], Any], text: str) -> Any:
 
 
 def _end(text: str, destination: bool) -> Any:
-    from ..explain.ends import parse_end
+    from ..explain.target import parse_end
 
     return parse_end(text, destination)
 

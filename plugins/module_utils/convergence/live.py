@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import List, NamedTuple
 
 from ..base.addresses import address_and_port
-from ..rendering.decision import Arrival, Client
+from ..rendering.settings import Arrival, Client
 
 
 class Flow(NamedTuple):

@@ -13,11 +13,10 @@ from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
 from ..convergence.modes.mode import Mode
 from ..serviceports.service_ports import cluster_ip_of
-from .ends import End
 from .explain import ExplainedFamily, explain
 from .flows import FlowExplainer, Kernel
 from .policy import PolicyExplainer, Resolved, service_endpoints, service_target
-from .target import PROTOCOLS, Destination
+from .target import PROTOCOLS, Destination, End
 
 Policies = Callable[[Sequence[Resolved]], PolicyExplainer]
 

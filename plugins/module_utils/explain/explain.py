@@ -21,10 +21,9 @@ from ..convergence.family import FamilyContext
 from ..convergence.modes.mode import Mode
 from ..convergence.node import NodeView, family_context
 from ..convergence.schedulers import with_schedulers
-from ..rendering.decision import Arrival, Client
 from ..rendering.desired import DesiredTables
 from ..rendering.rendering import Rendering
-from ..rendering.settings import DataplaneSettings
+from ..rendering.settings import Arrival, Client, DataplaneSettings
 from ..rendering.slot_limit import SlotLimit
 from ..resources import Stage
 from ..serviceports.info import Endpoint, ServicePortInfo, Sources

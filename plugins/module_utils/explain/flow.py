@@ -14,9 +14,8 @@ from ..base.addresses import is_loopback, networks_of, parse_network
 from ..cluster.state import ClusterState
 from ..convergence.family import FamilyContext
 from ..kernel.rtnetlink.routes import Way
-from ..rendering.decision import Arrival, Client, Masquerade
 from ..rendering.rendering import Rendering
-from ..rendering.settings import DataplaneSettings
+from ..rendering.settings import Arrival, Client, DataplaneSettings, Masquerade
 from ..serviceports.info import Endpoint, ServicePortInfo, Sources
 from ..serviceports.service_ports import cluster_ip_of
 from ..serviceports.table import all_service_ports

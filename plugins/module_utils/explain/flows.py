@@ -15,8 +15,8 @@ from ..convergence.handles import KernelHandles
 from ..convergence.live import Flow, LiveConnection, Remembered
 from ..convergence.modes.mode import Mode
 from ..kernel.rtnetlink.routes import way_to
-from ..rendering.decision import Client
 from ..rendering.rendering import Rendering
+from ..rendering.settings import Client
 from ..serviceports.info import ServicePortInfo
 from .explain import ExplainedFamily, Stages
 from .flow import FORWARDED, UNCERTAIN, UNCHANGED, Decision, Origin, arrival_of, decide, origin_of

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ..rendering.decision import Arrival
 from ..rendering.desired import STATIC, DesiredTables
 from ..rendering.rendering import Rendering
+from ..rendering.settings import Arrival
 from ..resources import Stage
 
 MISSING, EXTRA = "missing", "extra"

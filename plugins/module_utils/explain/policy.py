@@ -19,10 +19,9 @@ from ..networkpolicy.verdicts import ITSELF, Flow, SideVerdict, Verdicts
 from ..rendering.networkpolicy.elements import Elements
 from ..rendering.networkpolicy.sets import Options
 from ..rendering.networkpolicy.text import describe
-from .ends import End
 from .explain import Explained
 from .target import PROTOCOLS as SERVICE_PROTOCOLS
-from .target import Destination, ServiceTarget, Target
+from .target import Destination, End, ServiceTarget, Target
 
 _EGRESS_EXEMPT = "not judged: the destination is in networkPolicy.egressExemptCIDRs"
 _FORGED = "denied: dropped where it arrives, because its source is an address of this node or of a pod of this node"

@@ -10,9 +10,8 @@ from typing import AbstractSet, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ..base.addresses import address_bits
 from .matching.address_space import AddressSpace, changed_ranges
-from .matching.compiled import Block
+from .matching.compiled import Block, Content
 from .matching.owners import Address
-from .matching.peers import Content
 from .numbers import IdAllocator, content_digest
 from .rows import ANY, BLOCK, CLASS, GRANT, NO_CLASS, TIER_GRANT, PolicyRows, Row
 from .subjects import NETWORK_POLICY, Part, Subject

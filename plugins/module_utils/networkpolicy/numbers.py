@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Generic, Hashable, Set, TypeVar
 
-from .matching.compiled import digest
-from .matching.peers import Content
+from .matching.compiled import Content, digest
 from .rows import EVERYTHING_ID, PORT_SET_BIT
 
 Value = TypeVar("Value", bound=Hashable)

@@ -22,12 +22,10 @@ from .family_tables import FamilyTables
 from .judge import Judge
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_PIECES, PolicySide, TooManyRows
 from .matching.candidates import Candidates
-from .matching.compiled import side
+from .matching.compiled import Content, PeerEntry, side
 from .matching.contents import PodContents
 from .matching.owners import Address, AddressOwners, addresses_of, counts
-from .matching.peer_index import PeerIndex
-from .matching.peers import Content, PeerEntry
-from .matching.pod_peers import PodPeers
+from .matching.peer_index import PeerIndex, PodPeers
 from .rows import EGRESS_EXEMPT, EXEMPT, ISOLATED, POLICED, SELF, PolicyRows
 from .rule_compiler import RuleCompiler
 from .subject_table import SubjectTable

@@ -11,7 +11,7 @@ from ..cluster.policies.policy_model import ContainerPort
 from .family_tables import FamilyTables
 from .limits import MOST_KEPT, TooManyRows
 from .matching.compiled import CompiledRule
-from .matching.pod_peers import PodPeers
+from .matching.peer_index import PodPeers
 from .matching.port_unions import PortUnions
 from .rows import PolicyRows
 from .subjects import NETWORK_POLICY, Subject, SubjectKey

@@ -13,10 +13,9 @@ from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Seq
 from ..base.addresses import IPV4, IPV6
 from ..cluster.policies.policy_model import DENY, ContainerPort
 from .limits import PER_STEP
-from .matching.compiled import Block, CompiledRule, NamedPort
+from .matching.compiled import Block, CompiledRule, Content, NamedPort, PeerEntry
 from .matching.owners import Address
-from .matching.peers import Content, PeerEntry
-from .matching.pod_peers import PodPeers
+from .matching.peer_index import PodPeers
 from .matching.port_unions import PortUnions
 from .matching.ports import NOTHING, PROTOCOL_NUMBERS, Grant, PortSet, Range, TierOutcome, first_match, union
 

@@ -15,9 +15,8 @@ from typing import Any, Dict, FrozenSet, Generic, List, Mapping, NamedTuple, Opt
 
 from ..serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from ..serviceports.weights import shares
-from .decision import Arrival, Client, Masquerade, Shares, masquerade_external, masquerade_internal
 from .merged import Entry, Journal, MergedTables
-from .settings import DataplaneSettings
+from .settings import Arrival, Client, DataplaneSettings, Masquerade, Shares, masquerade_external, masquerade_internal
 
 Tables = Dict[str, Dict[Any, Any]]
 ServicePorts = Mapping[ServicePortName, ServicePortInfo]

@@ -4,7 +4,7 @@
 """Select the endpoints of a ServicePort that receive traffic on this node.
 
 ``service_ports.port_policy`` derives the conditions from the traffic policies. IPVS mode, whose virtual servers have
-one list of endpoints for all clients, arranges the selected ones further in ``rendering.ipvs.policies``.
+one list of endpoints for all clients, arranges the selected ones further in ``rendering.ipvs.entries``.
 
 Source: kube-proxy 1.36; KEPs 1669, 2086, 2433, 3015.
 """

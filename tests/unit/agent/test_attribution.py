@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.attribution import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.repairs import (
     attributed,
     kind_and_name,
     written,

@@ -12,8 +12,13 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks import checks as checks_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.attempt import Target
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.checks import Checks, choose, not_allowed
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.follower import RETRY_SECONDS, CheckFollower
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.checks import (
+    RETRY_SECONDS,
+    CheckFollower,
+    Checks,
+    choose,
+    not_allowed,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober, Verdict, VerdictChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import (

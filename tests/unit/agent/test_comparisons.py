@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Mapping
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import portions
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import comparison
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import table_sync
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import NO_CHANGE, Change, Part
 from tests.unit.agent.sync_bench import DictResource, SyncBench
 from tests.unit.agent.test_portions import desired, giant, large, portion, put, served, small
@@ -35,7 +35,7 @@ def parts(self: DictResource, expected: Mapping[Any, Any], urgent: Change[Any, A
 def bench(monkeypatch: pytest.MonkeyPatch) -> SyncBench:
     """Return a node that serves three large Services and a small one, and makes one step at a time."""
     monkeypatch.setattr(portions, "MOST_ENTRIES", 5_000)
-    monkeypatch.setattr(comparison, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(table_sync, "STEP_SECONDS", 0.0)
     monkeypatch.setattr(DictResource, "parts", parts)
     made = SyncBench(monkeypatch)
     for number in range(1, 4):

@@ -14,8 +14,7 @@ import urllib.request
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.server import HttpServer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.service_health import ServiceHealthPorts
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth, ServiceHealthPorts
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.surface import health_addresses
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor

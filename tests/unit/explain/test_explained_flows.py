@@ -25,13 +25,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.explain.connection 
     Subject,
     connection_document,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.explain.ends import parse_end
 from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import (
     ExplainedFamily,
     desired_family,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.explain.flow import origin_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.explain.flows import Kernel
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.target import parse_end
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.routes import Way
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (

@@ -24,10 +24,9 @@ from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
 from ...convergence.settings_digest import settings_digest
 from ...explain.connection import Subject, connection_document
-from ...explain.ends import parse_end
 from ...explain.explain import ExplainedFamily, explain, explained_families, explanation_document
 from ...explain.flows import Kernel
-from ...explain.target import parse_target
+from ...explain.target import parse_end, parse_target
 from ...packaging.identity import identity
 from ...resources import Stage, plan
 from ..parts import Parts

@@ -19,11 +19,15 @@ from ...convergence.runtime.agent_status import CheckStatus
 from ...event_reasons import Reason
 from ..api.events import NORMAL, WARNING, service_reference
 from ..reports import Reports
+from ..services.node import NodeSync
 from ..services.proxier import Proxier
 from ..source.view import ClusterView
 from ..telemetry.log import INFO
 from ..telemetry.metric_tables import CHECKS
+from ..threads.failures import Steps
 from ..threads.supervision import Supervisor
+from ..threads.timers import Timers
+from ..views import Views
 from .attempt import Target
 from .prober import Prober, Verdict, VerdictChange
 
@@ -278,3 +282,51 @@ def not_allowed(service: Service, settings: HealthChecks) -> str:
     if service.namespace not in settings.namespaces:
         return "is not checked: its namespace is not in healthChecks.namespaces"
     return "is not checked: only a static Service may name a CA file" if service.check.ca else ""
+
+
+RETRY_SECONDS = 30.0
+
+
+class CheckFollower:
+    """Calls the health checks when something changes.
+
+    An exception in them must not end the agent, which serves Services without them, too. After one, all Services are
+    followed again, as if none had been checked.
+    """
+
+    def __init__(self, checks: Checks, views: Views, sync: NodeSync, *, timers: Timers, steps: Steps) -> None:
+        self._checks = checks
+        self._views = views
+        self._sync = sync
+        self._steps = steps
+        self._addresses: Tuple[Tuple[str, str], ...] = ()
+        self._retry = timers.add("follow health checks again", lambda: self.follow(everything=True))
+
+    def follow(self, everything: bool = False) -> None:
+        """Check the endpoints of changed Services; those of all Services if the node's addresses changed."""
+        proxiers, view = self._sync.proxiers, self._views.current
+        addresses = proxiers.node_view.addresses if proxiers is not None else ()
+        # An endpoint is no longer checked once the node has its address. A new tuple is rare.
+        everything = everything or addresses is not self._addresses
+        if everything or view.dirty:
+            self._addresses = addresses
+            self._attempt(
+                lambda: self._checks.follow(view, lambda: {address for _interface, address in addresses}, everything)
+            )
+
+    def changed(self, change: VerdictChange) -> None:
+        """Apply the new verdict of a target."""
+        self._attempt(lambda: self._checks.changed(self._views.current, change))
+
+    def end_connections(self) -> None:
+        """Close the connections to endpoints that have failed and are no longer served."""
+        proxiers, view = self._sync.proxiers, self._views.current
+        if proxiers is not None:
+            name = "end connections to failed endpoints"
+            self._steps.run(name, lambda: self._checks.end_connections(view, proxiers.families))
+            self._steps.run(name, self._sync.end_connections)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        if not self._steps.run("follow health checks", action):
+            self._checks.forget()
+            self._retry.start(RETRY_SECONDS)

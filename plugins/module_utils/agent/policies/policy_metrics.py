@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Tuple
 
 from ...base.errors import KernelError
 from ...cluster.model import NamespacedName
-from ...kernel.nftables.traffic.denied import denied_packets, forged_packets
+from ...kernel.nftables.traffic.element_counters import denied_packets, forged_packets
 from ...networkpolicy.matching.owners import Address
 
 #: A node has a few hundred pods. With more of them than this, packets are counted by direction only.

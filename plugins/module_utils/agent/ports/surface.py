@@ -33,8 +33,7 @@ from ..threads.failures import Fatal
 from ..threads.supervision import Supervisor
 from ..threads.timers import RETRY_SECONDS, Timers
 from . import zpages
-from .health import ProxyHealth
-from .service_health import FailedPort, ServiceHealthPorts
+from .health import FailedPort, ProxyHealth, ServiceHealthPorts
 
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
 _METRICS = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)

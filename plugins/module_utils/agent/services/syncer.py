@@ -26,8 +26,7 @@ from ...preflight.cluster_state import loss_findings
 from ...resources import PlannedChange
 from ..drift.repairs import ServiceRepairs
 from ..other_proxy import OtherProxy
-from ..ports.health import ProxyHealth
-from ..ports.service_health import FailedPort
+from ..ports.health import FailedPort, ProxyHealth
 from ..ports.surface import Surface
 from ..reports import Reports
 from ..source.first_services import FIRST_SERVICES, cold_batches

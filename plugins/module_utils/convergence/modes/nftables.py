@@ -11,7 +11,7 @@ from ...base.errors import KernelError, ProxyError
 from ...configuration.model import KubeProxyConfiguration
 from ...kernel.netlink.protocol import NETLINK_NETFILTER
 from ...kernel.netlink.socket import NetlinkSocket
-from ...kernel.nftables.traffic.clients import remembered_seconds
+from ...kernel.nftables.traffic.element_counters import remembered_seconds
 from ...preflight.check import ModeNeeds
 from ...rendering.nftables.affinity import clients_set
 from ...rendering.nftables.layout import LOCALHOST_COUNTS, LOCALHOST_LISTENERS, LOCALHOST_UNOPENED, SERVICES_TABLE
@@ -73,7 +73,7 @@ class NftablesMode(ValidatedMode):
         families = [context.family for context in contexts if context.settings.localhost_rejected]
         if not families:
             return {}
-        from ...kernel.nftables.traffic.refused import refused_at_loopback
+        from ...kernel.nftables.traffic.element_counters import refused_at_loopback
 
         sockets = {family: handles.listeners.at_loopback(family) for family in families}
         return {

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, List, Sequence
 from ...configuration.model import KubeProxyConfiguration
 from ...kernel.facts import may_change_network
 from ...preflight.check import ModeNeeds
-from ...rendering.userspace.entries import owner_of
-from ...rendering.userspace.mode import RENDERING
+from ...rendering.userspace.mode import RENDERING, owner_of
 from ...rendering.userspace.model import ADDRESSES, DEVICE, LISTENERS
 from ...resources import Stage
 from ...serviceports.info import Endpoint, ServicePortInfo

@@ -19,7 +19,7 @@ from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
 from ...rendering.nftables import layout, traffic
 from ...rendering.nftables.keys import address_key, transport_key
 from ...rendering.nftables.objects import ORIGINAL, TABLE_NAME
-from ...rendering.userspace.entries import owner_name
+from ...rendering.userspace.mode import owner_name
 from ...resources import Kind, PlannedChange
 from ...serviceports.frontends import Frontends
 from ...serviceports.info import ServicePortName

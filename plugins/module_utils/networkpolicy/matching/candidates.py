@@ -10,7 +10,7 @@ from typing import Collection, Dict, Iterable, Mapping, Set, Tuple
 from ...cluster.model import NamespacedName
 from ...cluster.policies.policy_model import Namespace, Pod, PodPeer
 from ...cluster.policies.selectors import LabelSelector
-from .peers import weight
+from .compiled import weight
 from .port_names import PortNames
 
 _Label = Tuple[str, str]

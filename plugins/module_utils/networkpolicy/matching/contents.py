@@ -9,7 +9,7 @@ from typing import Dict, NamedTuple, Optional, Set
 
 from ...cluster.model import NamespacedName
 from ..limits import TooManyRows
-from .peers import Content, PeerEntry
+from .compiled import Content, PeerEntry
 
 _NOTHING = Content()
 

@@ -12,10 +12,9 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 from ...base.addresses import IPV6
 from ...resources import ABSENT
 from ...serviceports.info import ServicePortInfo
-from ..decision import Arrival
 from ..merged import Entry, Journal, MergedTables
 from ..rendering import Derivation, Options, Rendering, Tables, Totals
-from ..settings import DataplaneSettings
+from ..settings import Arrival, DataplaneSettings
 from .fixed import KUBE_FIREWALL, SERVICES, SHARED_CHAINS, fixed_chains, jumps, martian_rules, node_port_rules
 from .reached import rules_for
 from .services import service_port_entries

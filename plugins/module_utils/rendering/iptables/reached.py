@@ -9,7 +9,7 @@ import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ...base.addresses import family_of, parse_network
-from ..decision import Arrival
+from ..settings import Arrival
 from .fixed import EXTERNAL_SERVICES, FILTER_SERVICES, NODE_PORTS, PROXY_FIREWALL, SERVICES
 from .names import PREFIXES
 from .tables import ChainKey

@@ -13,10 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Mapping, Tuple, Type
 
-from ..decision import Arrival
 from ..merged import Entry
 from ..rendering import Derivation
-from ..settings import DataplaneSettings
+from ..settings import Arrival, DataplaneSettings
 from .entries import Contribution
 
 

@@ -11,9 +11,8 @@ from ...base.addresses import address_and_port
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from . import sets
-from .entries import Contribution, IpvsFacts
+from .entries import INSIDE, Contribution, IpvsFacts
 from .model import FIREWALLED, REDIRECTED, SET_ELEMENTS, FirewalledPort, Redirect, SetElementKey, VirtualServerKey
-from .policies import INSIDE
 
 
 def service_port_entries(info: ServicePortInfo, facts: IpvsFacts) -> List[Entry]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional
 
 from ...resources import ABSENT
-from ..decision import Arrival
 from ..iptables.mode import restore_program
 from ..iptables.reached import rules_for
 from ..iptables.tables import CHAINS, ChainTable, JumpKey, whole_text
 from ..merged import Entry, Journal, MergedTables
 from ..rendering import Derivation, Tables
-from ..settings import DataplaneSettings
+from ..settings import Arrival, DataplaneSettings
 from .chains import INSIDE_CHAIN, OUTSIDE_CHAIN, chain_table, out_filter_rules, redirect_rules
 from .filter_backend import FilterBackend
 from .ipset_entries import IpsetContribution

@@ -11,18 +11,16 @@ from ...base.addresses import family_of
 from ...base.ipvs_schedulers import scheduler_of
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import risen, shares
-from ..decision import Arrival, Client, Masquerade, Shares, masquerade_external, masquerade_internal
 from ..iptables.tables import CHAINS
 from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering
-from ..settings import DataplaneSettings
+from ..settings import Arrival, Client, DataplaneSettings, Masquerade, Shares, masquerade_external, masquerade_internal
 from . import text
-from .entries import IpvsFacts, ipvs_facts, is_node_address
+from .entries import INSIDE, OUTSIDE, IpvsFacts, endpoint_lists, ipvs_facts, is_node_address
 from .filter_backend import FilterBackend
 from .iptables_filter_backend import IPTABLES_FILTER_BACKEND
 from .model import ADDRESSES, DEVICE, DEVICES, REAL_SERVERS, VIRTUAL_SERVERS, RealServerKey, VirtualServerKey
 from .nftables_filter_backend import NFTABLES_FILTER_BACKEND
-from .policies import INSIDE, OUTSIDE, endpoint_lists
 from .scheduling import hashed_by, requested_schedulers, schedule
 
 

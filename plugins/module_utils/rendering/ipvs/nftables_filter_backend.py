@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Sequence
 
 from ...serviceports.info import Endpoint
-from ..decision import Arrival
 from ..merged import Entry
 from ..nftables.firewall import restrict
 from ..nftables.keys import address_key, transport_key
@@ -16,11 +15,10 @@ from ..nftables.layout import HAIRPIN, SERVICE_KEY
 from ..nftables.objects import ElementKey
 from ..nftables.reached import objects_for
 from ..nftables.text import describe, table_text
-from ..settings import DataplaneSettings
+from ..settings import Arrival, DataplaneSettings
 from . import nftables_layout as layout
-from .entries import Contribution
+from .entries import INSIDE, Contribution
 from .filter_backend import FilterBackend
-from .policies import INSIDE
 
 _PORT_BYTES = 4
 

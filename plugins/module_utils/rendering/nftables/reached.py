@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 from typing import Dict, Iterator, List, Mapping
 
-from ..decision import Arrival
+from ..settings import Arrival
 from .keys import address_key, transport_key
 from .layout import NODE_PORT_KEY
 from .objects import TABLE_NAME, ChainValue, ElementKey, Key, ObjectKey, Value

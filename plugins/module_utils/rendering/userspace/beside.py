@@ -12,12 +12,10 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...serviceports.info import ServicePortInfo
-from ..decision import Arrival
 from ..merged import Entry
 from ..rendering import Derivation, Options, Rendering, Totals
-from ..settings import DataplaneSettings
-from .entries import ListenerAddresses, listener_addresses, localhost_entries
-from .mode import RENDERING
+from ..settings import Arrival, DataplaneSettings
+from .mode import RENDERING, ListenerAddresses, listener_addresses, localhost_entries
 from .model import ADDRESSES, LISTENERS
 
 

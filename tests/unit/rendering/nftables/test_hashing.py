@@ -14,11 +14,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import Encoder
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import hashing
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.own_names import is_own
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (
+    RENDERING,
     service_port_entries,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.own_names import is_own
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import MOST_ENDPOINTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import describe
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference

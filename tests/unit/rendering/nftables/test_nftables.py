@@ -18,7 +18,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.tra
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import balancing, layout
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import expressions as x
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.affinity import hashed_name
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (
+    RENDERING,
+    service_port_entries,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
     INDEX,
     ElementKey,
@@ -30,9 +33,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     list_value,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.rule_text import rule_text
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (
-    service_port_entries,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import (
     describe,
     key_parts,

@@ -18,11 +18,11 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from ....base.addresses import packed
 from ....base.closing import Closing, closed_on_error
 from ....base.errors import KernelError
-from ....rendering.decision import Arrival, Client
 from ....rendering.nftables import expressions as x
 from ....rendering.nftables.objects import PROTOCOL_NUMBERS, TABLE_OWNER, BaseHook, Expression, Rule, TableIdentity
 from ....rendering.nftables.rule_text import rule_text
 from ....rendering.nftables.text import table_family
+from ....rendering.settings import Arrival, Client
 from ...netlink.attributes import attribute, attribute_text, each_attribute, parse_attributes, text_attribute
 from ...netlink.listener import NetlinkListener
 from ...netlink.outcomes import NetlinkRefusal
