@@ -256,7 +256,7 @@ class ObservedOnce(Resource[Key, Value]):
         return self._resource.describe(key, value)
 
 
-class NotThereYet(Resource[Key, Value]):
+class UnloadedResource(Resource[Key, Value]):
     """Check-mode stand-in for a resource whose kernel module is not loaded; always empty.
 
     ``describe`` returns the lines that show an entry, as the resource itself does.
@@ -267,7 +267,7 @@ class NotThereYet(Resource[Key, Value]):
         self._describe = describe
 
     @classmethod
-    def instead_of(cls, resource: Resource[Key, Value]) -> NotThereYet[Key, Value]:
+    def instead_of(cls, resource: Resource[Key, Value]) -> UnloadedResource[Key, Value]:
         """Return the stand-in for a resource that can be created without the module."""
         stand_in = cls(resource.kind, resource.family, resource.describe)
         stand_in.atomic = resource.atomic

@@ -42,7 +42,7 @@ from ..preflight.processes import processes
 from ..rendering.networkpolicy.elements import desired_table
 from ..rendering.networkpolicy.sets import NO_LOG, SIDES, Options
 from ..rendering.networkpolicy.text import restore_text
-from ..resources import NotThereYet, Resource, Stage
+from ..resources import Resource, Stage, UnloadedResource
 from .handles import KernelHandles
 
 _NAMED_CLAIMS = 5
@@ -194,7 +194,7 @@ def policy_stage(
     """Return the stage of the table. In a check, a kernel module that is not loaded counts as an empty table."""
     resource: Resource[Any, Any] = handles.network_policy()
     if check and not handles.has_nftables():
-        resource = NotThereYet.instead_of(resource)
+        resource = UnloadedResource.instead_of(resource)
     return Stage(resource, desired_table(policy.table.rows, policy_options(settings)))
 
 

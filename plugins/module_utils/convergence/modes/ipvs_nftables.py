@@ -14,7 +14,7 @@ from ...preflight.check import ModeNeeds
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.mode import OVER_NFTABLES
 from ...rendering.ipvs.nftables_layout import IPVS_TABLE, RESOURCE
-from ...resources import NotThereYet, Stage
+from ...resources import Stage, UnloadedResource
 from ..family import FamilyTables
 from ..handles import KernelHandles
 from .ipvs import IpvsMode
@@ -42,7 +42,7 @@ class IpvsWithNftables(ValidatedMode, IpvsMode):
         context, tables = family
         table = handles.ipvs_table(context.family)
         late = after_servers(AddressesResource(handles.route, context.family))
-        return [Stage(table if loaded else NotThereYet.instead_of(table), tables[RESOURCE], postponed=late)]
+        return [Stage(table if loaded else UnloadedResource.instead_of(table), tables[RESOURCE], postponed=late)]
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Count transactions that the kernel refused."""

@@ -18,7 +18,7 @@ from ....kernel.ipvs.servers import RealServersResource, TimeoutsResource, Virtu
 from ....kernel.rtnetlink.links import AddressesResource
 from ....rendering.ipvs import model as ipvs
 from ....rendering.ipvs.nftables_layout import SETTLING
-from ....resources import Change, NotThereYet, ObservedOnce, Resource, Stage
+from ....resources import Change, ObservedOnce, Resource, Stage, UnloadedResource
 from ...handles import KernelHandles
 from .ipvs_filter_backend import FilterBackendResources, device_removal_stages, filter_backend_resources
 from .still_connected import StillConnected, node_ports
@@ -118,8 +118,8 @@ def observed_once(resources: IpvsResources) -> IpvsResources:
 def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
     """Return stand-ins that only describe entries, for a check while IPVS is not loaded."""
     return IpvsResources(
-        servers=NotThereYet(VirtualServersResource.kind, family, VirtualServersResource.describe),
-        real_servers=NotThereYet(RealServersResource.kind, family, RealServersResource.describe),
+        servers=UnloadedResource(VirtualServersResource.kind, family, VirtualServersResource.describe),
+        real_servers=UnloadedResource(RealServersResource.kind, family, RealServersResource.describe),
         addresses=AddressesResource(handles.route, family),
         connections=dict,
         used=dict,
@@ -133,7 +133,7 @@ def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: 
     """
     if loaded:
         return Stage(TimeoutsResource(handles.ipvs, timeouts), timeouts)
-    return Stage(NotThereYet(TimeoutsResource.kind, "", TimeoutsResource.describe), timeouts)
+    return Stage(UnloadedResource(TimeoutsResource.kind, "", TimeoutsResource.describe), timeouts)
 
 
 class ServerTables(NamedTuple):

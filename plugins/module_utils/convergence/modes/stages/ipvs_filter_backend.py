@@ -11,7 +11,7 @@ from ....base.addresses import FAMILIES
 from ....kernel.rtnetlink.links import DummyDeviceResource, MonitoringDeviceResource
 from ....rendering.ipvs import model as ipvs
 from ....rendering.ipvs.sets import known_definitions
-from ....resources import Kind, NotThereYet, ObservedOnce, Resource, Stage
+from ....resources import Kind, ObservedOnce, Resource, Stage, UnloadedResource
 from ...handles import KernelHandles
 from .still_connected import node_port_record
 
@@ -64,8 +64,8 @@ def unloaded_set_resources(family: str) -> SetResources:
     from ....kernel.ipset.sets import SetElementsResource, SetsResource
 
     return SetResources(
-        NotThereYet(SetsResource.kind, family, SetsResource.describe),
-        NotThereYet(SetElementsResource.kind, family, SetElementsResource.describe),
+        UnloadedResource(SetsResource.kind, family, SetsResource.describe),
+        UnloadedResource(SetElementsResource.kind, family, SetElementsResource.describe),
     )
 
 
