@@ -25,8 +25,8 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 # isort: split
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluster_source import ClusterSource
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.disk_copy import DiskCopy
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import FirstObjects
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.collector import begin_loading, end_loading
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
@@ -96,7 +96,7 @@ class Agents:
             connect=self._connect,
             deliver=lambda batch: self._batches.put((index, batch)),
             supervisor=Supervisor(self._log),
-            keeper=CacheKeeper("", self._log),
+            disk_copy=DiskCopy("", self._log),
             log=self._log,
             node_required=lambda: False,
         )

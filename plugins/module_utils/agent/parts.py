@@ -39,8 +39,8 @@ from .services.losses import EndpointLossWatch
 from .services.node import NodeSync
 from .settings import AgentOptions, Settings, command_line_flags, configure_log, load_settings
 from .source.cluster_source import ClusterSource
+from .source.disk_copy import DiskCopy
 from .source.first_services import FirstObjects
-from .source.keeper import CacheKeeper
 from .source.known import Batch
 from .source.static_source import StaticSource
 from .telemetry.log import LimitedLog, Log
@@ -113,7 +113,7 @@ class Parts:
             connect=self.api.connect,
             deliver=self.inbox.deliver,
             supervisor=self.supervisor,
-            keeper=CacheKeeper(options.cache, log),
+            disk_copy=DiskCopy(options.cache, log),
             log=log,
             node_required=lambda: self.configuration.detect_local_mode == NODE_CIDR,
             room=self.memory,
@@ -180,7 +180,7 @@ class Parts:
             reports=self.reports,
         )
         self.check_follower = CheckFollower(self.checks, self.views, self.sync, timers=self.timers, steps=self.steps)
-        self.metrics.on_scrape(SOURCE, lambda: {"connected": self.source.connected, "age": self.source.keeper.age()})
+        self.metrics.on_scrape(SOURCE, lambda: {"connected": self.source.connected, "age": self.source.disk_copy.age()})
 
     @property
     def configuration(self) -> KubeProxyConfiguration:

@@ -9,7 +9,7 @@ import io
 from types import SimpleNamespace
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluster_source import ClusterSource
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.disk_copy import DiskCopy
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import (
@@ -53,7 +53,7 @@ class Bench:
             connect=self.connect,
             deliver=self.delivered.append,
             supervisor=SimpleNamespace(start=lambda name, *_body: self.started.append(name)),
-            keeper=CacheKeeper(str(path), log),
+            disk_copy=DiskCopy(str(path), log),
             log=log,
             node_required=lambda: node_required,
             clock=lambda: self.now,

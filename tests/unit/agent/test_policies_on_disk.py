@@ -52,7 +52,7 @@ def test_the_copy_on_disk_is_written_again_when_a_kind_without_objects_is_known(
     assert bench.source.save() and not bench.source.is_unsaved
     bench.list("ClusterNetworkPolicy")
     assert bench.source.is_unsaved
-    bench.source.keeper._writing = False
+    bench.source.disk_copy._writing = False
     bench.source.stop()
     assert open_cache(str(path)).kinds == {*KINDS, *POLICY_KINDS}
 
@@ -123,8 +123,8 @@ def test_what_is_not_listed_yet_remains_in_the_copy_on_disk(tmp_path, stopped):
         bench.source.stop()
     else:
         assert bench.source.save()
-        bench.source.keeper._waiting.put(None)
-        bench.source.keeper.run(SimpleNamespace(idle=lambda: None, busy=lambda _seconds: None))
+        bench.source.disk_copy._waiting.put(None)
+        bench.source.disk_copy.run(SimpleNamespace(idle=lambda: None, busy=lambda _seconds: None))
     assert kept_names(path) == {"Service": "newer", "Pod": "web", "NetworkPolicy": "kept"}
     assert open_cache(str(path)).kinds == {*KINDS, *POLICY_KINDS}
 

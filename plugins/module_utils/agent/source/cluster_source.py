@@ -26,8 +26,8 @@ from ...cluster.parsing.prune import prune
 from ..telemetry.log import Log
 from ..threads.supervision import Supervisor, Task
 from ..threads.timers import monotonic
+from .disk_copy import DiskCopy
 from .first_services import FirstObjects, FirstServices, is_first
-from .keeper import CacheKeeper
 from .known import Batch
 from .origin import Origin
 from .packed import parsed_items
@@ -80,7 +80,7 @@ class ClusterSource:
         connect: Connect,
         deliver: Callable[[Union[Batch, FirstObjects]], None],
         supervisor: Supervisor,
-        keeper: CacheKeeper,
+        disk_copy: DiskCopy,
         log: Log,
         node_required: Callable[[], bool],
         room: Room = UNLIMITED,
@@ -91,7 +91,7 @@ class ClusterSource:
         self.view = ClusterView(room, progress)
         self.reflectors: List[Reflector] = []
         self.from_cache = False
-        self.keeper = keeper
+        self.disk_copy = disk_copy
         self._connect = connect
         self._deliver = deliver
         self._supervisor = supervisor
@@ -102,13 +102,13 @@ class ClusterSource:
         self._started = clock()
         self._serving = False
         self._first = FirstServices(deliver)
-        self._origin = None if any_cluster else Origin(lambda: self.view.state.services, keeper)
+        self._origin = None if any_cluster else Origin(lambda: self.view.state.services, disk_copy)
         self._found = FirstObjects()
         self._held: List[Reflector] = []
         self._needed = _KINDS
         self._all_nodes = False
         self._has_copy = self._has_policies = False
-        self._keeper_task: Optional[Task] = None
+        self._copy_task: Optional[Task] = None
 
     @property
     def connected(self) -> bool:
@@ -146,8 +146,8 @@ class ClusterSource:
         self._serving = serving
         if self._origin is not None:
             self._origin.read()
-        self._has_copy = self._has_policies = self.keeper.exists()
-        self._keeper_task = self._supervisor.start("cache", self.keeper.run)
+        self._has_copy = self._has_policies = self.disk_copy.exists()
+        self._copy_task = self._supervisor.start("cache", self.disk_copy.run)
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
         self._needed = _KINDS if node_name else _KINDS - {NODES.kind}
         self._all_nodes = all_nodes
@@ -239,7 +239,7 @@ class ClusterSource:
         refused = {parsed.key for parsed, _item in parsed_items(first.changed) if isinstance(parsed.value, Refusal)}
         if not refused:
             return
-        self.view.apply(Batch(first.kind, self.keeper.earlier(refused), []), whole=True)
+        self.view.apply(Batch(first.kind, self.disk_copy.earlier(refused), []), whole=True)
         for key in sorted(filter(self.view.state.policy.holds, refused)):
             text = "a policy is refused; its version on disk remains in force"
             self._log.warning(text, kind=key.kind, policy=key.full_name)
@@ -255,7 +255,7 @@ class ClusterSource:
             reflector.stop()
         self._first.release()
         if self.listed:
-            self.keeper.write_now(self.view, self._followed, self._keeper_task)
+            self.disk_copy.write_now(self.view, self._followed, self._copy_task)
 
     def _run(self, reflector: Reflector) -> None:
         self._supervisor.start(f"watch-{reflector.resource.name}", reflector.run, reflector.interrupt)
@@ -325,7 +325,7 @@ class ClusterSource:
         Return False, and do nothing, if the copy turns out to be useless.
         """
         self._has_copy = self._has_policies = False
-        cached = self.keeper.read(self._room, self._followed)
+        cached = self.disk_copy.read(self._room, self._followed)
         if not any(cached.values()):
             return False
         self.follow_all()
@@ -364,7 +364,7 @@ class ClusterSource:
         if self._clock() < due and not any(each.error for each in late):
             return False
         self._has_policies = False
-        cached = self.keeper.read(self._room, missing)
+        cached = self.disk_copy.read(self._room, missing)
         for kind, items in cached.items():
             self._fill(kind, items)
         if cached:
@@ -387,8 +387,8 @@ class ClusterSource:
     @property
     def is_unsaved(self) -> bool:
         """Whether the view has changes that the copy on disk lacks."""
-        return self.keeper.is_behind(self.view, self._followed)
+        return self.disk_copy.is_behind(self.view, self._followed)
 
     def save(self) -> bool:
         """Start writing the copy on disk if it is out of date; return False if the last write is not done yet."""
-        return not self.listed or not self.is_unsaved or self.keeper.write_beside(self.view, self._followed)
+        return not self.listed or not self.is_unsaved or self.disk_copy.write_beside(self.view, self._followed)

@@ -14,26 +14,26 @@ from ...cluster.api.resource_types import SERVICES
 from ...cluster.model import NamespacedName, Service
 from ...cluster.parsing.objects import ObjectKey
 from ...preflight.cluster_state import origin_findings
+from .disk_copy import DiskCopy
 from .first_services import FIRST_SERVICES, usable
-from .keeper import CacheKeeper
 from .packed import parsed_items
 
 
 class Origin:
     """Recognizes the cluster that is served. All threads call :meth:`check`, and the main one :meth:`read` before.
 
-    ``services``: those known now. Before any is known, the copy on disk of ``keeper`` has those of an earlier start.
+    ``services``: those known now. Before any is known, the copy on disk of ``disk_copy`` has those of an earlier start.
     """
 
-    def __init__(self, services: Callable[[], Mapping[NamespacedName, Service]], keeper: CacheKeeper) -> None:
+    def __init__(self, services: Callable[[], Mapping[NamespacedName, Service]], disk_copy: DiskCopy) -> None:
         self._services = services
-        self._keeper = keeper
+        self._disk_copy = disk_copy
         self._before: Dict[NamespacedName, str] = {}
 
     def read(self) -> None:
         """Read the essential Services of the copy on disk."""
         keys = frozenset(ObjectKey(SERVICES.kind, *name) for name in FIRST_SERVICES)
-        values = [parsed.value for parsed, _item in parsed_items(self._keeper.earlier(keys))]
+        values = [parsed.value for parsed, _item in parsed_items(self._disk_copy.earlier(keys))]
         self._before = {value.key: value.created for value in values if isinstance(value, Service) and value.created}
 
     def check(self, client: ApiClient) -> None:

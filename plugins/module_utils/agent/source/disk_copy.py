@@ -49,7 +49,7 @@ class _Carried(NamedTuple):
 _State = Tuple[int, AbstractSet[str], AbstractSet[str]]
 
 
-class CacheKeeper:
+class DiskCopy:
     """The file at ``path``; with an empty path nothing is kept."""
 
     def __init__(self, path: str, log: Log) -> None:
