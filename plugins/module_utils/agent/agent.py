@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The agent's main loop.
 
-The loop's thread does all the work of the parts (see ``parts``); other threads only wait for the network or the disk,
-and wake the loop through a pipe.
+The loop's thread does all the work of the components (see ``components``); other threads only wait for the network or
+the disk, and wake the loop through a pipe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..kernel.presence import holds_dataplane, holds_policies
 from .answers.status import answer, status_text
 from .api.events import NORMAL, WARNING
 from .checks.prober import VerdictChange
-from .parts import Parts
+from .components import Components
 from .ports.control import ControlRequest, ControlServer
 from .readiness import Readiness
 from .reload import Reloads
@@ -56,13 +56,18 @@ class Agent:
         self.options = options
         self.log = log
         self.systemd = systemd or Systemd()
-        self.parts = parts = Parts(options, log, self.systemd.progress)
-        self.source, self.views, self.sync, self.policy = parts.source, parts.views, parts.sync, parts.policy
-        self.timers, self.supervisor, self.limited = parts.timers, parts.supervisor, parts.limited
-        self._inbox = parts.inbox
-        self.readiness = Readiness(parts, self.systemd)
-        parts.health.stages = self.readiness.stages
-        parts.drain.changed = self._show_status
+        self.components = components = Components(options, log, self.systemd.progress)
+        self.source, self.views, self.sync, self.policy = (
+            components.source,
+            components.views,
+            components.sync,
+            components.policy,
+        )
+        self.timers, self.supervisor, self.limited = components.timers, components.supervisor, components.limited
+        self._inbox = components.inbox
+        self.readiness = Readiness(components, self.systemd)
+        components.health.stages = self.readiness.stages
+        components.drain.changed = self._show_status
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
         self._static_timer = self.timers.add("poll static Services", self._poll_static)
@@ -70,7 +75,7 @@ class Agent:
         self._control_timer = self.timers.add("keep the control socket", self._keep_control)
         self._control: Optional[ControlServer] = None
         self._stop = False
-        self._reloads = Reloads(parts, self.systemd)
+        self._reloads = Reloads(components, self.systemd)
         # Whether leftovers of other modes have been removed since the mode was last set up.
         self._cleaned_up = False
 
@@ -101,26 +106,26 @@ class Agent:
         with contextlib.ExitStack() as stack:
             lock = ConvergenceLock(self.options.state_directory, DEFAULT_LOCK_SECONDS, AGENT, outlasts_agent=True)
             stack.enter_context(lock)
-            stack.enter_context(self.parts.handles)
-            stack.callback(self.parts.surface.close)
+            stack.enter_context(self.components.handles)
+            stack.callback(self.components.surface.close)
             if self.options.control:
                 self._control = ControlServer(self.options.control, self._inbox.deliver)
                 stack.callback(self._control.close)
                 self.supervisor.start("control", self._control.run)
                 self._control_timer.start(CONTROL_SECONDS)
-            self.parts.api.start(self.supervisor)
+            self.components.api.start(self.supervisor)
             try:
-                self.parts.drain.read()
-                self.parts.ports.open()
+                self.components.drain.read()
+                self.components.ports.open()
                 self.readiness.start()
                 self._static_timer.start(CHECK_SECONDS)
                 serving = self._is_serving()
                 if not serving:
                     self.views.begin_preliminary()
                     self._serve_preliminary()
-                settings = self.parts.settings
+                settings = self.components.settings
                 self.source.start(settings.followed_node, serving, settings.policies, settings.follows_every_node)
-                self.parts.memory.poll()
+                self.components.memory.poll()
                 self._await_cluster()
                 self._loop()
             except Fatal as error:
@@ -132,7 +137,7 @@ class Agent:
 
     def _is_serving(self) -> bool:
         """Return whether an earlier process left Services programmed (with networkPolicy.standalone: policies)."""
-        standalone = self.parts.settings.configuration.node_proxy.network_policy.standalone
+        standalone = self.components.settings.configuration.node_proxy.network_policy.standalone
         try:
             return holds_policies() if standalone else holds_dataplane()
         except KernelError as error:
@@ -161,7 +166,7 @@ class Agent:
     def _serve_cluster(self) -> None:
         """Serve all Services instead of the preliminary view."""
         self.views.serve_cluster()
-        self.sync.rebuild(self.parts.request())
+        self.sync.rebuild(self.components.request())
         self._sync(first=True)
 
     def _poll_static(self) -> None:
@@ -190,7 +195,7 @@ class Agent:
         if proxiers is None or with_listeners(proxiers.mode, configuration, state) is proxiers.mode:
             return
         try:
-            self.sync.rebuild(self.parts.request())
+            self.sync.rebuild(self.components.request())
         except ProxyError as error:
             self.limited.warning("listeners", "the mode of static Services cannot be changed, retrying", error=error)
         else:
@@ -212,7 +217,7 @@ class Agent:
             self._empty_inbox()
             self._look_after_threads()
             self._attempt("reload the configuration", self._reload_if_requested)
-            self._attempt("open the ports", self.parts.ports.open)
+            self._attempt("open the ports", self.components.ports.open)
             self.timers.run(self._attempt)
 
     def _cluster_pause(self) -> float:
@@ -220,23 +225,23 @@ class Agent:
         return 1.0 if self.source.patience_ends() is None else CLUSTER_PAUSE_SECONDS
 
     def _begin(self) -> None:
-        settings = self.parts.settings
-        self.parts.forwarding.configure(settings.configuration)
-        self.parts.tell_pods_apart()
-        proxiers = self.sync.set_up(self.parts.request())
+        settings = self.components.settings
+        self.components.forwarding.configure(settings.configuration)
+        self.components.tell_pods_apart()
+        proxiers = self.sync.set_up(self.components.request())
         self.policy.configure(settings.configuration, settings.node_name)
-        self.parts.traffic.configure(settings.configuration.node_proxy.traffic)
-        self.parts.post(None, NORMAL, Reason.STARTING, "StartKubeProxy", "")
+        self.components.traffic.configure(settings.configuration.node_proxy.traffic)
+        self.components.post(None, NORMAL, Reason.STARTING, "StartKubeProxy", "")
         deprecation = proxiers.mode.deprecation
         if deprecation is not None:
-            self.parts.post(None, WARNING, deprecation.reason, "StartKubeProxy", deprecation.note)
+            self.components.post(None, WARNING, deprecation.reason, "StartKubeProxy", deprecation.note)
         self._sync(first=True)
 
     def _loop(self) -> None:
         while not self._stop:
             self._inbox.wait([*self.sync.watching.filenos(), *self.policy.filenos()], self._delay())
             self._empty_inbox()
-            self.parts.memory.check()
+            self.components.memory.check()
             self._look_after_threads()
             if self.limited.pending:
                 self._suppressed.start(self.limited.seconds)
@@ -246,10 +251,10 @@ class Agent:
             if self._stop or self.sync.proxiers is None:
                 continue
             self._attempt("prepare network policies", self.readiness.fill)
-            self._attempt("follow Nodes", self.parts.follow_nodes)
+            self._attempt("follow Nodes", self.components.follow_nodes)
             self.policy.sync(self.sync.proxiers.node_view.addresses)
             self._attempt("report readiness", self.readiness.poll)
-            self.parts.check_follower.follow()
+            self.components.check_follower.follow()
             self.sync.watching.poll()
             self.sync.request_if_needed()
             if self.sync.is_due:
@@ -258,7 +263,7 @@ class Agent:
 
     def _attempt(self, name: str, action: Callable[[], object]) -> bool:
         """Run a step of the loop; return whether it succeeded."""
-        succeeded = self.parts.steps.run(name, action)
+        succeeded = self.components.steps.run(name, action)
         if not succeeded:
             # What has woken the loop may wake it at once again.
             time.sleep(STEP_PAUSE_SECONDS)
@@ -277,19 +282,19 @@ class Agent:
     def _end(self) -> None:
         self.systemd.stopping()
         self._reloads.refuse("the agent is stopping")
-        self.parts.checks.stop()
+        self.components.checks.stop()
         self.sync.watching.close()
         self.policy.close()
         left = self._left_behind()
-        self.parts.forwarding.stop()
-        self.parts.api.stop()
+        self.components.forwarding.stop()
+        self.components.api.stop()
         self.source.stop()
         self.limited.report(everything=True)
         self.log.info(f"stopped; {left}", syncs=self.sync.syncer.syncs)
 
     def _left_behind(self) -> str:
         """Return what serves after the agent has ended: what is in the kernel, but not what it forwards itself."""
-        proxiers, listeners = self.sync.proxiers, len(self.parts.forwarding.table())
+        proxiers, listeners = self.sync.proxiers, len(self.components.forwarding.table())
         if proxiers is not None and proxiers.mode.needs_agent:
             return "nothing is forwarded until the next start"
         own = f", but not the {listeners} listeners of the agent, until the next start" if listeners else ""
@@ -299,10 +304,10 @@ class Agent:
 
     def _sync(self, first: bool = False) -> None:
         if first:
-            self.parts.check_follower.follow(everything=True)
+            self.components.check_follower.follow(everything=True)
         self.sync.sync(first)
         if not self.sync.syncer.last_error:
-            self.parts.check_follower.end_connections()
+            self.components.check_follower.end_connections()
         if first and self.sync.proxiers is not None:
             # Before systemd is notified: kubelet does not start until then.
             self.policy.sync(self.sync.proxiers.node_view.addresses)
@@ -328,7 +333,7 @@ class Agent:
             elif isinstance(item, FirstObjects):
                 self._serve_first(item)
             elif isinstance(item, VerdictChange):
-                self.parts.check_follower.changed(item)
+                self.components.check_follower.changed(item)
             elif isinstance(item, ControlRequest):
                 if item.question.get("command") == RELOAD:
                     self._reloads.request(item)
@@ -343,13 +348,13 @@ class Agent:
         self._attempt("protect the API servers", self._protect_servers)
 
     def _protect_servers(self) -> None:
-        servers = self.parts.api.servers
+        servers = self.components.api.servers
         servers.learn(self.source.view.state)
         self.views.protect(servers.claims())
 
     def _answer(self, question: Dict[str, Any]) -> Dict[str, Any]:
         try:
-            return answer(self.parts, question)
+            return answer(self.components, question)
         except ProxyError as error:
             return error_answer(error)
         except Exception as error:
@@ -361,18 +366,20 @@ class Agent:
         view = self.source.view
         services, slices, families = self.source.apply(batch)
         if services:
-            self.parts.metrics.service_changes.inc(services)
-            self.parts.metrics.service_changes_pending.set(view.pending_services)
+            self.components.metrics.service_changes.inc(services)
+            self.components.metrics.service_changes_pending.set(view.pending_services)
         if slices:
-            self.parts.metrics.endpoint_changes.inc(slices)
-            self.parts.metrics.endpoint_changes_pending.set(view.pending_slices)
+            self.components.metrics.endpoint_changes.inc(slices)
+            self.components.metrics.endpoint_changes_pending.set(view.pending_slices)
         if batch.kind == NODES.kind:
-            self.parts.tell_pods_apart()
+            self.components.tell_pods_apart()
         if self.views.preliminary:
             return
         if batch.kind == NODES.kind:
-            parts = self.parts
-            self.sync.node_changed(parts.node_name, lambda: self.sync.rebuild(parts.request(parts.configuration)))
+            components = self.components
+            self.sync.node_changed(
+                components.node_name, lambda: self.sync.rebuild(components.request(components.configuration))
+            )
         elif batch.kind == SERVICE_CIDRS.kind:
             self.sync.refresh_addresses_soon()
         if families:
@@ -390,7 +397,7 @@ class Agent:
     def _look_after_threads(self) -> None:
         """Supervise the threads, and feed systemd's watchdog unless one of them is stuck."""
         stuck = self.supervisor.check()
-        self.parts.health.threads_stuck(stuck)
+        self.components.health.threads_stuck(stuck)
         if self.systemd.watchdog_seconds and not stuck:
             self.systemd.alive()
 
@@ -401,7 +408,7 @@ class Agent:
 
     def _show_status(self) -> None:
         if self.sync.proxiers is not None:
-            self.systemd.status(status_text(self.parts))
+            self.systemd.status(status_text(self.components))
 
     def _reload_if_requested(self) -> None:
         if self._reloads.run():

@@ -9,7 +9,7 @@ from typing import Dict
 
 from ..base.errors import KernelError
 from ..kernel.presence import holds_policies
-from .parts import Parts
+from .components import Components
 from .telemetry.systemd import Systemd
 
 #: When to report to the service manager that the agent is ready although the API server has not answered.
@@ -27,20 +27,20 @@ class Readiness:
     request that fails wakes nothing.
     """
 
-    def __init__(self, parts: Parts, systemd: Systemd) -> None:
+    def __init__(self, components: Components, systemd: Systemd) -> None:
         self.sent = False
-        self._parts = parts
+        self._components = components
         self._systemd = systemd
         self._served = False
         self._serves_all = False
         self._protected = True
         self.waits_for_lists = False
-        self._timer = parts.timers.add("report that the agent is ready", self._patience_ended)
+        self._timer = components.timers.add("report that the agent is ready", self._patience_ended)
 
     def start(self) -> None:
         """Start the timeout after which the agent reports that it is ready."""
         self._timer.start(PATIENCE_SECONDS)
-        if self._parts.settings.policies:
+        if self._components.settings.policies:
             self._protected = self._holds_policies()
             self.waits_for_lists = not self._protected
 
@@ -49,7 +49,7 @@ class Readiness:
         try:
             return holds_policies()
         except KernelError as error:
-            self._parts.log.debug("cannot determine whether the kernel enforces network policies", error=error)
+            self._components.log.debug("cannot determine whether the kernel enforces network policies", error=error)
             return False
 
     def served(self) -> None:
@@ -63,35 +63,35 @@ class Readiness:
         A table of policies from an earlier run does not count, since it does not have the pods that start now. Unlike
         the report to the service manager, this never ends by a timeout. May be called from any thread.
         """
-        settings = self._parts.settings
+        settings = self._components.settings
         stages = {}
         if not settings.configuration.node_proxy.network_policy.standalone:
             stages["services"] = self._serves_all
         if settings.policies:
-            stages["policies"] = self._parts.policy.in_force
+            stages["policies"] = self._components.policy.in_force
         return stages
 
     def fill(self) -> None:
         """Fill in from the copy on disk what policies need and the API server does not list in time."""
-        if self.waits_for_lists or self._parts.source.unserved:
-            settings = self._parts.settings.configuration.node_proxy.network_policy
-            self.waits_for_lists = not self._parts.source.use_policies_if_late(settings.kinds)
+        if self.waits_for_lists or self._components.source.unserved:
+            settings = self._components.settings.configuration.node_proxy.network_policy
+            self.waits_for_lists = not self._components.source.use_policies_if_late(settings.kinds)
 
     def poll(self) -> None:
         """Report that the agent is ready if it now is; to be called after each sync of policies."""
-        self._serves_all |= not self._parts.views.preliminary and self._parts.sync.is_complete
+        self._serves_all |= not self._components.views.preliminary and self._components.sync.is_complete
         if self._served and not self.sent and self._enforces():
             self._send()
 
     def _enforces(self) -> bool:
         """Return whether policies are in force, or none are wanted."""
-        return self._protected or not self._parts.settings.policies or self._parts.policy.in_force
+        return self._protected or not self._components.settings.policies or self._components.policy.in_force
 
     def _patience_ended(self) -> None:
         if not self._enforces():
-            self._parts.log.warning(
+            self._components.log.warning(
                 "network policies are not in force yet: pods that start now are open until the objects are known",
-                reason=self._parts.policy.status().get("error") or "waiting for the API server",
+                reason=self._components.policy.status().get("error") or "waiting for the API server",
             )
         self._send()
 

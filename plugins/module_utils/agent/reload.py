@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply a changed configuration to the running parts of the agent."""
+"""Apply a changed configuration to the running components of the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import List, Optional
 from ..base.errors import ProxyError
 from ..configuration.validate import in_mode
 from ..convergence.runtime.agent_client import Answer
-from .parts import Parts
+from .components import Components
 from .ports.control import ControlRequest
 from .settings import Settings, configure_log, load_settings
 from .telemetry.systemd import Systemd
@@ -20,8 +20,8 @@ from .threads.failures import Fatal
 class Reloads:
     """Requests to read the configuration again, by a signal or by the node command, which waits for the result."""
 
-    def __init__(self, parts: Parts, systemd: Systemd) -> None:
-        self._parts = parts
+    def __init__(self, components: Components, systemd: Systemd) -> None:
+        self._components = components
         self._systemd = systemd
         self._requested = False
         self._questions: List[ControlRequest] = []
@@ -43,7 +43,7 @@ class Reloads:
             self._systemd.reloading()
         answer: Answer = {"error": "reloading has failed because of a defect: see the agent's log"}
         try:
-            changed = reload(self._parts)
+            changed = reload(self._components)
             answer = self._answer()
             return changed
         except Fatal as error:
@@ -59,13 +59,13 @@ class Reloads:
         self._reply({"error": reason})
 
     def _answer(self) -> Answer:
-        parts = self._parts
-        if parts.reload_error:
-            return {"error": f"the previous configuration is kept: {parts.reload_error}"}
+        components = self._components
+        if components.reload_error:
+            return {"error": f"the previous configuration is kept: {components.reload_error}"}
         return {
-            "node": parts.node_name,
-            "mode": parts.configuration.mode,
-            "warnings": list(parts.configuration_warnings),
+            "node": components.node_name,
+            "mode": components.configuration.mode,
+            "warnings": list(components.configuration_warnings),
         }
 
     def _reply(self, answer: Answer) -> None:
@@ -74,62 +74,62 @@ class Reloads:
             question.reply(answer)
 
 
-def reload(parts: Parts) -> bool:
+def reload(components: Components) -> bool:
     """Load the configuration and apply it if it has changed; return whether a changed one is in effect.
 
     If loading it or setting up its mode fails, the configuration in effect is kept, and the failure is logged and part
     of the status.
     """
-    log, before = parts.log, parts.settings
+    log, before = components.log, components.settings
     try:
-        after, warnings = load_settings(parts.options)
-        parts.configuration_warnings = warnings
+        after, warnings = load_settings(components.options)
+        components.configuration_warnings = warnings
         for warning in warnings:
             log.warning(warning)
-        parts.views.poll_static()
+        components.views.poll_static()
         if after.configuration == before.configuration:
             log.info("the configuration has not changed")
-            parts.reload_error = ""
+            components.reload_error = ""
             return False
-        _apply(parts, before, after)
+        _apply(components, before, after)
     except ProxyError as error:
         log.error("reload failed; keeping the previous configuration", error=error)
-        parts.reload_error = str(error)
+        components.reload_error = str(error)
         return False
-    parts.reload_error = ""
+    components.reload_error = ""
     log.info("the configuration has changed and is in effect")
     return True
 
 
-def _apply(parts: Parts, before: Settings, after: Settings) -> None:
+def _apply(components: Components, before: Settings, after: Settings) -> None:
     configuration, node_proxy = after.configuration, after.configuration.node_proxy
     node_changed = after.followed_node != before.followed_node
     if after.followed_node and node_changed:
         # Setting up needs the new Node object.
-        parts.source.read_node(after.followed_node)
-    parts.views.confine(node_proxy.service_policy.external_ranges)
-    if parts.sync.proxiers is not None:
+        components.source.read_node(after.followed_node)
+    components.views.confine(node_proxy.service_policy.external_ranges)
+    if components.sync.proxiers is not None:
         try:
-            parts.sync.rebuild(parts.request(configuration))
+            components.sync.rebuild(components.request(configuration))
         except ProxyError:
-            parts.views.confine(before.configuration.node_proxy.service_policy.external_ranges)
+            components.views.confine(before.configuration.node_proxy.service_policy.external_ranges)
             raise
     else:
-        parts.sync.configuration = configuration
-    parts.forwarding.configure(configuration)
-    parts.follow_nodes(before.followed_node, after)
+        components.sync.configuration = configuration
+    components.forwarding.configure(configuration)
+    components.follow_nodes(before.followed_node, after)
     if after.node_name != before.node_name:
-        parts.log.info("the name of this node has changed", node=after.node_name, before=before.node_name)
-    parts.policy.configure(configuration, after.node_name)
-    parts.traffic.configure(node_proxy.traffic)
-    parts.source.follow_others(parts.policy.resources)
-    parts.settings = after
-    parts.tell_pods_apart()
-    parts.api.configure(node_proxy.api_servers)
-    configure_log(parts.log, parts.options, configuration)
-    parts.checks.settings = node_proxy.health_checks
-    parts.check_follower.follow(everything=True)
-    parts.views.poll_static(node_proxy.static_services.directory)
-    parts.health.timeout = 2 * parts.configuration.sync_period
-    parts.surface.configure(in_mode(configuration, parts.configuration.mode))
-    parts.ports.open()
+        components.log.info("the name of this node has changed", node=after.node_name, before=before.node_name)
+    components.policy.configure(configuration, after.node_name)
+    components.traffic.configure(node_proxy.traffic)
+    components.source.follow_others(components.policy.resources)
+    components.settings = after
+    components.tell_pods_apart()
+    components.api.configure(node_proxy.api_servers)
+    configure_log(components.log, components.options, configuration)
+    components.checks.settings = node_proxy.health_checks
+    components.check_follower.follow(everything=True)
+    components.views.poll_static(node_proxy.static_services.directory)
+    components.health.timeout = 2 * components.configuration.sync_period
+    components.surface.configure(in_mode(configuration, components.configuration.mode))
+    components.ports.open()

@@ -64,7 +64,7 @@ def test_each_address_in_a_known_range_of_pods_is_a_client(tmp_path):
     agent = Agent(AgentOptions(configuration=str(path), node_name="n1"), Log(io.StringIO()))
 
     def are_clients():
-        rule = agent.parts.clients
+        rule = agent.components.clients
         return [len(rule.path(f"2001:db8:{number}::1")) == 1 for number in range(4)]
 
     assert are_clients() == [False] * 4
@@ -101,7 +101,7 @@ def test_a_configuration_that_cannot_be_read_leaves_the_previous_one_in_effect(t
     path.write_text(HEAD + "mode: carrier-pigeon")
     agent.reload()
     agent._reload_if_requested()
-    assert agent.parts.configuration.mode == "nftables"
+    assert agent.components.configuration.mode == "nftables"
     assert "reload failed; keeping the previous configuration" in text.getvalue()
 
 
@@ -113,9 +113,9 @@ def test_a_configuration_that_is_corrected_while_the_agent_waits_for_the_cluster
     monkeypatch.setattr(agent.systemd, "send", lambda *lines: sent.append(lines))
     path.write_text(HEAD + "mode: nftables\nclientConnection: {kubeconfig: /etc/kubeconfig}")
     agent.reload()
-    monkeypatch.setattr(agent.parts.ports, "open", agent.stop)
+    monkeypatch.setattr(agent.components.ports, "open", agent.stop)
     agent._await_cluster()
-    assert agent.parts.configuration.client_connection.kubeconfig == "/etc/kubeconfig"
+    assert agent.components.configuration.client_connection.kubeconfig == "/etc/kubeconfig"
     assert ("READY=1",) not in sent, "the start has not ended"
 
 
@@ -139,7 +139,7 @@ def test_an_unexpected_exception_does_not_end_the_wait_for_the_cluster(tmp_path,
     if part == "timer":
         agent.timers.add("a timer", fail).start(0)
     elif part == "ports":
-        monkeypatch.setattr(agent.parts.ports, "open", fail)
+        monkeypatch.setattr(agent.components.ports, "open", fail)
     else:
         monkeypatch.setattr(agent, "_reload_if_requested", fail)
     agent._await_cluster()

@@ -14,7 +14,7 @@ import socket
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.answers.status import status_document, status_text
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.parts import Parts
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.components import Components
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import other_modes
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.setup import Leftovers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings import AgentOptions
@@ -129,18 +129,18 @@ def test_a_port_that_no_service_proxy_holds_is_named_and_leaves_the_agent_health
         path, log = tmp_path / "config.yaml", io.StringIO()
         given = {"healthzBindAddress": f"127.0.0.2:{port}", "metricsBindAddress": f"127.0.0.1:{port}"}
         path.write_text(json.dumps({"apiVersion": API_VERSION, "kind": KIND, **given}))
-        parts = Parts(AgentOptions(configuration=str(path), cache="", control=""), Log(log), lambda: None)
-        stack.callback(parts.surface.close)
-        parts.ports.open()
-        parts.ports.open()
+        components = Components(AgentOptions(configuration=str(path), cache="", control=""), Log(log), lambda: None)
+        stack.callback(components.surface.close)
+        components.ports.open()
+        components.ports.open()
         failure = f"metrics: cannot listen on 127.0.0.1 port {port}: Address already in use by {holder}"
-        document = status_document(parts)
+        document = status_document(components)
         assert document["closedPorts"] == [failure] and document["otherProxy"] == "" and document["healthy"]
-        assert parts.health.answer(with_eligibility=False).code == 200 and failure in status_text(parts)
+        assert components.health.answer(with_eligibility=False).code == 200 and failure in status_text(components)
         assert log.getvalue().count("server not started, retrying") == 1
         other.close()
-        parts.ports.open()
-        assert status_document(parts)["closedPorts"] == [] and "server started" in log.getvalue()
+        components.ports.open()
+        assert status_document(components)["closedPorts"] == [] and "server started" in log.getvalue()
 
 
 @pytest.mark.parametrize(("ignored", "named"), [((), True), (("kube-proxy",), False)])
@@ -154,15 +154,15 @@ def test_another_program_at_a_port_of_the_agent_is_a_conflict(tmp_path, ignored,
         path.write_text(json.dumps({"apiVersion": API_VERSION, "kind": KIND, **given}))
         options = AgentOptions(configuration=str(path), cache="", control="", ignore_findings=ignored)
         with (tmp_path / "log").open("w") as log:
-            parts = Parts(options, Log(log), lambda: None)
-            stack.callback(parts.surface.close)
-            parts.ports.open()
-            document = status_document(parts)
+            components = Components(options, Log(log), lambda: None)
+            stack.callback(components.surface.close)
+            components.ports.open()
+            document = status_document(components)
             assert document["healthy"] is not named and bool(document["otherProxy"]) is named
             # Nobody knows which program it is: other software must not be stopped as if it were a kube-proxy.
             for words in (f"port {port} (healthz) is in use", "healthzBindAddress can be changed"):
                 assert (words in document["otherProxy"]) is named
-            assert parts.health.answer(with_eligibility=False).code == (503 if named else 200)
+            assert components.health.answer(with_eligibility=False).code == (503 if named else 200)
             other.close()
-            parts.ports.open()
-            assert parts.other_proxy.text == "" and parts.health.healthy
+            components.ports.open()
+            assert components.other_proxy.text == "" and components.health.healthy

@@ -43,7 +43,7 @@ class Bench:
         monkeypatch.setattr(self.agent.systemd, "send", lambda *lines: self.sent.extend(lines))
         monkeypatch.setattr(self.agent.sync, "sync", lambda first: None)
         monkeypatch.setattr(self.agent.sync, "clean_up_once_serving", lambda: self.sent.append("cleaned up"))
-        monkeypatch.setattr(self.agent.parts.checks, "end_connections", lambda _view, _families: None)
+        monkeypatch.setattr(self.agent.components.checks, "end_connections", lambda _view, _families: None)
         monkeypatch.setattr(self.agent, "_show_status", lambda: None)
         self.agent.sync.proxiers = SimpleNamespace(node_view=SimpleNamespace(addresses=()), families=())
         self.agent.readiness.start()
@@ -114,7 +114,7 @@ def test_leftovers_are_removed_again_after_a_reload(tmp_path, monkeypatch):
     bench.agent._sync(first=True)
     bench.agent._sync()
     monkeypatch.setattr(
-        "ansible_collections.kubenode.proxy.plugins.module_utils.agent.reload.reload", lambda _parts: True
+        "ansible_collections.kubenode.proxy.plugins.module_utils.agent.reload.reload", lambda _components: True
     )
     bench.agent.reload()
     bench.agent._reload_if_requested()

@@ -33,24 +33,24 @@ class Running:
         self.options = AgentOptions(configuration=str(path), **options)
         self.write(text)
         self.text = io.StringIO()
-        self.parts = Mock()
-        self.parts.options = self.options
-        self.parts.log = Log(self.text)
-        self.parts.settings = self.before = load_settings(self.options)[0]
-        self.parts.configuration = self.before.configuration
+        self.components = Mock()
+        self.components.options = self.options
+        self.components.log = Log(self.text)
+        self.components.settings = self.before = load_settings(self.options)[0]
+        self.components.configuration = self.before.configuration
 
     def write(self, text):
         self._path.write_text(HEAD + text)
 
     def reload(self, text):
         self.write(text)
-        self.parts.reset_mock()
-        return reload(self.parts)
+        self.components.reset_mock()
+        return reload(self.components)
 
     @property
     def names(self):
         """The calls of parts, in their order, without arguments."""
-        return [name for name, _arguments, _options in self.parts.mock_calls]
+        return [name for name, _arguments, _options in self.components.mock_calls]
 
 
 @pytest.fixture
@@ -67,54 +67,54 @@ def test_an_unchanged_configuration_reaches_no_part(running):
 
 def test_a_changed_configuration_is_set_up_first_and_then_reaches_each_part(running):
     assert running.reload("mode: nftables\nnftables: {syncPeriod: 20s}\nlogging: {format: json}") is True
-    changed = running.parts.settings.configuration
+    changed = running.components.settings.configuration
     assert changed != running.before.configuration and changed.sync_period == 20
-    assert running.parts.request.mock_calls == [call(changed)]
+    assert running.components.request.mock_calls == [call(changed)]
     assert running.names.index("sync.rebuild") < running.names.index("policy.configure")
-    running.parts.api.configure.assert_called_once_with(changed.node_proxy.api_servers)
-    running.parts.check_follower.follow.assert_called_once_with(everything=True)
-    running.parts.surface.configure.assert_called_once()
+    running.components.api.configure.assert_called_once_with(changed.node_proxy.api_servers)
+    running.components.check_follower.follow.assert_called_once_with(everything=True)
+    running.components.surface.configure.assert_called_once()
     assert running.names[-1] == "ports.open"
-    assert running.parts.log.as_json is True
+    assert running.components.log.as_json is True
     assert "source.read_node" not in running.names and "source.follow_node" not in running.names
 
 
 def test_a_mode_that_cannot_be_set_up_leaves_the_previous_configuration_in_effect(running):
-    running.parts.sync.rebuild.side_effect = ProxyError("no such table")
+    running.components.sync.rebuild.side_effect = ProxyError("no such table")
     assert running.reload("mode: iptables") is False
-    assert running.parts.settings is running.before
+    assert running.components.settings is running.before
     assert running.names == ["views.poll_static", "views.confine", "request", "sync.rebuild", "views.confine"]
     assert "reload failed; keeping the previous configuration" in running.text.getvalue()
-    assert running.parts.reload_error == "no such table"
-    running.parts.sync.rebuild.side_effect = None
-    assert running.reload("mode: iptables") is True and running.parts.reload_error == ""
+    assert running.components.reload_error == "no such table"
+    running.components.sync.rebuild.side_effect = None
+    assert running.reload("mode: iptables") is True and running.components.reload_error == ""
 
 
 def test_the_previous_configuration_on_disk_ends_the_error(running):
     assert running.reload("mode: carrier-pigeon") is False
-    assert "carrier-pigeon" in running.parts.reload_error
-    assert running.reload("mode: nftables") is False and running.parts.reload_error == ""
+    assert "carrier-pigeon" in running.components.reload_error
+    assert running.reload("mode: nftables") is False and running.components.reload_error == ""
 
 
 def test_an_invalid_configuration_reaches_no_part(running):
     assert running.reload("mode: carrier-pigeon") is False
-    assert running.names == [] and running.parts.settings is running.before
+    assert running.names == [] and running.components.settings is running.before
 
 
 def test_before_the_first_sync_the_configuration_is_only_replaced(running):
-    running.parts.sync.proxiers = None
+    running.components.sync.proxiers = None
     assert running.reload("mode: nftables\nnftables: {syncPeriod: 20s}") is True
     assert "sync.rebuild" not in running.names
-    assert running.parts.sync.configuration is running.parts.settings.configuration
+    assert running.components.sync.configuration is running.components.settings.configuration
 
 
 def test_another_node_name_reads_that_node_before_setting_up_and_follows_it(tmp_path):
     running = Running(tmp_path / "config.conf", "hostnameOverride: n1")
     assert running.reload("hostnameOverride: n2") is True
     assert running.names.index("source.read_node") < running.names.index("sync.rebuild")
-    running.parts.source.read_node.assert_called_once_with("n2")
-    running.parts.follow_nodes.assert_called_once_with("n1", running.parts.settings)
-    assert running.parts.settings.followed_node == "n2"
+    running.components.source.read_node.assert_called_once_with("n2")
+    running.components.follow_nodes.assert_called_once_with("n1", running.components.settings)
+    assert running.components.settings.followed_node == "n2"
     assert "the name of this node has changed" in running.text.getvalue()
 
 
@@ -123,15 +123,15 @@ def test_a_host_outside_the_cluster_follows_no_node(tmp_path):
     running = Running(tmp_path / "config.conf", local)
     assert running.reload(local + OUTSIDE) is True
     assert "source.read_node" not in running.names
-    running.parts.follow_nodes.assert_called_once_with("n1", running.parts.settings)
-    assert running.parts.settings.followed_node == ""
+    running.components.follow_nodes.assert_called_once_with("n1", running.components.settings)
+    assert running.components.settings.followed_node == ""
 
 
 @pytest.fixture
 def asked(running):
     """Provide requests to reload, a question of the node command among them, and what systemd is sent."""
     systemd = Mock(in_transition=False)
-    reloads = Reloads(running.parts, systemd)
+    reloads = Reloads(running.components, systemd)
     question = ControlRequest({"command": "reload"})
     reloads.request(question)
     return reloads, question, systemd
@@ -140,7 +140,7 @@ def asked(running):
 def test_a_question_is_answered_once_the_configuration_is_in_effect(running, asked):
     reloads, question, systemd = asked
     running.write("mode: nftables\nnftables: {syncPeriod: 20s}\nlaterField: 1")
-    running.parts.node_name = "n1"
+    running.components.node_name = "n1"
     assert reloads.run() is True
     warnings = ['KubeProxyConfiguration: unknown field "laterField"']
     assert question.wait() == {"node": "n1", "mode": "nftables", "warnings": warnings}
@@ -151,7 +151,7 @@ def test_a_question_is_answered_once_the_configuration_is_in_effect(running, ask
 def test_a_question_is_answered_with_the_reason_for_which_the_previous_configuration_is_kept(running, asked):
     reloads, question, _systemd = asked
     running.write("mode: iptables")
-    running.parts.sync.rebuild.side_effect = ProxyError("no such table")
+    running.components.sync.rebuild.side_effect = ProxyError("no such table")
     assert reloads.run() is False
     assert question.wait() == {"error": "the previous configuration is kept: no such table"}
 
@@ -159,7 +159,7 @@ def test_a_question_is_answered_with_the_reason_for_which_the_previous_configura
 def test_a_question_is_answered_before_the_agent_exits(running, asked):
     reloads, question, _systemd = asked
     running.write("mode: iptables")
-    running.parts.ports.open.side_effect = Fatal("cannot listen")
+    running.components.ports.open.side_effect = Fatal("cannot listen")
     with pytest.raises(Fatal):
         reloads.run()
     assert question.wait() == {"error": "the agent must be restarted: cannot listen"}
@@ -170,7 +170,7 @@ def test_a_question_is_answered_after_any_exception_and_systemd_waits_no_longer(
     reloads, question, systemd = asked
     systemd.in_transition = not started
     running.write("mode: iptables")
-    running.parts.sync.rebuild.side_effect = KeyError("a defect")
+    running.components.sync.rebuild.side_effect = KeyError("a defect")
     with pytest.raises(KeyError):
         reloads.run()
     assert "because of a defect" in question.wait()["error"]

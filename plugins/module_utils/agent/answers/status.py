@@ -29,7 +29,7 @@ from ...explain.flows import Kernel
 from ...explain.target import parse_end, parse_target
 from ...packaging.identity import identity
 from ...resources import Stage, plan
-from ..parts import Parts
+from ..components import Components
 from ..services.notices import failures_of
 from ..services.proxier import Proxier
 from ..services.setup import Proxiers
@@ -38,9 +38,9 @@ from ..services.setup import Proxiers
 _MOST_NAMED = 100
 
 
-def status_document(parts: Parts) -> AgentStatus:
+def status_document(components: Components) -> AgentStatus:
     """Return the state of a running agent."""
-    proxiers, view = parts.sync.proxiers, parts.views.current
+    proxiers, view = components.sync.proxiers, components.views.current
     families: Dict[str, FamilyStatus] = {}
     for family in proxiers.families if proxiers is not None else ():
         totals = family.summaries.totals
@@ -52,40 +52,40 @@ def status_document(parts: Parts) -> AgentStatus:
             "entries": {table: len(rows) for table, rows in family.tables.desired.items()},
             "iptables": str(family.variant) if family.variant is not None else "",
         }
-    reflectors = parts.source.reflectors
+    reflectors = components.source.reflectors
     refused = (*view.state.refusals, *view.state.skipped)
     failed = sorted(failures_of(view, proxiers.families if proxiers is not None else ()))
     return {
         "agent": "running",
         "version": identity().text,
         "engine": identity().engine,
-        "node": parts.node_name,
+        "node": components.node_name,
         "mode": proxiers.configuration.mode if proxiers is not None else "",
         "modeReason": proxiers.mode_reason if proxiers is not None else "",
-        "behaviour": parts.sync.configuration.behaviour.name,
+        "behaviour": components.sync.configuration.behaviour.name,
         "ipvsFilterBackend": proxiers.mode.filter_backend if proxiers is not None else "",
-        "healthy": parts.health.healthy,
-        "ready": parts.health.ready,
-        "otherProxy": parts.other_proxy.text,
-        "closedPorts": parts.surface.failed_ports,
-        "since": round(parts.started, 3),
-        "uptimeSeconds": round(time.time() - parts.started, 1),
+        "healthy": components.health.healthy,
+        "ready": components.health.ready,
+        "otherProxy": components.other_proxy.text,
+        "closedPorts": components.surface.failed_ports,
+        "since": round(components.started, 3),
+        "uptimeSeconds": round(time.time() - components.started, 1),
         "apiServer": {
             reflector.resource.name: "watching" if reflector.connected else reflector.error or "connecting"
             for reflector in reflectors
         },
         "apiServerLostSeconds": {reflector.resource.name: round(reflector.lost_for, 1) for reflector in reflectors},
-        "apiServers": parts.api.servers.status(),
-        "startedFromCache": parts.source.from_cache,
+        "apiServers": components.api.servers.status(),
+        "startedFromCache": components.source.from_cache,
         "staticServices": {str(key): item.static for key, item in sorted(view.state.static_services.items())},
-        "checks": parts.checks.status(),
-        "unchecked": _named(parts.checks.unchecked),
-        "clusterKnown": view is parts.source.view,
-        "lastSync": round(parts.sync.last_sync_end, 3),
-        "lastError": parts.sync.syncer.last_error,
-        "reloadError": parts.reload_error,
-        "syncs": parts.sync.syncer.syncs,
-        "driftRepaired": parts.sync.syncer.repairs.count,
+        "checks": components.checks.status(),
+        "unchecked": _named(components.checks.unchecked),
+        "clusterKnown": view is components.source.view,
+        "lastSync": round(components.sync.last_sync_end, 3),
+        "lastError": components.sync.syncer.last_error,
+        "reloadError": components.reload_error,
+        "syncs": components.sync.syncer.syncs,
+        "driftRepaired": components.sync.syncer.repairs.count,
         "refused": [str(refusal) for refusal in refused[:_MOST_NAMED]],
         "refusedCount": len(refused),
         "failed": [f"{item.name}: {item.error}" for item in failed[:_MOST_NAMED]],
@@ -94,10 +94,10 @@ def status_document(parts: Parts) -> AgentStatus:
         "conflicts": [str(conflict) for conflict in view.state.conflicts.first(_MOST_NAMED)],
         "conflictCount": len(view.state.conflicts),
         "families": families,
-        "forwarding": parts.forwarding.status(),
-        "drain": parts.drain.status(),
-        "memory": parts.memory.status(),
-        "networkPolicy": {**parts.policy.status(), **parts.policy.coverage()},
+        "forwarding": components.forwarding.status(),
+        "drain": components.drain.status(),
+        "memory": components.memory.status(),
+        "networkPolicy": {**components.policy.status(), **components.policy.coverage()},
     }
 
 
@@ -112,41 +112,41 @@ def _named(lines: List[str]) -> List[str]:
     return [*lines[:_MOST_NAMED], f"and {others} more"] if others > 0 else lines
 
 
-def status_text(parts: Parts) -> str:
+def status_text(components: Components) -> str:
     """Return the agent's state in one line, for the service manager."""
-    drain = parts.drain.status()
+    drain = components.drain.status()
     prefix = f"drained until {timestamp(drain['until'])}; " if drain["drained"] else ""
-    return "; ".join([prefix + _served_text(parts), *parts.surface.failed_ports])
+    return "; ".join([prefix + _served_text(components), *components.surface.failed_ports])
 
 
-def _served_text(parts: Parts) -> str:
-    proxiers, syncer = parts.sync.proxiers, parts.sync.syncer
+def _served_text(components: Components) -> str:
+    proxiers, syncer = components.sync.proxiers, components.sync.syncer
     if proxiers is None:
         return "waiting for the API server"
-    if parts.other_proxy.text:
-        return parts.other_proxy.text
+    if components.other_proxy.text:
+        return components.other_proxy.text
     if syncer.last_error:
         return f"last sync failed: {syncer.last_error}"
-    if parts.reload_error:
-        return f"reload failed, the previous configuration is in effect: {parts.reload_error}"
-    if parts.memory.exceeded:
+    if components.reload_error:
+        return f"reload failed, the previous configuration is in effect: {components.reload_error}"
+    if components.memory.exceeded:
         return "memory limit exceeded: programmed rules are kept, updates are suspended"
-    policy_error = parts.policy.status().get("error")
+    policy_error = components.policy.status().get("error")
     if policy_error:
         return f"network policies: {policy_error}"
     if not proxiers.mode.serves:
-        return f"network policies only: {parts.policy.status().get('policies', 0)} policies"
+        return f"network policies only: {components.policy.status().get('policies', 0)} policies"
     services = max((len(family.summaries) for family in proxiers.families), default=0)
     endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
     origin = "state of the API server"
-    if parts.views.current is not parts.source.view:
+    if components.views.current is not components.source.view:
         origin = "essential Services only; waiting for the API server"
-    elif parts.source.from_cache and not parts.source.listed:
+    elif components.source.from_cache and not components.source.listed:
         origin = "state kept on disk, API server unreachable"
     return f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints ({origin})"
 
 
-def answer(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
+def answer(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
     Raises ProxyError, whose text is such a message as well.
@@ -160,64 +160,64 @@ def answer(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
     """
     command = question.get("command")
     if command == "status":
-        return dict(status_document(parts))
+        return dict(status_document(components))
     if command == "explain":
-        return _explanation(parts, question)
+        return _explanation(components, question)
     if command == LISTENERS:
-        return {"listeners": listeners_document(parts.forwarding.table())}
+        return {"listeners": listeners_document(components.forwarding.table())}
     if command == COMPARISON:
-        return comparison_document(compare(parts, bool(question.get("kernel")), bool(question.get("describe"))))
+        return comparison_document(compare(components, bool(question.get("kernel")), bool(question.get("describe"))))
     if command == ENDPOINTS:
-        return {"addresses": sorted(_addresses(parts))}
+        return {"addresses": sorted(_addresses(components))}
     if command == "drain":
-        return _drain(parts, question)
+        return _drain(components, question)
     if command == "traffic":
-        return _traffic(parts, question)
+        return _traffic(components, question)
     return {"error": f"unknown command {command!r}"}
 
 
-def _addresses(parts: Parts) -> Set[str]:
+def _addresses(components: Components) -> Set[str]:
     """Return the addresses of all endpoints that do not terminate. Raises ProxyError before the cluster is known."""
-    view = parts.views.current
-    if view is not parts.source.view:
+    view = components.views.current
+    if view is not components.source.view:
         raise ProxyError("the agent does not know the cluster yet")
     slices = (piece for pieces in view.state.slices.values() for piece in pieces.values())
     return {each.address for piece in slices for each in piece.endpoints if not each.terminating}
 
 
-def _traffic(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
-    document = parts.traffic.document(
+def _traffic(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
+    document = components.traffic.document(
         str(question.get("namespace", "")), bool(question.get("endpoints")), question.get("known")
     )
-    return {"node": parts.node_name, **document}
+    return {"node": components.node_name, **document}
 
 
-def _drain(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
+def _drain(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
     if question.get("read"):
-        parts.drain.read()
-    proxiers = parts.sync.proxiers
+        components.drain.read()
+    proxiers = components.sync.proxiers
     document: Dict[str, Any] = {
-        **parts.drain.status(),
-        "node": parts.node_name,
+        **components.drain.status(),
+        "node": components.node_name,
         "serves": proxiers is None or proxiers.mode.serves,
     }
-    if question.get("connections") and proxiers is not None and parts.views.current is parts.source.view:
+    if question.get("connections") and proxiers is not None and components.views.current is components.source.view:
         node = proxiers.node_view.node
         document["serving"] = serving_document(
-            parts.views.current.state.services.values(),
+            components.views.current.state.services.values(),
             [family.settings for family in proxiers.families],
             node.pod_cidrs if node is not None else (),
             proxiers.mode.tracks_connections,
         )
-        document["forwarded"] = [list(client) for client in parts.forwarding.clients()]
+        document["forwarded"] = [list(client) for client in components.forwarding.clients()]
     return document
 
 
-def _explanation(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
-    proxiers = parts.sync.proxiers
+def _explanation(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
+    proxiers = components.sync.proxiers
     if proxiers is None:
         return {"error": "the agent does not know the cluster yet"}
-    mode, cluster = proxiers.configuration.mode, parts.views.current.state
+    mode, cluster = proxiers.configuration.mode, components.views.current.state
     families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
     if not proxiers.mode.serves:
         families = explained_families(cluster, proxiers.configuration, proxiers.node_view, proxiers.mode)
@@ -234,24 +234,24 @@ def _explanation(parts: Parts, question: Dict[str, Any]) -> Dict[str, Any]:
         return explanation_document(explain(cluster, families, mode, target, client=client, stages=read))
     source = parse_end(str(question["from"]), destination=False)
     destination = parse_end(str(question.get("to")), destination=True)
-    policies = parts.policy.explainer if parts.policy.enabled or not proxiers.mode.serves else None
+    policies = components.policy.explainer if components.policy.enabled or not proxiers.mode.serves else None
     subject = Subject(
         state=cluster,
         families=families,
         mode=proxiers.mode,
-        node=parts.node_name,
-        kernel=Kernel(parts.handles, stages) if question.get("kernel", True) else None,
+        node=components.node_name,
+        kernel=Kernel(components.handles, stages) if question.get("kernel", True) else None,
         policies=policies,
     )
     return connection_document(subject, source, destination)
 
 
-def compare(parts: Parts, kernel: bool, describe: bool) -> AgentComparison:
+def compare(components: Components, kernel: bool, describe: bool) -> AgentComparison:
     """Return the endpoints that the agent excludes; with ``kernel``, also the drift of the kernel from its tables.
 
     The kernel is not read while the tables are not those of the cluster. Changes nothing. Raises KernelError.
     """
-    proxiers, cluster = parts.sync.proxiers, parts.views.current.state
+    proxiers, cluster = components.sync.proxiers, components.views.current.state
     if proxiers is None:
         return AgentComparison("the agent does not know the cluster yet", "")
     families = proxiers.families
@@ -259,18 +259,18 @@ def compare(parts: Parts, kernel: bool, describe: bool) -> AgentComparison:
     digest = settings_digest(
         proxiers.configuration,
         proxiers.mode.filter_backend,
-        parts.node_name,
+        components.node_name,
         [item.family for item in families],
         cluster,
     )
-    obstacle = _obstacle(parts, proxiers)
+    obstacle = _obstacle(components, proxiers)
     return AgentComparison(
         obstacle=obstacle,
         settings=digest,
         failing=failing,
         rising={key: rising for key in cluster.services if (rising := cluster.rising(key))},
         excluded=_excluded(cluster, failing, families),
-        changes=_changes(parts, families, describe) if kernel and not obstacle else None,
+        changes=_changes(components, families, describe) if kernel and not obstacle else None,
     )
 
 
@@ -292,10 +292,10 @@ def _excluded(cluster: ClusterState, failing: Mapping[NamespacedName, Failing], 
     )
 
 
-def _obstacle(parts: Parts, proxiers: Proxiers) -> str:
+def _obstacle(components: Components, proxiers: Proxiers) -> str:
     """Return why the agent does not serve what the API server has; empty if it does."""
-    source, syncer = parts.source, parts.sync.syncer
-    if parts.views.current is not source.view:
+    source, syncer = components.source, components.sync.syncer
+    if components.views.current is not source.view:
         return "the agent does not know the cluster yet"
     lost = [item for item in source.reflectors if not item.connected]
     if lost or not source.reflectors:
@@ -305,15 +305,15 @@ def _obstacle(parts: Parts, proxiers: Proxiers) -> str:
         return f"the agent's last sync failed: {syncer.last_error}"
     if syncer.losses.held_until:
         return "the agent holds back the loss of most endpoints"
-    if parts.memory.exceeded or source.view.held_back:
+    if components.memory.exceeded or source.view.held_back:
         return "the agent's memory limit keeps it from following the cluster"
     if failures_of(source.view, proxiers.families):
         return "the agent cannot process all objects"
-    if parts.policy.enabled and not parts.policy.in_force:
+    if components.policy.enabled and not components.policy.in_force:
         return "the agent's network policies are not in force"
     return ""
 
 
-def _changes(parts: Parts, families: Sequence[Proxier], describe: bool) -> Tuple[TableChange, ...]:
+def _changes(components: Components, families: Sequence[Proxier], describe: bool) -> Tuple[TableChange, ...]:
     planned = [item for family in families for item in plan(family.stages)]
-    return table_changes([*planned, *parts.policy.compared()], describe)
+    return table_changes([*planned, *components.policy.compared()], describe)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's smaller parts: log lines, systemd, the cluster view, drift, events, surface."""
+"""The agent's smaller components: log lines, systemd, the cluster view, drift, events, surface."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts of an agent, and how they are connected.
+"""The components of an agent, and how they are connected.
 
 ``source`` follows the API server, ``sync`` keeps the node in sync with what the source delivered and repairs changes by
-other programs, ``surface`` serves health, metrics and questions. Parts do not know each other's work; each receives
-callables for what it needs from others.
+other programs, ``surface`` serves health, metrics and questions. Components do not know each other's work; each
+receives callables for what it needs from others.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from .views import Views
 Delivered = Union[Batch, FirstObjects, VerdictChange, ControlRequest]
 
 
-class Parts:
-    """The parts of one agent. ``progress`` is called repeatedly during long work."""
+class Components:
+    """The components of one agent. ``progress`` is called repeatedly during long work."""
 
     def __init__(self, options: AgentOptions, log: Log, progress: Callable[[], None]) -> None:
         self.options = options
