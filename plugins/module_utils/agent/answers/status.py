@@ -42,15 +42,15 @@ def status_document(components: Components) -> AgentStatus:
     """Return the state of a running agent."""
     proxiers, view = components.sync.proxiers, components.views.current
     families: Dict[str, FamilyStatus] = {}
-    for family in proxiers.families if proxiers is not None else ():
-        totals = family.summaries.totals
-        families[family.family] = {
-            "services": len(family.summaries),
+    for proxier in proxiers.families if proxiers is not None else ():
+        totals = proxier.summaries.totals
+        families[proxier.family] = {
+            "services": len(proxier.summaries),
             "ports": totals.ports,
             "endpoints": totals.endpoints,
-            "draining": family.draining,
-            "entries": {table: len(rows) for table, rows in family.tables.desired.items()},
-            "iptables": str(family.variant) if family.variant is not None else "",
+            "draining": proxier.draining,
+            "entries": {table: len(rows) for table, rows in proxier.tables.desired.items()},
+            "iptables": str(proxier.variant) if proxier.variant is not None else "",
         }
     reflectors = components.source.reflectors
     refused = (*view.state.refusals, *view.state.skipped)

@@ -114,7 +114,7 @@ class AddressWatch(Watch):
 
     def __init__(self, families: Sequence[WatchedFamily], device: str) -> None:
         self._device = device
-        self._families = {family.family: family for family in families} if device else {}
+        self._families = {watched.family: watched for watched in families} if device else {}
         self._monitor = AddressMonitor()
         self.changed = False
 

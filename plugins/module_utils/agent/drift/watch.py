@@ -68,7 +68,7 @@ class DriftWatch:
         if subsystems.chains:
             self._watch_chains(families)
         if subsystems.ipvs:
-            self._watch_ipvs([family.family for family in families], handles, subsystems.ipsets)
+            self._watch_ipvs([watched.family for watched in families], handles, subsystems.ipsets)
 
     def _watch_ipvs(self, families: Sequence[str], handles: KernelHandles, ipsets: bool) -> None:
         notified: Callable[[], bool] = bool

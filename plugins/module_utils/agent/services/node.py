@@ -139,18 +139,18 @@ class NodeSync:
         if node is not None:
             self._health.node_seen(node)
         self._surface.configure(proxiers.configuration)
-        served = [family.family for family in proxiers.families]
+        served = [proxier.family for proxier in proxiers.families]
         self._surface.keep_families(served)
         for name in FAMILIES:
             if name not in served:
                 self._health.forget(name)
         self.configuration = proxiers.configuration
         self.schedule = _schedule(proxiers.configuration)
-        for family in proxiers.families:
-            self._health.updated(family.family)
+        for proxier in proxiers.families:
+            self._health.updated(proxier.family)
             # The first sync counts as requested, as in kube-proxy, also in a family without any Service.
-            self._metrics.last_queued.labels(family.family).set_to_current_time()
-            self._metrics.expect_repairs(stage.resource for stage in family.stages)
+            self._metrics.last_queued.labels(proxier.family).set_to_current_time()
+            self._metrics.expect_repairs(stage.resource for stage in proxier.stages)
         self._metrics.expect_repairs([SysctlsResource(())])
         # The next sync opens a new one, for these proxiers.
         self.watching.close()
@@ -254,15 +254,15 @@ class NodeSync:
         if outcome.loss:
             self._post(None, WARNING, Reason.ENDPOINTS_LOST, "Sync", outcome.loss)
         if self.syncer.is_waiting:
-            for family in proxiers.families:
-                self._health.queued(family.family)
+            for proxier in proxiers.families:
+                self._health.queued(proxier.family)
             self._waiting.follow()
         self._followups.synced(proxiers, outcome, started)
         if self.other_modes.due and outcome.succeeded:
             self.other_modes.clean_up()
         if self._other_proxy.pause:
             # At the end of the pause it turns out whether the other proxy is still there.
-            self.watching.suspect({family.family: "another service proxy" for family in proxiers.families})
+            self.watching.suspect({proxier.family: "another service proxy" for proxier in proxiers.families})
 
     def _sync_broken(self, error: Exception) -> None:
         """Report a sync that ended by an unexpected exception, and set the node up again for the next one.
@@ -272,8 +272,8 @@ class NodeSync:
         text = error_text(error)
         self._broken = True
         self.syncer.broken(text)
-        for family in self.proxiers.families if self.proxiers is not None else ():
-            self._health.queued(family.family)
+        for proxier in self.proxiers.families if self.proxiers is not None else ():
+            self._health.queued(proxier.family)
         self.schedule.ended(self._clock(), succeeded=False)
         self._limited.error("sync", "a sync has failed; the node is set up again for the next one", error=text)
 
@@ -340,10 +340,10 @@ class NodeSync:
         if self.proxiers is None:
             return
         self.schedule.request()
-        for family in self.proxiers.families:
-            if family.family in families:
-                self._health.queued(family.family)
-                self._metrics.last_queued.labels(family.family).set_to_current_time()
+        for proxier in self.proxiers.families:
+            if proxier.family in families:
+                self._health.queued(proxier.family)
+                self._metrics.last_queued.labels(proxier.family).set_to_current_time()
 
     def node_changed(self, name: str, rebuild: Callable[[], None]) -> None:
         """Follow a change of this node's Node object. ``rebuild`` sets the node up again."""
@@ -356,9 +356,9 @@ class NodeSync:
             self._every_service_changed()
 
     def _zone_changed(self, zone: str) -> None:
-        for family in self.proxiers.families if self.proxiers is not None else ():
-            family.set_zone(zone)
-            family.needs_full = True
+        for proxier in self.proxiers.families if self.proxiers is not None else ():
+            proxier.set_zone(zone)
+            proxier.needs_full = True
         self._every_service_changed()
 
     def _every_service_changed(self) -> None:
@@ -371,8 +371,8 @@ class NodeSync:
 
     def _check_everything(self) -> None:
         """Have the next sync compare every family with the kernel, even if no change was detected."""
-        families = self.proxiers.families if self.proxiers is not None else ()
-        self.watching.suspect({family.family: "regular check" for family in families})
+        proxiers = self.proxiers.families if self.proxiers is not None else ()
+        self.watching.suspect({proxier.family: "regular check" for proxier in proxiers})
         self._view.retry()
         self.schedule.request()
 

@@ -90,7 +90,7 @@ class Comparisons:
 
     def all_ended(self, families: Sequence[SyncedTables]) -> bool:
         """Return whether all families have been compared, and none is being compared."""
-        return not self._running and bool(families) and all(family.family in self._ended for family in families)
+        return not self._running and bool(families) and all(tables.family in self._ended for tables in families)
 
     @property
     def earlier(self) -> float:
