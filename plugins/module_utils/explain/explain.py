@@ -196,7 +196,7 @@ def _outcome(
     if chosen:
         if len(chosen) == 1:
             return "sent to its only endpoint"
-        by = rendering.chosen_by(port, settings)
+        by = rendering.hash_input(port, settings)
         return f"sent to one of {len(chosen)} endpoints" + (f", by the client's {by}" if by else "")
     if not port.has_any or not rendering.drops_without_local(settings):
         return f"refused ({rendering.refused_with}): there is no endpoint"
@@ -287,7 +287,7 @@ def _explanation(
             endpoint.text in chosen_texts,
             reason_of(endpoint, local_only, endpoint.text in chosen_texts, topology),
         )
-        for endpoint in (risen(port.endpoints) if rendering.chosen_by(port, context.settings) else port.endpoints)
+        for endpoint in (risen(port.endpoints) if rendering.hash_input(port, context.settings) else port.endpoints)
     )
     kinds = dict.fromkeys(frontend.via for frontend in frontends)
     reached = None

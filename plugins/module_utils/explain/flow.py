@@ -63,7 +63,7 @@ class Decision(NamedTuple):
     reason: str
     frontend: Optional[Frontend] = None
     port: Optional[ServicePortInfo] = None
-    manner: str = ""
+    selection_text: str = ""
     masquerade: Masquerade = Masquerade(False, "")
     candidates: Tuple[Candidate, ...] = ()
     sources: Sources = None
@@ -124,7 +124,7 @@ def decide(state: ClusterState, family: ExplainedFamily, client: Client, destina
         reason=reason,
         frontend=frontend,
         port=port,
-        manner=rendering.manner(port, settings) if len(chosen) > 1 else "",
+        selection_text=rendering.selection_text(port, settings) if len(chosen) > 1 else "",
         masquerade=rendering.masquerade(port, external, client, settings),
         candidates=candidates,
         sources=sources,
@@ -226,4 +226,6 @@ def _certain(
     if len(chosen) == 1:
         return chosen[0].text, "it is the only one"
     reached = rendering.endpoint_of(port, chosen, client, settings)
-    return (reached.text, f"by the client's {rendering.chosen_by(port, settings)}") if reached is not None else ("", "")
+    if reached is None:
+        return "", ""
+    return reached.text, f"by the client's {rendering.hash_input(port, settings)}"

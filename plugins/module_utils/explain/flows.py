@@ -172,7 +172,7 @@ def _decided(origin: Origin, decision: Decision, destination: Destination, famil
         via=frontend.via,
         traffic=frontend.traffic,
         trafficPolicy="Local" if local else "Cluster",
-        chosenBy=decision.manner,
+        chosenBy=decision.selection_text,
         masqueraded=decision.masquerade.applies,
         masqueradeReason=decision.masquerade.reason,
         affinitySeconds=port.affinity_seconds,

@@ -172,7 +172,7 @@ class Rendering(Generic[Context]):
         """
         return frozenset()
 
-    def lists_of(self, service_port: ServicePortInfo) -> int:
+    def slot_lists(self, service_port: ServicePortInfo) -> int:
         """Return the lists of slots that a ServicePort requests; they follow from its Service alone."""
         return 0
 
@@ -203,13 +203,13 @@ class Rendering(Generic[Context]):
         """Return the shares of endpoints in new connections; none where they depend on something else."""
         return shares(endpoints) if service_port.weighted else (1,) * len(endpoints)
 
-    def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+    def hash_input(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """Return which part of a client determines its endpoint, in words; empty if none does."""
         return ""
 
-    def manner(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+    def selection_text(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """Return how the mode chooses one of several endpoints, in words."""
-        by = self.chosen_by(service_port, settings)
+        by = self.hash_input(service_port, settings)
         return f"by the client's {by}" if by else "at random"
 
     def masquerade(

@@ -66,7 +66,7 @@ class SlotLimit:
         """Return whether a Service requests slots."""
         return service in self._requests
 
-    def lists_of(self, service: NamespacedName) -> int:
+    def slot_lists(self, service: NamespacedName) -> int:
         """Return the number of lists of a Service that is admitted; 0 of others."""
         request = self._requests.get(service)
         return request.lists if request is not None and self.admits(service) else 0
@@ -77,7 +77,7 @@ class SlotLimit:
 
     def applied(self, info: ServicePortInfo) -> ServicePortInfo:
         """Return a ServicePort as it is rendered: without its scheduler if the Service is not admitted."""
-        if info.policy is NO_POLICY or self.admits(info.key.service) or not self._rendering.lists_of(info):
+        if info.policy is NO_POLICY or self.admits(info.key.service) or not self._rendering.slot_lists(info):
             return info
         policy = info.policy
         problem = f"scheduler {policy.scheduler} is not used: {self._reason(info.key.service)}"
@@ -95,7 +95,7 @@ class SlotLimit:
         )
 
     def _request_of(self, service: NamespacedName, ports: Sequence[ServicePortInfo]) -> Optional[_Request]:
-        lists = sum([self._rendering.lists_of(port) for port in ports if port.policy is not NO_POLICY])
+        lists = sum([self._rendering.slot_lists(port) for port in ports if port.policy is not NO_POLICY])
         return _Request(ports[0].created or YOUNGEST, service, lists) if lists else None
 
     def _replace(self, service: NamespacedName, request: Optional[_Request]) -> bool:

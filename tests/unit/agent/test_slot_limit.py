@@ -142,7 +142,7 @@ def test_all_nodes_agree_and_only_younger_services_are_affected(seed: int) -> No
         fresh.count({each.key.service: [each] for each in shuffled})
         now = {each for each in known if limit.admits(each)}
         assert now == {each for each in known if fresh.admits(each)}
-        assert sum(limit.lists_of(each) for each in now) == limit.admitted <= MOST
+        assert sum(limit.slot_lists(each) for each in now) == limit.admitted <= MOST
         if is_new:
             assert all(known[each].created >= info.created for each in before - now)
 
@@ -160,7 +160,7 @@ def test_all_nodes_agree_and_only_younger_services_are_affected(seed: int) -> No
 )  # fmt: skip
 def test_a_service_never_has_more_lists_than_it_is_counted_for(changes: Dict[str, Any], lists: int) -> None:
     info = requesting(1, 1, externally_accessible=True, **changes)
-    assert hashing.lists_of(info) == lists
+    assert hashing.slot_lists(info) == lists
     settings = SyncBench.SETTINGS._replace(schedulers=frozenset((hashing.JHASH,)))
     made = [key for _table, key, _value in RENDERING.entries(info, settings) if key[0] == "list" and "slots" in key[1]]
     assert len(made) == lists

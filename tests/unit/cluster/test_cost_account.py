@@ -288,7 +288,7 @@ def made(
         found = [entries_in(mode, rows) for rows in tables.desired.values()]
         entries += sum(each[0] for each in found) - before
         slots = sum(each[1] for each in found)
-        assert slots <= limit.lists_of(WEB) * SLOTS <= hashing.MOST_LISTS_OF_SERVICE * SLOTS
+        assert slots <= limit.slot_lists(WEB) * SLOTS <= hashing.MOST_LISTS_OF_SERVICE * SLOTS
         lists += slots // SLOTS
     return entries, lists
 

@@ -56,7 +56,7 @@ class Proxiers(NamedTuple):
 
     def size_of(self, state: ClusterState, service: NamespacedName) -> Size:
         """Return how many entries a Service makes, 0 if there are not more than the size of its objects suggests."""
-        lists = sum([proxier.slot_limit.lists_of(service) for proxier in self.families])
+        lists = sum([proxier.slot_limit.slot_lists(service) for proxier in self.families])
         entries = state.entries_of(service) + lists * SLOTS
         known = state.services.get(service) if entries else None
         return Size(entries, len(known.ports) if known is not None else 1)

@@ -98,7 +98,7 @@ class IpvsRendering(Rendering[IpvsContext]):
         shared = risen(endpoints) if hashed_by(server) else endpoints
         return shares(shared) if service_port.weighted else (1,) * len(endpoints)
 
-    def manner(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+    def selection_text(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """See the base class."""
         server = schedule(service_port, settings.scheduler, settings.schedulers).server
         by = hashed_by(server)
@@ -141,7 +141,7 @@ class IpvsRendering(Rendering[IpvsContext]):
         """See the base class."""
         return schedule(service_port, settings.scheduler, settings.schedulers).ignored
 
-    def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+    def hash_input(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """See the base class."""
         return hashed_by(schedule(service_port, settings.scheduler, settings.schedulers).server)
 

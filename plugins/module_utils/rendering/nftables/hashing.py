@@ -23,8 +23,8 @@ SCHEDULERS = frozenset(name for name, scheduler in ipvs_schedulers.SCHEDULERS.it
 JHASH = "jhash"
 #: The most addresses and node ports of a hashed ServicePort; each has its own slots.
 MOST_FRONTENDS = 16
-#: The most lists of slots in a table, one for each address and node port that is hashed (see :func:`lists_of`), in 1.2
-#: million elements; those of two families fit into the memory limit of the agent beside a large cluster.
+#: The most lists of slots in a table, one for each address and node port that is hashed (see :func:`slot_lists`), in
+#: 1.2 million elements; those of two families fit into the memory limit of the agent beside a large cluster.
 #: docs/service-policy.md has the memory and the seconds that these take. All nodes need the same limit, so it is not
 #: configurable.
 MOST_LISTS = 2_000
@@ -56,7 +56,7 @@ def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> List[str]:
     return found + [f"scheduler {scheduler} has no flag {name}" for name in sorted(unknown)]
 
 
-def lists_of(info: ServicePortInfo) -> int:
+def slot_lists(info: ServicePortInfo) -> int:
     """Return the maximum number of lists of slots of a ServicePort, without its endpoints, which differ by node."""
     if info.policy.scheduler not in SCHEDULERS or _refusal_of_service(info):
         return 0

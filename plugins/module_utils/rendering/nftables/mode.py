@@ -237,11 +237,11 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         """See the base class."""
         return hashing.requested(service_port)
 
-    def lists_of(self, service_port: ServicePortInfo) -> int:
+    def slot_lists(self, service_port: ServicePortInfo) -> int:
         """See the base class."""
-        return hashing.lists_of(service_port)
+        return hashing.slot_lists(service_port)
 
-    def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+    def hash_input(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """See the base class."""
         if not hashing.is_hashed(service_port, settings):
             return ""

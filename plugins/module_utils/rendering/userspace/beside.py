@@ -72,9 +72,9 @@ class RenderingWithListeners(Rendering[Contexts]):
         """See the base class."""
         return RENDERING if service_port.policy.userspace else self._main
 
-    def lists_of(self, service_port: ServicePortInfo) -> int:
+    def slot_lists(self, service_port: ServicePortInfo) -> int:
         """See the base class."""
-        return self.serving(service_port).lists_of(service_port)
+        return self.serving(service_port).slot_lists(service_port)
 
     def derivation(self, context: Contexts) -> Derivation:
         """See the base class."""

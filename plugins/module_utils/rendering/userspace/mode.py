@@ -174,7 +174,7 @@ class UserspaceRendering(Rendering[ListenerAddresses]):
         """See the base class; a listener has one list of endpoints for all clients."""
         return self.endpoints(service_port, external, settings)
 
-    def manner(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+    def selection_text(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """See the base class."""
         return "in turn"
 
