@@ -137,7 +137,7 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import read_snapshot, write_snapshot
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import is_read, object_key
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import is_supported, object_key
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NetworkPolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
@@ -154,7 +154,7 @@ def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     policies, cluster_policies = module.params["network_policies"], module.params["cluster_network_policies"]
     others = NetworkPolicySettings(enabled=policies, cluster_policies=cluster_policies).resources
     objects = read_snapshot(source) if source else read_cluster_objects(module, others)
-    kinds = {object_key(raw).kind for raw in objects if is_read(raw)}
+    kinds = {object_key(raw).kind for raw in objects if is_supported(raw)}
     findings = completeness_findings(kinds, module.params["outside_hosts"], policies=policies)
     for warning in judge(findings, module.params["ignore_findings"]):
         module.warn(warning)

@@ -165,7 +165,7 @@ def is_label_key(value: str) -> bool:
     return _LABEL_NAME.fullmatch(name) is not None and (not slash or is_dns_subdomain(prefix))
 
 
-def once(value: str) -> str:
+def interned(value: str) -> str:
     """Return the same object for equal strings, of which a cluster has many: names, namespaces, kinds, times."""
     # Ansible has classes of strings, which cannot be interned.
     return _intern(value) if _INTERNED_ARE_FREED and value.__class__ is str else value
@@ -179,7 +179,7 @@ def sharing(_kind: Type[_Item]) -> Callable[[Tuple[_Item, ...]], Tuple[_Item, ..
 def dns_label(value: object, field: str) -> str:
     """Return an RFC 1123 label, of equal ones the same object, since clusters have many. Raises Invalid."""
     if isinstance(value, str) and _DNS_LABEL.fullmatch(value) is not None:
-        return once(value)
+        return interned(value)
     if value is None or value == "":
         raise Invalid(field, "is missing")
     raise Invalid(field, f"{shown(value)} is not a DNS label (a-z, 0-9 and -, at most 63 characters)")
@@ -193,7 +193,7 @@ def optional_dns_label(value: object, field: str) -> str:
 def dns_subdomain(value: object, field: str) -> str:
     """Return an RFC 1123 subdomain, of equal ones the same object. Raises Invalid."""
     if isinstance(value, str) and len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None:
-        return once(value)
+        return interned(value)
     if value is None or value == "":
         raise Invalid(field, "is missing")
     raise Invalid(field, f"{shown(value)} is not a DNS name (a-z, 0-9, - and ., at most 253 characters)")

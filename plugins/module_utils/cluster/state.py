@@ -192,8 +192,8 @@ class ClusterState:
 
     def put(self, item: ParsedObject) -> FrozenSet[NamespacedName]:
         """Add or replace an object that is parsed already, like :meth:`upsert`."""
-        key, parsed, skipped, is_read = item
-        if not is_read:
+        key, parsed, skipped, is_supported = item
+        if not is_supported:
             return _NOTHING
         self.kinds.add(key.kind)
         if skipped:

@@ -10,14 +10,14 @@ import tracemalloc
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.fields import once
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.fields import interned
 
 
 @pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 never frees an interned string")
 def test_equal_strings_are_one_object() -> None:
     first, second = ("".join(("shop-", "web")) for _ in range(2))
     assert first is not second
-    assert once(first) is once(second)
+    assert interned(first) is interned(second)
 
 
 def test_strings_that_nothing_has_any_more_take_no_memory() -> None:
@@ -25,7 +25,7 @@ def test_strings_that_nothing_has_any_more_take_no_memory() -> None:
     try:
         for minute in range(20):
             for number in range(20_000):
-                once(f"2026-11-23T10:{minute:02}:00.{number:06}Z")
+                interned(f"2026-11-23T10:{minute:02}:00.{number:06}Z")
         used, _peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -22,7 +22,7 @@ from typing import IO, Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 from ...base.errors import SnapshotError, errors_as, os_errors
 from ...base.whole_files import write_whole
-from ..parsing.objects import is_read, object_key
+from ..parsing.objects import is_supported, object_key
 from ..parsing.prune import prune
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -316,7 +316,7 @@ def canonical_snapshot(objects: Iterable[Any]) -> Tuple[bytes, Dict[str, int]]:
     """
     chosen: Dict[Tuple[str, ...], str] = {}
     counts: Dict[str, int] = {}
-    read = [raw for raw in objects if is_read(raw)]
+    read = [raw for raw in objects if is_supported(raw)]
     selects_nodes = any(object_key(raw).kind == "ClusterNetworkPolicy" for raw in read)
     for raw in read:
         key: Tuple[str, ...] = object_key(raw)

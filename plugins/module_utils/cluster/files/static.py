@@ -18,7 +18,7 @@ from ..fields import Invalid, shown
 from ..model import EndpointSlice, NamespacedName, Service
 from ..parsing.health_check import ANNOTATIONS as CHECK_ANNOTATIONS
 from ..parsing.health_check import CHECK
-from ..parsing.objects import ObjectKey, is_read, object_key, parse_object
+from ..parsing.objects import ObjectKey, is_supported, object_key, parse_object
 from ..parsing.service import LABELS
 from ..parsing.service_policy import PREFIX, SERVICE_ANNOTATIONS
 from ..parsing.weight import WEIGHT
@@ -118,7 +118,7 @@ def _parse(raw: Dict[str, Any]) -> Tuple[Union[Service, EndpointSlice, None], Li
     skipped: List[Refusal] = []
     usable, problems = _without_invalid_endpoints(raw)
     parsed = parse_object(usable, skipped)
-    if not is_read(raw) or (isinstance(parsed, Refusal) and parsed.field == "apiVersion"):
+    if not is_supported(raw) or (isinstance(parsed, Refusal) and parsed.field == "apiVersion"):
         # Another type, or another version of it, has other fields.
         return None, [(parsed.field, parsed.reason) if isinstance(parsed, Refusal) else _unused(raw)]
     try:
@@ -187,7 +187,7 @@ def _without_invalid_endpoints(raw: Dict[str, Any]) -> Tuple[Dict[str, Any], Lis
 
 def _unused(raw: Dict[str, Any]) -> Problem:
     """Return the field that prevents a valid object from being served, and the reason."""
-    if not is_read(raw):
+    if not is_supported(raw):
         return "apiVersion", f"{shown(raw.get('apiVersion'))} is not that of a {raw['kind']} of Kubernetes"
     if raw["kind"] == "EndpointSlice":
         if raw.get("addressType") == "FQDN":

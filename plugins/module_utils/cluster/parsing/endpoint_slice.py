@@ -15,8 +15,8 @@ from ..fields import (
     elements,
     flag,
     integer,
+    interned,
     mapping,
-    once,
     optional_dns_label,
     protocol,
     sequence,
@@ -58,10 +58,10 @@ def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optiona
         namespace=namespace,
         name=name,
         service_name=owner,
-        family=once(family),
+        family=interned(family),
         ports=_ports(sequence(raw.get("ports"), "ports")),
         endpoints=_endpoints(sequence(raw.get("endpoints"), "endpoints"), family, skipped),
-        trigger_time=once(
+        trigger_time=interned(
             text(annotations.get(TRIGGER_TIME_ANNOTATION), f"metadata.annotations[{TRIGGER_TIME_ANNOTATION}]")
         ),
         weight=parse_weight(annotations, WEIGHT, skipped),
@@ -143,7 +143,7 @@ def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
         serving = flag(serving, "conditions.serving", True)
         terminating = flag(terminating, "conditions.terminating", False)
     node = raw.get("nodeName")
-    node = once(node if node.__class__ is str else text(node, "nodeName"))
+    node = interned(node if node.__class__ is str else text(node, "nodeName"))
     # SliceEndpoint(...) takes twice as long.
     return _new(SliceEndpoint, (address, node, ready, serving, terminating, zone_hints, node_hints))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from ...base.errors import Refusal, defect_text
-from ..fields import Invalid, address, cidr, dns_subdomain, elements, leniently, mapping, once, shown, text
+from ..fields import Invalid, address, cidr, dns_subdomain, elements, interned, leniently, mapping, shown, text
 from ..model import EndpointSlice, Node, Service, ServiceCIDR
 from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 from .cluster_network_policy import VERSIONS, parse_cluster_network_policy
@@ -42,14 +42,14 @@ class ObjectKey(NamedTuple):
 class ParsedObject(NamedTuple):
     """What is known of a raw object once it is parsed.
 
-    ``value`` and ``skipped``: as :func:`parse_object` returns them. ``is_read``: whether the proxy reads objects of its
-    kind and API group.
+    ``value`` and ``skipped``: as :func:`parse_object` returns them. ``is_supported``: whether the proxy reads objects
+    of its kind and API group.
     """
 
     key: ObjectKey
     value: Union[Parsed, Refusal, None]
     skipped: Tuple[Refusal, ...] = ()
-    is_read: bool = True
+    is_supported: bool = True
 
 
 def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
@@ -126,7 +126,7 @@ _KINDS: Dict[str, _Kind] = {
 KINDS: Tuple[str, ...] = tuple(_KINDS)
 
 
-def is_read(raw: object) -> bool:
+def is_supported(raw: object) -> bool:
     """Return whether a raw object is of a kind and API group that the proxy reads; others are ignored silently."""
     if not isinstance(raw, dict):
         return True
@@ -153,9 +153,9 @@ def object_key(raw: object) -> ObjectKey:
     kind, namespace, name = raw.get("kind"), metadata.get("namespace"), metadata.get("name")
     # Many parts of the agent keep these texts.
     return ObjectKey(
-        once(kind) if isinstance(kind, str) else "",
-        once(namespace) if isinstance(namespace, str) else "",
-        once(name) if isinstance(name, str) else "",
+        interned(kind) if isinstance(kind, str) else "",
+        interned(namespace) if isinstance(namespace, str) else "",
+        interned(name) if isinstance(name, str) else "",
     )
 
 
@@ -168,7 +168,7 @@ def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[
     """
     invalid_parts: List[Invalid] = []
     try:
-        if not is_read(raw):
+        if not is_supported(raw):
             return None
         if not isinstance(raw, dict):
             raise Invalid("", f"{shown(raw)} is not an object")
@@ -208,7 +208,7 @@ def parsed_object(raw: object, key: ObjectKey) -> ParsedObject:
     except Exception as error:
         skipped = []
         value = _refusal(raw, Invalid("", f"cannot be read, which is a defect of this program: {defect_text(error)}"))
-    return ParsedObject(key, value, tuple(skipped), value is not None or is_read(raw))
+    return ParsedObject(key, value, tuple(skipped), value is not None or is_supported(raw))
 
 
 def _refusal(raw: object, error: Invalid) -> Refusal:

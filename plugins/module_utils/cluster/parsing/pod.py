@@ -17,9 +17,9 @@ from ..fields import (
     dns_subdomain,
     flag,
     integer,
+    interned,
     leniently,
     mapping,
-    once,
     protocol,
     sequence,
     shown,
@@ -44,13 +44,13 @@ def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
     spec = _part(raw.get("spec"), "spec", skipped)
     status = _part(raw.get("status"), "status", skipped)
     return Pod(
-        namespace=once(namespace),
+        namespace=interned(namespace),
         name=name,
         uid=_text(metadata.get("uid"), "metadata.uid", skipped),
         labels=read_labels(metadata.get("labels"), skipped),
         created=_text(metadata.get("creationTimestamp"), "metadata.creationTimestamp", skipped),
         deleting=metadata.get("deletionTimestamp") is not None,
-        node_name=once(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
+        node_name=interned(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
         host_network=leniently(_is_true, spec.get("hostNetwork"), "spec.hostNetwork", skipped, False),
         ended=_text(status.get("phase"), "status.phase", skipped) in _ENDED,
         addresses=_addresses(status, skipped),
@@ -63,7 +63,7 @@ def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> Namespace:
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_label(metadata.get("name"), "metadata.name")
     labels = read_labels(metadata.get("labels"), skipped)
-    return Namespace(once(name), labels, bool(metadata.get("deletionTimestamp")))
+    return Namespace(interned(name), labels, bool(metadata.get("deletionTimestamp")))
 
 
 def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
@@ -73,7 +73,7 @@ def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
         if not isinstance(key, str):
             skipped.append(Invalid("metadata.labels", f"the key {shown(key)} is not a string"))
         elif isinstance(item, str):
-            labels[once(key)] = once(item)
+            labels[interned(key)] = interned(item)
         else:
             skipped.append(Invalid(f"metadata.labels[{key}]", f"{shown(item)} is not a string"))
     return labels
@@ -149,7 +149,7 @@ def _port(value: object, field: str, skipped: List[Invalid]) -> Optional[Contain
         if not name:
             return None
         number = integer(raw.get("containerPort"), f"{field}.containerPort", 1, 65535)
-        return ContainerPort(once(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
+        return ContainerPort(interned(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
     except Invalid as error:
         skipped.append(error)
         return None

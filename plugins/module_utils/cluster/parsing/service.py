@@ -17,10 +17,10 @@ from ..fields import (
     dns_label,
     elements,
     integer,
+    interned,
     ip_family,
     leniently,
     mapping,
-    once,
     optional_dns_label,
     protocol,
     sequence,
@@ -71,7 +71,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
         name=name,
         for_outside_hosts=labels.get(OUTSIDE_HOSTS_LABEL) == "true",
         node_local=labels.get(NODE_LOCAL_LABEL) == "true",
-        type=once(service_type),
+        type=interned(service_type),
         cluster_ip_v4=cluster_ip_v4,
         cluster_ip_v6=cluster_ip_v6,
         ports=_ports(sequence(spec.get("ports"), "spec.ports")),
@@ -93,7 +93,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
 def _created(raw: object, skipped: List[Invalid]) -> str:
     """Return the creation time, empty if there is none. Times in this format sort chronologically as text."""
     if raw is None or (isinstance(raw, str) and _TIME.fullmatch(raw)):
-        return once(raw) if raw else ""
+        return interned(raw) if raw else ""
     skipped.append(Invalid("metadata.creationTimestamp", f"{shown(raw)} is not a time like 2026-01-31T12:00:00Z"))
     return ""
 
