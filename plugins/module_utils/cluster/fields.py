@@ -22,8 +22,6 @@ _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a
 # The syntax of names in the keys of labels (Kubernetes API conventions).
 _LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _SHOWN_CHARACTERS = 60
-_DURATION = re.compile(r"([0-9]{1,6})(ms|s|m)")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 # Python 3.12 never frees interned strings, so changed values would leak.
 _INTERNED_ARE_FREED = sys.version_info[:2] != (3, 12)
 # In modules, Ansible replaces the function by one that accepts its classes of strings and takes three times as long.
@@ -63,12 +61,6 @@ def shown(value: object) -> str:
         return "a huge number"
     text = json.dumps(value, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
-def duration(value: str) -> float:
-    """Return the seconds of a duration such as ``500ms``, ``2s`` or ``5m``; 0 for any other text."""
-    match = _DURATION.fullmatch(value)
-    return int(match.group(1)) * _UNITS[match.group(2)] if match is not None else 0.0
 
 
 def mapping(value: object, field: str) -> Dict[str, Any]:

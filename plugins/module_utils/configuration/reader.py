@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from ..base.durations import parse_duration
 from ..base.errors import ConfigurationError
 from ..cluster.fields import shown, suggestion
-from .duration import parse_duration
 
 _KUBE_PROXY = "KubeProxyConfiguration"
 # How similar an unknown field must be to one that exists in order to count as misspelt: difflib's ratio.

@@ -10,9 +10,9 @@ import re
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple
 
 from ..base.addresses import canonical_address, canonical_network, port_number, split_port
+from ..base.durations import format_duration
 from ..cluster.fields import is_dns_label, shown
 from ..cluster.parsing.service_policy import RESET_FORMS, parse_reset_after
-from .duration import format_duration
 from .reader import Section
 
 _LARGEST = 2**31 - 1

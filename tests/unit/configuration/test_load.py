@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.durations import format_duration, parse_duration
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.documents import to_mapping
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.duration import (
-    format_duration,
-    parse_duration,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import BETA, DEFAULTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.gate_table import GATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file, load_given

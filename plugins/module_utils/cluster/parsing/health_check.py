@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..fields import Invalid, duration, is_dns_label, is_dns_subdomain, mapping, shown, text
+from ...base.durations import parse_duration
+from ..fields import Invalid, is_dns_label, is_dns_subdomain, mapping, shown, text
 from ..model import HealthCheck
 
 CHECK = "kubenode.proxy/check"
@@ -86,8 +87,8 @@ def _number(given: Mapping[str, str], name: str, low: int, high: int, default: i
 def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     if name not in given:
         return default
-    seconds = duration(given[name])
-    if not _SHORTEST <= seconds <= _LONGEST:
+    seconds = parse_duration(given[name])
+    if seconds is None or not _SHORTEST <= seconds <= _LONGEST:
         raise Invalid(_field(name), f"{shown(given[name])} is not a duration such as 500ms or 2s, from 100ms to 60m")
     return seconds
 

@@ -18,7 +18,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ...base import ipvs_schedulers
 from ...base.addresses import canonical_address, canonical_network
-from ..fields import Invalid, duration, shown
+from ...base.durations import parse_duration
+from ..fields import Invalid, shown
 from ..model import NO_POLICY, ServicePolicy
 
 PREFIX = "kubenode.proxy/"
@@ -124,8 +125,8 @@ def _flags(given: Mapping[str, Any], name: str, known: Tuple[str, ...], skipped:
 def _slow_start(given: Mapping[str, Any], skipped: List[Invalid]) -> float:
     if SLOW_START not in given:
         return 0.0
-    seconds = duration(given[SLOW_START].strip()) if isinstance(given[SLOW_START], str) else 0.0
-    if _SHORTEST_RISE <= seconds <= _LONGEST_RISE:
+    seconds = parse_duration(given[SLOW_START].strip()) if isinstance(given[SLOW_START], str) else None
+    if seconds is not None and _SHORTEST_RISE <= seconds <= _LONGEST_RISE:
         return seconds
     reason = f"{shown(given[SLOW_START])} is not a duration such as 30s or 2m, from 5s to 60m; there is no slow start"
     skipped.append(Invalid(_field(SLOW_START), reason))
@@ -139,8 +140,8 @@ def parse_reset_after(text: str) -> Optional[float]:
     """
     if text in (_KEEP, _RESET):
         return math.inf if text == _KEEP else 0.0
-    seconds = duration(text[len(_RESET_AFTER) :]) if text.startswith(_RESET_AFTER) else 0.0
-    return seconds if _SHORTEST_WAIT <= seconds <= _LONGEST_WAIT else None
+    seconds = parse_duration(text[len(_RESET_AFTER) :]) if text.startswith(_RESET_AFTER) else None
+    return seconds if seconds is not None and _SHORTEST_WAIT <= seconds <= _LONGEST_WAIT else None
 
 
 def _reset_after(given: Mapping[str, Any], skipped: List[Invalid]) -> Optional[float]:

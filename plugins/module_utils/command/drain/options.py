@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from ...base.durations import parse_duration
 from ...convergence.drain.record import DEFAULT_SECONDS, MOST_SECONDS
 from ..options import Options, add_control, add_drain_file, add_json, add_output
 from ..result import UsageError
@@ -15,9 +16,6 @@ DEADLINE_SECONDS, QUIET_SECONDS = 300.0, 30.0
 
 
 def _duration(text: str) -> float:
-    # Imported only where it is needed: other commands do not need the agent's configuration.
-    from ...configuration.duration import parse_duration
-
     seconds = float(text) if text.isascii() and text.isdecimal() and len(text) < 10 else parse_duration(text)
     if seconds is None or seconds < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 5m or 2h")

@@ -93,6 +93,14 @@ def test_an_invalid_annotation_is_named_and_the_service_is_served(name, value, r
     assert line == f"Service shop/web: metadata.annotations[{full}]: {reason}"
 
 
+def test_a_duration_is_written_as_in_the_configuration():
+    (check, skipped), (longest, none) = (
+        parsed(**{"": "tcp", "interval": "1m30s"}),
+        parsed(**{"": "tcp", "interval": "1h"}),
+    )
+    assert (check.interval, longest.interval) == (90.0, 3600.0) and skipped == none == []
+
+
 def test_snapshots_keep_these_annotations_only():
     pruned = prune(service(**{"": "tcp"}))
     assert pruned["metadata"]["annotations"] == {"kubenode.proxy/check": "tcp"}
