@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple
 
 import pytest
 
@@ -36,7 +36,6 @@ from tests.lab import manifests
 MODES = (
     pytest.param("iptables", "legacy", id="iptables-legacy"),
     pytest.param("iptables", "nft", id="iptables-nft"),
-    pytest.param("nftables", "nft", id="nftables"),
     # Half a minute of processor time in an emulated node, whose timeouts depend on the speed of everything else.
     pytest.param("ipvs", "legacy", id="ipvs", marks=(pytest.mark.uml, pytest.mark.full)),
 )
@@ -109,26 +108,12 @@ class Sweep:
         commands = [[f"{program}-{self.variant}-save"] for program in ("iptables", "ip6tables")]
         if self.mode == "ipvs":
             commands += [["ipvsadm", "-Sn"], ["ipset", "save"], ["ip", "-o", "address", "show", "dev", "kube-ipvs0"]]
-        if self.mode == "nftables":
-            commands = [["nft", "-s", "list", "ruleset"]]
         texts = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for command in commands]
-        words = (VOLATILE.sub("", line) for text in texts for line in text.splitlines())
-        # nft prints the elements of a set in the order of its hash table.
-        return sorted(" ".join(sorted(line.replace(",", " ").split())) for line in _joined(words))
+        return sorted(VOLATILE.sub("", line) for text in texts for line in text.splitlines())
 
     def unfinished(self) -> List[Path]:
         """Return files that a killed writer has begun and not completed."""
         return [path for path in self.scratch.rglob(".*") if path.is_file()]
-
-
-def _joined(lines: Iterator[str]) -> Iterator[str]:
-    """Join the lines of a set's elements into one."""
-    pending = ""
-    for line in lines:
-        pending = f"{pending} {line}" if pending else line
-        if "elements = {" not in pending or "}" in pending.partition("elements = {")[2]:
-            yield pending
-            pending = ""
 
 
 def _in_child(work: Callable[[], None]) -> int:

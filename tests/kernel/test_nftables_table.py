@@ -165,19 +165,6 @@ def test_sets_of_clients_cost_little_memory_and_are_no_drift_without_a_rule(
     converge(resource, {})
 
 
-def test_small_transactions_result_in_the_same_table(resource: NftablesResource) -> None:
-    desired = sample(resource.family)["table objects"]
-    with NftablesResource(resource.family, most_elements=3) as cut:
-        converge(cut, desired)
-        assert not difference(resource.observe(), desired)
-        routes = sample_routes(resource.family)
-        fewer = dict(list(routes.items())[::2])
-        less = RENDERING.desired_tables(fewer, sample_settings(resource.family))["table objects"]
-        converge(cut, less)
-        converge(cut, desired)
-        converge(cut, {})
-
-
 @pytest.mark.parametrize("setting", ["count_connections", "count_bytes"])
 @pytest.mark.parametrize("most_elements", [3, transactions.ELEMENTS_PER_TRANSACTION])
 def test_counters_are_added_to_a_table_and_removed_from_it(
@@ -367,31 +354,6 @@ def test_kernel_errors_name_the_object(resource: NftablesResource) -> None:
     with pytest.raises(KernelError, match="kube-proxy"):
         resource.apply(Change(replaced={ObjectKey("chain", "cluster-8"): (desired["chain", "cluster-8"], loop)}))
     assert not difference(resource.observe(), desired)
-
-
-def test_busy_chains_are_removed_in_a_second_transaction(
-    resource: NftablesResource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Emulate kernels before 6.2, which refuse to remove a chain together with the last element that refers to it."""
-    desired = sample(resource.family)["table objects"]
-    converge(resource, desired)
-    send = NftablesResource._send
-    refusals: List[int] = []
-
-    def reluctant(self: NftablesResource, labelled: List[transactions.Labelled]) -> None:
-        kinds = {each.message[0] & 0xFF for each in labelled}
-        if 5 in kinds and len(refusals) < 3:
-            refusals.append(len(labelled))
-            from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import resource as module
-
-            raise module.TransactionRefused("busy", transient=True, busy_chains=True)
-        send(self, labelled)
-
-    monkeypatch.setattr(NftablesResource, "_send", reluctant)
-    routes = sample_routes(resource.family)
-    fewer = {key: value for key, value in routes.items() if value.affinity_seconds == 0}
-    converge(resource, RENDERING.desired_tables(fewer, sample_settings(resource.family))["table objects"])
-    assert len(refusals) == 3
 
 
 def test_many_elements_are_read_completely(resource: NftablesResource) -> None:

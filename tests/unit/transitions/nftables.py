@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
     attribute_text,
@@ -21,11 +21,15 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.dec
     parse_hook,
     parse_set,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Transaction
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import (
+    NftablesResource,
+    TransactionRefused,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Labelled
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.user_data import rule_comment
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.expressions import register_word
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
-    TABLE_KEY,
+    PROTOCOL_NUMBERS,
     BaseHook,
     ChainValue,
     ElementKey,
@@ -42,12 +46,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     list_items,
     list_value,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import jhash
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Part
 
-from .states import NODE, Packet
-
-
-class Refused(Exception):
-    """The kernel would refuse the transaction."""
+from .states import NODES, Packet
 
 
 def target_of(verdict: Any) -> str:
@@ -67,6 +69,8 @@ class Table:
     """
 
     def __init__(self, desired: Mapping[Key, Value]) -> None:
+        #: The key of the table itself; None while there is none.
+        self.key: Optional[Key] = next((key for key in desired if key.kind == "table"), None)
         self.sets: Dict[str, SetValue] = {}
         self.chains: Dict[str, ChainValue] = {}
         self.elements: Dict[str, Dict[bytes, Any]] = {}
@@ -86,7 +90,9 @@ class Table:
 
     def observed(self) -> Dict[Key, Value]:
         """Return what is read from the kernel."""
-        found: Dict[Key, Value] = {TABLE_KEY: TableValue()}
+        if self.key is None:
+            return {}
+        found: Dict[Key, Value] = {self.key: TableValue()}
         found.update({ObjectKey("chain", name): value for name, value in self.chains.items()})
         for name, value in self.sets.items():
             found[ObjectKey("set", name)] = value
@@ -99,22 +105,37 @@ class Table:
             found.update({ElementKey("list", name, key): list_value(items) for key, items in lists.items()})
         return found
 
-    def after(self, transaction: Transaction) -> Table:
-        """Return the table after a transaction. Raises Refused."""
+    def after(self, messages: Iterable[Labelled], old_kernel: bool = False) -> Table:
+        """Return the table after a transaction. Raises TransactionRefused.
+
+        ``old_kernel``: before Linux 6.2 a chain cannot be removed together with the last element that leads to it.
+        """
         table = Table({})
-        table.sets, table.chains = dict(self.sets), dict(self.chains)
+        table.key, table.sets, table.chains = self.key, dict(self.sets), dict(self.chains)
         table.elements = {name: dict(found) for name, found in self.elements.items()}
-        for labelled in transaction.messages:
+        led_to = {target_of(data) for found in self.elements.values() for data in found.values()} if old_kernel else ()
+        for labelled in messages:
             kind, _flags, payload = labelled.message
+            if kind == m.DELETE_CHAIN and labelled.chain in led_to:
+                raise TransactionRefused(labelled.label, transient=True, busy_chains=True)
             table._apply(kind, parse_attributes(memoryview(payload), 4, len(payload)), labelled.label)
         return table
 
     def _apply(self, kind: int, found: Dict[int, memoryview], label: str) -> None:
         of_chain = kind in (m.NEW_CHAIN, m.DELETE_CHAIN)
-        name = attribute_text(found[3 if of_chain else 2]) if kind != m.NEW_TABLE else ""
-        self.changed |= {("chain", name, b""), HOOKS} if of_chain else {("chain", name, b"")}
+        of_table = kind in (m.NEW_TABLE, m.DELETE_TABLE)
+        name = attribute_text(found[1 if of_table else 3 if of_chain else 2])
+        self.changed |= {("chain", name, b""), HOOKS} if of_chain or of_table else {("chain", name, b"")}
         if kind == m.NEW_TABLE:
-            return
+            self.key = ObjectKey("table", name)
+        elif kind == m.DELETE_TABLE:
+            self._expect(self.key is not None, label)
+            self.key, self.sets, self.chains, self.elements = None, {}, {}, {}
+        else:
+            self._expect(self.key is not None, label)
+            self._apply_to_object(kind, name, found, label)
+
+    def _apply_to_object(self, kind: int, name: str, found: Dict[int, memoryview], label: str) -> None:
         if kind == m.NEW_SET:
             self._expect(name not in self.sets, label)
             self.sets[name], self.elements[name] = parse_set(found), {}
@@ -163,7 +184,7 @@ class Table:
     @staticmethod
     def _expect(accepted: bool, label: str) -> None:
         if not accepted:
-            raise Refused(label)
+            raise TransactionRefused(label, transient=True, busy_chains=False)
 
 
 def _sets_of(rules: Iterable[Rule]) -> Iterator[str]:
@@ -173,6 +194,67 @@ def _sets_of(rules: Iterable[Rule]) -> Iterator[str]:
 def _chains_of(rules: Iterable[Rule]) -> Iterator[str]:
     targets = (target_of(part.get(2)) for rule in rules for part in rule.expressions if part.name == "immediate")
     return (target for target in targets if target)
+
+
+class _Held:
+    """What is read from a table, as a reader of the real one returns it."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def hooks(self) -> None:
+        return None
+
+    def chains(self, _hooks: None) -> Dict[Key, Value]:
+        return {key: value for key, value in self._table.observed().items() if key.kind == "chain"}
+
+    def contents(self, name: str) -> Dict[Key, Value]:
+        found = self._table.observed().items()
+        return {key: value for key, value in found if isinstance(key, ElementKey) and key.name == name}
+
+    def touched(self, change: Change[Key, Value]) -> Part[Key, Value]:
+        keys = {*change.added, *change.replaced, *change.removed}
+        return Part({key: value for key, value in self._table.observed().items() if key in keys}, keys)
+
+
+class Crashed(Exception):
+    """The process has ended between two transactions."""
+
+
+class Kernel(NftablesResource):
+    """The resource of nftables mode with a simulated table in place of the kernel's.
+
+    ``seen``: called with the table after each transaction. ``crash``: after how many of them the process ends.
+    """
+
+    def __init__(
+        self, family: str, held: Table, most_elements: int, seen: Callable[[Table], None] = lambda _table: None,
+        old_kernel: bool = False, crash: int = -1,
+    ) -> None:  # fmt: skip
+        super().__init__(family, most_elements)
+        self.held = held
+        self.old_kernel = old_kernel
+        self._seen = seen
+        self._left = crash
+
+    def observe(self) -> Dict[Key, Value]:
+        return self.held.observed()
+
+    def exists(self) -> bool:
+        return self.held.key is not None
+
+    def _parts(self, _expected: Any) -> Any:
+        return _Held(self.held)
+
+    def _reader(self) -> Any:
+        return _Held(self.held)
+
+    def _send(self, labelled: List[Labelled]) -> None:
+        if not self._left:
+            raise Crashed
+        self.held = self.held.after(labelled, self.old_kernel)
+        self._left -= 1
+        self._seen(self.held)
 
 
 class Way(NamedTuple):
@@ -188,7 +270,7 @@ class Way(NamedTuple):
 Registers = bytes
 #: A verdict, None where the next expression or rule follows, with the packet and the registers.
 Step = Tuple[Optional[str], Way, Registers]
-_LOCAL = {ipaddress.ip_address(NODE).packed}
+_LOCAL = {ipaddress.ip_address(node).packed for node in NODES}
 _NO_MATCH = "no match"
 
 
@@ -202,7 +284,7 @@ class Traversal:
     def __init__(self, table: Table, packet: Packet) -> None:
         self._table = table
         self._packet = packet
-        self._source = ipaddress.ip_address(packet.source).packed
+        self._source, self._destination = (ipaddress.ip_address(each).packed for each in packet[:2])
         self.read: Set[Object] = {HOOKS}
         chains = ((name, chain.base) for name, chain in table.chains.items() if chain.base is not None)
         self._hooks: Dict[str, List[Tuple[int, str]]] = {}
@@ -213,7 +295,7 @@ class Traversal:
 
     def _through(self) -> Iterator[Any]:
         from_node = self._source in _LOCAL
-        start = Way(ipaddress.ip_address(self._packet.destination).packed, self._packet.port)
+        start = Way(self._destination, self._packet.port)
         for verdict, way in self._hook("output" if from_node else "prerouting", start):
             to_node = way.address in _LOCAL
             rest = [*(["postrouting"] if from_node else []), *(["input"] if to_node else [])]
@@ -288,7 +370,8 @@ class Traversal:
 
     def _payload(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
         if part.get(2) == 1:
-            data = {12: self._source, 16: way.address}[part.get(3)][: part.get(4)]
+            ends = {8: self._source, 24: way.address} if len(way.address) == 16 else {12: self._source, 16: way.address}
+            data = ends[part.get(3)][: part.get(4)]
         else:
             data = {0: struct.pack("!H", 40000), 2: struct.pack("!H", way.port)}[part.get(3)]
         return [(None, way, self._with(registers, part.get(1), data))]
@@ -297,14 +380,16 @@ class Traversal:
         if part.get(3):
             (mark,) = struct.unpack("=I", self._held(registers, part.get(3), 4))
             return [(None, way._replace(mark=mark), registers)]
-        protocol = bytes([{"tcp": 6, "udp": 17}[self._packet.protocol]])
+        protocol = bytes([PROTOCOL_NUMBERS[self._packet.protocol]])
         data = {3: struct.pack("=I", way.mark), 6: b"eth0".ljust(16, b"\0"), 16: protocol}[part.get(2)]
         return [(None, way, self._with(registers, part.get(1), data))]
 
     def _ct(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        # The state "new", and the status "destination has been translated".
-        value = {0: 8, 2: 0x20 if way.redirected else 0}[part.get(2)]
-        return [(None, way, self._with(registers, part.get(1), struct.pack("=I", value)))]
+        # The state "new", the direction, the status "destination has been translated", and the original destination.
+        numbers = {0: 8, 1: 0, 2: 0x20 if way.redirected else 0}
+        data = {12: struct.pack("!H", self._packet.port), **dict.fromkeys((20, 22), self._destination)}
+        data.update({key: struct.pack("=I", number) for key, number in numbers.items()})
+        return [(None, way, self._with(registers, part.get(1), data[part.get(2)]))]
 
     def _fib(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
         address = self._source if part.get(3) == 1 else way.address
@@ -338,13 +423,19 @@ class Traversal:
     def _numgen(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
         return [(None, way, self._with(registers, part.get(1), index_bytes(each))) for each in range(part.get(2))]
 
+    def _hash(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
+        held = self._held(registers, part.get(1), part.get(3))
+        words = struct.unpack(f"={len(held) // 4}I", held)
+        found = jhash(words, part.get(5)) * part.get(4) >> 32
+        return [(None, way, self._with(registers, part.get(2), index_bytes(found)))]
+
     def _immediate(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
         if part.get(1) == 0:
             return [(part.get(2), way, registers)]
         return [(None, way, self._with(registers, part.get(1), part.get(2)))]
 
     def _nat(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        address = self._held(registers, part.get(3), 4)
+        address = self._held(registers, part.get(3), len(self._source))
         (port,) = struct.unpack("!H", self._held(registers, part.get(5), 2))
         return [("accept", way._replace(address=address, port=port, redirected=True), registers)]
 

@@ -5,128 +5,128 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from functools import cache
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List
+from unittest import mock
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables import portions
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.commit_order import Commit, commits
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
-from tests.unit.rendering.iptables.tracer import Tracer
-from tests.unit.rendering.nftables.samples import sample_settings
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change as Difference
 
-from .states import NODE, Packet, State, ones, packets, service_ports
+from .iptables import Check
+from .states import VARIETIES, Change, Node, all_changes, ones, pair_changes, random_changes
 
-Table = Mapping[Any, Any]
-Outcomes = Dict[Packet, FrozenSet[str]]
-Order = Callable[[Change[Any, Any]], List[Commit]]
+full = pytest.mark.full
 
 
-@cache
-def table(state: State, behaviour: str) -> Table:
-    settings = sample_settings("IPv4", node_port_cidrs=(), schedulers=frozenset(), behaviour=BEHAVIOURS[behaviour])
-    return RENDERING.desired_tables(service_ports(state, behaviour), settings)["chains"]
+def sample(count: int) -> List[Change]:
+    return random.Random(count).sample(all_changes(), count)
 
 
-def traced(chains: Table, services: int) -> Outcomes:
-    tracer = Tracer(dict(chains), (NODE,))
-    return {
-        packet: tracer.trace(*packet, interface="lo" if packet.source == NODE else "eth0")
-        for packet in packets(services)
-    }
+@pytest.mark.parametrize("node", VARIETIES, ids=str)
+def test_one_service(node: Node) -> None:
+    check = Check(node)
+    check.changes(sample(60))
+    check.changes(pair_changes(1, 50))
+    assert check.faults == []
 
 
-@cache
-def outcomes(state: State, behaviour: str) -> Outcomes:
-    return traced(table(state, behaviour), len(state))
+@full
+@pytest.mark.parametrize("node", VARIETIES, ids=str)
+def test_every_change_of_one_service(node: Node) -> None:
+    check = Check(node)
+    check.changes(all_changes() if node == Node() else sample(1000))
+    check.changes(pair_changes(2, 1000))
+    assert check.faults == []
 
 
-def changed(chains: Table, change: Change[Any, Any]) -> Table:
-    assert all(chains[key] == old for key, (old, _new) in change.replaced.items())
-    assert all(chains[key] == old for key, old in change.removed.items())
-    assert not chains.keys() & change.added.keys()
-    kept = {key: value for key, value in chains.items() if key not in change.removed}
-    return {**kept, **{key: new for key, (_old, new) in change.replaced.items()}, **change.added}
+@pytest.mark.parametrize("portion", [1, 2])
+def test_several_services_in_portions(portion: int) -> None:
+    check = Check(VARIETIES[portion], portion)
+    check.changes(random_changes(1, 8, 3))
+    assert check.faults == []
 
 
-def states_between(before: Table, after: Table, order: Order) -> Iterator[Tuple[str, Table]]:
-    """Yield the chains after each commit but the last one, with a description of it."""
-    now, ordered = before, order(difference(before, after))
-    for number, commit in enumerate(ordered, 1):
-        now = changed(now, commit.change)
-        if number < len(ordered):
-            yield f"commit {number} of {len(ordered)}, of table {commit.table}", now
-    assert now == after
+@full
+@pytest.mark.parametrize("node", VARIETIES, ids=str)
+@pytest.mark.parametrize("portion", [0, 1, 2, 5])
+def test_many_changes_of_several_services(node: Node, portion: int) -> None:
+    check = Check(node, portion)
+    for services in (2, 3):
+        check.changes(random_changes(portion, 40, services))
+    assert check.faults == []
 
 
-def faults(pairs: List[Tuple[State, State]], behaviour: str, order: Order = commits) -> List[str]:
-    """Return the packets that fare otherwise after a commit than both before and after the change."""
-    found: List[str] = []
-    for old, new in pairs:
-        before, after = outcomes(old, behaviour), outcomes(new, behaviour)
-        for step, chains in states_between(table(old, behaviour), table(new, behaviour), order):
-            for packet, now in traced(chains, len(old)).items():
-                if now not in (before[packet], after[packet]):
-                    fates = f"{set(now)}, before {set(before[packet])}, after {set(after[packet])}"
-                    found.append(f"{old} to {new}: {step}: {packet}: {fates}")
-    return found
+@pytest.mark.parametrize(
+    ("portion", "count"), [(0, 15), (1, 2), pytest.param(0, 500, marks=full), pytest.param(1, 60, marks=full)]
+)
+def test_a_crash_after_each_commit(portion: int, count: int) -> None:
+    check = Check(portion=portion)
+    check.crashes(sample(count))
+    check.crashes(random_changes(2, 1 + count // 30, 2))
+    assert check.faults == []
 
 
-def pairs_of_one(masks: Tuple[int, ...]) -> List[Tuple[State, State]]:
-    return [((old,), (new,)) for old, new in itertools.permutations(ones(masks), 2)]
+@pytest.mark.parametrize("portion", [0, 1])
+def test_the_first_load_and_the_clean_up(portion: int) -> None:
+    state = tuple(one for one in ones((3,)) if one)[4:6]
+    check = Check(portion=portion)
+    check.crashes([(None, state), (state, None)])  # type: ignore[list-item]
+    assert check.faults == []
 
 
-def random_pairs(count: int, services: int) -> List[Tuple[State, State]]:
-    chosen = random.Random(1)
-    few = [None, *ones((0, 1, 2, 3))]
-    return [tuple(tuple(chosen.choices(few, k=services)) for _each in range(2)) for _pair in range(count)]  # type: ignore[misc]
+@pytest.mark.parametrize("portion", [0, 2])
+def test_rollbacks(portion: int) -> None:
+    check = Check(portion=portion)
+    for old, new in [*sample(15), *random_changes(3, 3, 2)]:
+        check.roll_back(old, new)
+    assert check.faults == []
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_one_service(behaviour: str) -> None:
-    assert faults(random.Random(2).sample(pairs_of_one((0, 1, 2)), 400), behaviour) == []
+@pytest.mark.parametrize(("here", "there"), [(VARIETIES[0], VARIETIES[1]), (VARIETIES[3], VARIETIES[2])])
+def test_another_behaviour(here: Node, there: Node) -> None:
+    check = Check(here)
+    for old, new in [*pair_changes(7, 40), *random_changes(7, 10, 2)]:
+        check.change(old, new, to=there)
+    assert check.faults == []
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_every_change_of_one_service(behaviour: str) -> None:
-    assert faults(pairs_of_one((0, 1, 2, 3)), behaviour) == []
-
-
-def in_portions(change: Change[Any, Any]) -> List[Commit]:
-    return [commit for run in portions.portions(change) for commit in run]
-
-
-def test_three_services_in_the_smallest_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "WHOLE", 0)
-    monkeypatch.setattr(portions, "PORTION", 1)
-    assert faults(random_pairs(20, 3), "kube-proxy", in_portions) == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("portion", [0, 1, 3])
-def test_many_changes_of_three_services(portion: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "WHOLE", portion)
-    monkeypatch.setattr(portions, "PORTION", portion or 1)
-    assert faults(random_pairs(400, 3), "corrected", in_portions if portion else commits) == []
-
-
-@pytest.mark.parametrize("order", [("filter", "nat"), ("nat", "filter")])
-def test_either_order_of_the_tables_is_wrong(order: Tuple[str, ...]) -> None:
-    """The check finds it if the order does not depend on the change."""
-
-    def fixed(change: Change[Any, Any]) -> List[Commit]:
-        return [commit for table in order for commit in commits(only(change, table))]
-
-    assert faults(random.Random(2).sample(pairs_of_one((0, 1)), 60), "kube-proxy", fixed)
-
-
-def only(change: Change[Any, Any], table: str) -> Change[Any, Any]:
+def only(change: Difference[Any, Any], table: str) -> Difference[Any, Any]:
     """Return the part of the change that concerns a table."""
     parts = (change.added, change.replaced, change.removed)
-    return Change(*({key: value for key, value in part.items() if key.table == table} for part in parts))
+    return Difference(*({key: value for key, value in part.items() if key.table == table} for part in parts))
+
+
+def in_order(*tables: str) -> Callable[[Any], List[Commit]]:
+    return lambda change: [commit for table in tables for commit in commits(only(change, table))]
+
+
+def test_nothing_is_found_without_a_fault() -> None:
+    assert not found()
+
+
+def found() -> bool:
+    check = Check()
+    for old, new in [(None, random_changes(1, 1, 3)[0][1]), *sample(60), *random_changes(1, 20, 2)]:
+        check.change(old, new)
+        if check.faults:
+            return True
+    return False
+
+
+FAULTS: Dict[str, Callable[[Any], List[Commit]]] = {
+    "filter before nat": in_order("mangle", "filter", "nat"),
+    "nat before filter": in_order("mangle", "nat", "filter"),
+    "reversed": lambda change: commits(change)[::-1],
+    "the first one missing": lambda change: commits(change)[1:],
+    "the last one missing": lambda change: commits(change)[:-1],
+    "filter committed once": lambda change: list({commit.table: commit for commit in commits(change)}.values()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_another_order_of_the_commits_is_found(fault: str) -> None:
+    with mock.patch.object(chains, "commits", FAULTS[fault]):
+        assert found()

@@ -17,13 +17,12 @@ from ..netlink.outcomes import MessageError, is_busy, is_transient
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_ECHO
 from ..netlink.socket import NetlinkSocket
 from . import messages
-from .expression_schema import SET_NAMES
 from .generation import generation_in
 from .listing import owner_hint
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
 from .observation import Reader
 from .parts import TableParts
-from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction
+from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction, uses_sets
 
 _ATTEMPTS = 5
 #: Kernels before 6.2 count a chain as referred to for a moment after the last element that names it was removed.
@@ -142,7 +141,7 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
 
     def _with_elements_of_replaced_sets(self, change: Change[nft.Key, nft.Value]) -> Change[nft.Key, nft.Value]:
         """Extend a change that recreates a set: its elements and the rules that use it must be added again."""
-        renewed = {key.name for key in change.replaced if key.kind == "set"}
+        renewed = frozenset(key.name for key in change.replaced if key.kind == "set")
         if not renewed:
             return change
         reader = self._reader()
@@ -158,10 +157,8 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
                     del wider.removed[key]
                 elif key.key != messages.CATCH_ALL:
                     wider.added[key] = value
-            elif isinstance(value, nft.ChainValue) and key not in wider.replaced and key not in wider.removed:
-                parts = (part for rule in value.rules for part in rule.expressions)
-                if renewed & {part.get(SET_NAMES[part.name]) for part in parts if part.name in SET_NAMES}:
-                    wider.replaced[key] = (value, value)
+            elif key not in wider.replaced and key not in wider.removed and uses_sets(value, renewed):
+                wider.replaced[key] = (value, value)
         return wider
 
     def _send_patiently(self, transaction: Transaction) -> None:

@@ -15,12 +15,14 @@ its role in this (:class:`SetRole`):
 
 1. objects that no packet can reach yet: new sets, new chains that no hook leads to, their rules, and the elements of
    the new sets;
-2. new elements that help packets which others select;
-3. elements that decide about packets, with all those of one address or node port together;
-4. changed chains and hooks, in one transaction, with the elements of the frontends that lead to such a chain: at the
-   first load of the table, packets see nothing before everything is in place;
-5. removed elements that helped;
-6. objects that no packet can reach any more: removed chains and sets, one after the other.
+2. new hooks that only refuse packets, unless the table is new;
+3. new elements that help packets which others select;
+4. elements that decide about packets, with all those of one address or node port together;
+5. changed chains and other hooks, in one transaction, with the elements of the frontends that lead to such a chain,
+   also by another chain of the same ServicePort: at the first load of the table, packets see nothing before everything
+   is in place;
+6. removed elements that helped;
+7. objects that no packet can reach any more: removed chains and sets, one after the other.
 
 The kernel finds a set by comparing the names of the table's sets in the order of their creation, twice to create a set
 and once for each rule that refers to it. So the time for creating many sets grows with the square of their number, and
@@ -36,6 +38,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Map
 from ...rendering.nftables import objects as nft
 from ...resources import Change
 from ..netlink.protocol import Message
+from .expression_schema import SET_NAMES
 from .messages import Encoder, ListPart
 
 #: The most elements in one transaction (the elements of one frontend are kept together even beyond that).
@@ -213,6 +216,13 @@ def length_of(value: Optional[nft.Value]) -> int:
     return len(value) if isinstance(value, tuple) else 0
 
 
+def uses_sets(value: nft.Value, names: FrozenSet[str]) -> bool:
+    """Return whether a value is that of a chain whose rules refer to one of the sets."""
+    rules = value.rules if names and isinstance(value, nft.ChainValue) else ()
+    parts = (part for rule in rules for part in rule.expressions)
+    return not names.isdisjoint(part.get(SET_NAMES[part.name]) for part in parts if part.name in SET_NAMES)
+
+
 class _Costs(NamedTuple):
     """What a new set and a rule cost in the kernel, in elements."""
 
@@ -315,16 +325,22 @@ class Planner:
         yield from self._unreachable(unreachable)
         elements = list(_elements_of(change))
         yield from self._chunks([each] for each in elements if each.key.name in new_sets)
+        hooks = {key: value for key, value in change.added.items() if key not in unreachable.added}
+        early = frozenset() if self._encoder.table_key in change.added else self._encoder.identity.restricting_chains
+        restricting = {key: hooks.pop(key) for key in list(hooks) if key.name in early}
+        if restricting:
+            yield self._definitions(Change(restricting)).transaction()
         visible = [each for each in elements if each.key.name not in apart]
         helping = [each for each in visible if self._role(each.key.name).part is nft.Part.HELPS]
         deciding = [each for each in visible if self._role(each.key.name).part is not nft.Part.HELPS]
         yield from self._chunks([each] for each in helping if each.new is not None)
-        hooks = {key: value for key, value in change.added.items() if key not in unreachable.added}
         rest = Change(hooks, {key: pair for key, pair in change.replaced.items() if key not in unfilled})
         frontends = self._frontends(deciding)
         tied = self._tied(frontends, rest)
         yield from self._chunks(group for frontend, group in frontends.items() if frontend not in tied)
         live = self._definitions(rest)
+        # Chains that are removed later no longer look up sets that are created again.
+        live.flushed += [key.name for key, value in change.removed.items() if uses_sets(value, renewed)]
         for each in elements:
             if each.key.name in renewed:
                 _put(live, each)
@@ -361,9 +377,11 @@ class Planner:
         if common or replaced & self._encoder.identity.common_chains:
             return list(frontends)
 
+        owners = frozenset(map(nft.owner_of, replaced))
+
         def is_tied(element: _Element) -> bool:
             verdicts = (value for value in (element.old, element.new) if isinstance(value, str))
-            leads = any(value.partition(" ")[2] in replaced for value in verdicts)
+            leads = any(nft.owner_of(value.partition(" ")[2]) in owners for value in verdicts)
             return leads or self._role(element.key.name).part is nft.Part.REFUSES
 
         return [frontend for frontend, group in frontends.items() if any(map(is_tied, group))]

@@ -77,10 +77,10 @@ def _node_port_check(settings: DataplaneSettings) -> List[Entry]:
         *(
             (
                 nft.RESOURCE,
-                nft.ObjectKey("chain", f"filter-{hook}-nodeports"),
+                nft.ObjectKey("chain", name),
                 nft.ChainValue(jump, nft.BaseHook("filter", hook, -110)),
             )
-            for hook in ("prerouting", "output")
+            for hook, name in layout.NODE_PORT_HOOKS.items()
         ),
     ]
 

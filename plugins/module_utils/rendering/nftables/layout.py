@@ -52,6 +52,8 @@ NODE_PORT_ENDPOINTS_CHECK = "nodeport-endpoints-check"
 CLUSTER_IPS_CHECK = "cluster-ips-check"
 NODE_PORT_CHECK = "nodeport-firewall-check"
 MASQUERADING = "masquerading"
+#: The chains of the hooks at which restricted node ports are refused, by hook.
+NODE_PORT_HOOKS = {hook: f"filter-{hook}-nodeports" for hook in ("prerouting", "output")}
 
 _COMMON_CHAINS = (
     REJECT_CHAIN,
@@ -80,7 +82,11 @@ def set_role(family: str, name: str) -> nft.SetRole:
 
 
 SERVICES_TABLE = nft.TableIdentity(
-    nft.TABLE_NAME, "rules for kube-proxy", role=set_role, common_chains=frozenset(_COMMON_CHAINS)
+    nft.TABLE_NAME,
+    "rules for kube-proxy",
+    role=set_role,
+    common_chains=frozenset(_COMMON_CHAINS),
+    restricting_chains=frozenset(NODE_PORT_HOOKS.values()),
 )
 
 

@@ -163,11 +163,16 @@ def _no_roles(_family: str, _name: str) -> SetRole:
     return SetRole()
 
 
+def owner_of(chain: str) -> str:
+    """Return the end of a chain's name, which the chains of one ServicePort that lead to each other have in common."""
+    return chain.partition("-")[2]
+
+
 class TableIdentity(NamedTuple):
     """Name and comment of a table, and its sets of ranges by name (see :attr:`SetValue.is_interval`).
 
     ``role``: returns the role of a set by family and name. ``common_chains``: chains without a hook that packets to
-    all frontends traverse.
+    all frontends traverse. ``restricting_chains``: chains with a hook that only refuse packets.
     """
 
     name: str
@@ -175,6 +180,7 @@ class TableIdentity(NamedTuple):
     intervals: Mapping[str, SetValue] = {}
     role: Callable[[str, str], SetRole] = _no_roles
     common_chains: FrozenSet[str] = frozenset()
+    restricting_chains: FrozenSet[str] = frozenset()
 
     @property
     def key(self) -> ObjectKey:

@@ -58,14 +58,3 @@ def test_many_sets_are_removed_in_portions_in_the_order_of_their_creation() -> N
     assert removed == [f"set {name} to be removed" for name in created]
     flushed = max(place for place, each in enumerate(transactions) if labels(each, messages.DELETE_RULE))
     assert flushed <= min(place for place, each in enumerate(transactions) if labels(each, messages.DELETE_SET))
-
-
-def test_hooks_are_removed_together_before_what_they_lead_to() -> None:
-    """A packet must not enter chains of which some have been flushed."""
-    before = table(20)
-    after = {key: value for key, value in before.items() if key.kind == "table"}
-    transactions = list(Planner(Encoder("IPv4"), 3).transactions(difference(before, after)))
-    hooks = {f"chain {key.name} to be removed" for key, value in before.items() if getattr(value, "base", None)}
-    first = next(each for each in transactions if labels(each, messages.DELETE_RULE))
-    assert set(labels(first, messages.DELETE_CHAIN)) == hooks
-    assert len(labels(first, messages.DELETE_RULE)) == len(hooks)

@@ -85,18 +85,6 @@ def test_removed_chains_become_unreachable_first():
     assert JUMP not in first and last == {} and max(map(len, parts)) <= PORTION
 
 
-def test_a_large_change_of_reachable_chains_is_atomic():
-    before, after = table(10), table(1000)
-    services = nat("KUBE-SERVICES")
-    added = {key: value for key, value in after.items() if key not in before}
-    change = Change(added=added, replaced={services: (before[services], after[services])})
-    seen = [state[services] for state in applied(portions(change), before)]
-    assert seen[-1] == after[services] and set(seen[:-1]) == {before[services]}
-    back = Change(removed=added, replaced={services: (after[services], before[services])})
-    states = list(applied(portions(back), after))
-    assert states[0][services] == before[services] and states[-1] == before
-
-
 def emptied(chains):
     """Return the table after ``iptables -F``: every chain exists without rules, and nothing jumps to any."""
     return {key: () if isinstance(value, tuple) else value for key, value in chains.items() if key != JUMP}
