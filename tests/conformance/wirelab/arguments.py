@@ -59,6 +59,9 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         help="folder with cases (repeatable; default: cases and cases-extra of the lab)",
     )
     parser.add_argument("--cases", action="append", metavar="GLOB", help="names of cases (repeatable; default: all)")
+    parser.add_argument(
+        "--any-proxy", action="store_true", help="only cases that need no feature which kube-proxy does not have"
+    )
     parser.add_argument("--suite", metavar="NAME", help="only the cases that list this suite")
     parser.add_argument(
         "--families",

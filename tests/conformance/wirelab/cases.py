@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from . import sentinel
 from .addressing import CLUSTER_CIDR, holder
-from .corrections import CORRECTED, EQUALS, KUBE_PROXY, corrected, read_corrections
+from .corrections import CORRECTED, EQUALS, KUBE_PROXY, RECORDED, corrected, read_corrections
 from .endpoints import Listener
 from .flows import TRANSPORTS, Flow, parse_flow
 from .objects import Object, flatten, load_yaml, merge
@@ -28,6 +28,8 @@ COMPARED_WITH = {"userspace": "ipvs"}
 FAMILIES = {"dual": (4, 6), "ipv4": (4,), "ipv6": (6,)}
 ZONE_LABEL = "topology.kubernetes.io/zone"
 SECONDS_FOR_DROP = 3.0
+#: Of the annotations and labels that only this project reads.
+OWN_PREFIX = "kubenode.proxy/"
 
 
 class ZoneHint(NamedTuple):
@@ -76,6 +78,12 @@ class Case:
     suites: Sequence[str] = ()
     needs_agent: bool = False
 
+    @property
+    def needs_own_features(self) -> bool:
+        """Does the case need what this project has and kube-proxy has not, in its configuration or its objects?"""
+        configured = self.node_config or any(step.node_config for step in self.steps)
+        return bool(configured) or any(OWN_PREFIX in json.dumps(step.apply) for step in self.steps)
+
     def file(self, name: str) -> str:
         """Return the path of a file of the case."""
         return os.path.join(self.path, name)
@@ -90,15 +98,16 @@ class Case:
     def expected(self, mode: str, behaviour: str = KUBE_PROXY, filter_backend: str = "") -> list[StepResult]:
         """Return the expected results of a mode: the recording, or else those written from the specification.
 
-        What later releases of kube-proxy do differently is applied, with corrected behaviour the corrections, and in
-        ipvs mode what differs with the filter backend.
+        What later releases of kube-proxy do differently is applied, except to what was recorded; with corrected
+        behaviour the corrections; and in ipvs mode what differs with the filter backend.
         Raises FileNotFoundError if there is neither recording nor specification.
         """
         recording = self.file(f"observed-{mode}.json")
         path = recording if os.path.exists(recording) else self.file(f"expected-{mode}.json")
         with open(path, encoding="utf-8") as file:
             steps: list[StepResult] = json.load(file)["steps"]
-        steps = corrected(steps, read_corrections(self.file(f"kube-proxy-{EQUALS}-{mode}.json")))
+        if behaviour != RECORDED:
+            steps = corrected(steps, read_corrections(self.file(f"kube-proxy-{EQUALS}-{mode}.json")))
         if behaviour == CORRECTED:
             steps = corrected(steps, read_corrections(self.file(f"corrected-{mode}.json")))
         if mode == "ipvs" and filter_backend:
@@ -152,7 +161,7 @@ class Case:
         settings = merge(self.node_config, changes)
         if ipvs_filter_backend:
             settings = {"ipvsFilterBackend": ipvs_filter_backend, **settings}
-        if behaviour != KUBE_PROXY:
+        if behaviour == CORRECTED:
             settings = {"behaviour": behaviour, **settings}
         if not settings:
             return None

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from tests.lab.guest_command import DATAPLANE_MODULES, Guest
 from tests.lab.qemu import run_in_qemu, system_of
@@ -31,6 +32,8 @@ from .report import Report, Row
 from .running import run_cases
 from .twins import twins
 
+#: The report in the folder of saved observations.
+REPORT = "report.json"
 # The lab speaks SCTP itself; a kernel that speaks it, too, would answer every INIT with an ABORT.
 GUEST_MODULES = tuple(module for module in DATAPLANE_MODULES if module != "sctp")
 # Debian's kernel for user-mode Linux has no NF_TABLES_IPV4; programs in QEMU have about a tenth of their speed.
@@ -64,6 +67,8 @@ def _selected(arguments: argparse.Namespace, mode: str | None = None) -> list[Ca
     found = find_cases(directories, arguments.cases or ["*"])
     if arguments.suite:
         found = [case for case in found if arguments.suite in case.suites]
+    if arguments.any_proxy:
+        found = [case for case in found if not case.needs_own_features]
     if arguments.command == "run" and runner_options(arguments).oneshot:
         found = [case for case in found if not case.needs_agent]
     if not found:
@@ -168,6 +173,9 @@ def _printer(arguments: argparse.Namespace) -> Callable[[Row], None]:
 def _finish(arguments: argparse.Namespace, rows: Sequence[Row], start: float) -> int:
     report = Report(arguments.mode, rows, time.monotonic() - start)
     print(report.to_json() if arguments.json else report.summary(), flush=True)
+    if arguments.save:
+        os.makedirs(arguments.save, exist_ok=True)
+        Path(arguments.save, REPORT).write_text(report.to_json(), encoding="utf-8")
     return 0 if report.passed else 1
 
 

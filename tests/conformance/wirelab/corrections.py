@@ -13,9 +13,11 @@ from typing import Any
 from .results import FlowResult, StepResult
 
 KUBE_PROXY, CORRECTED = "kube-proxy", "corrected"
+#: What the recorded kube-proxy did, without what later ones do differently: for a run of that one.
+RECORDED = "recorded"
 #: The release of kube-proxy that is expected; recordings are of an earlier one.
 EQUALS = "1.38"
-BEHAVIOURS = (KUBE_PROXY, CORRECTED)
+BEHAVIOURS = (KUBE_PROXY, CORRECTED, RECORDED)
 #: Chooses the behaviour of a run.
 VARIABLE = "LAB_BEHAVIOUR"
 
@@ -24,7 +26,7 @@ def chosen_behaviour(environment: Mapping[str, str] = os.environ) -> str:
     """Return the behaviour that the environment chooses. Raises ValueError for an unknown one."""
     name = environment.get(VARIABLE) or KUBE_PROXY
     if name not in BEHAVIOURS:
-        raise ValueError(f"{VARIABLE}: {name!r} is not {' or '.join(BEHAVIOURS)}")
+        raise ValueError(f"{VARIABLE}: {name!r} is not one of {', '.join(BEHAVIOURS)}")
     return name
 
 
