@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from tests.conformance.wirelab.arguments import CASES, HOME
 from tests.conformance.wirelab.cases import MODES, find_cases
-from tests.conformance.wirelab.corrections import CORRECTED, EQUALS, chosen_behaviour, corrected, read_corrections
+from tests.conformance.wirelab.corrections import (
+    CORRECTED,
+    EQUALS,
+    RECORDED,
+    chosen_behaviour,
+    corrected,
+    read_corrections,
+)
 from tests.conformance.wirelab.outcomes import meaning
 
 ALL = find_cases([str(HOME / name) for name in CASES], ["*"])
@@ -51,9 +55,7 @@ def test_what_a_later_release_does_differently_changes_a_recording_and_has_a_rea
         later = read_corrections(case.file(f"kube-proxy-{EQUALS}-{mode}.json"))
         if not later:
             continue
-        recorded = json.loads(Path(case.file(f"observed-{mode}.json")).read_text(encoding="utf-8"))["steps"]
-        before = {(step["step"], flow["flow"]): meaning(flow) for step in recorded for flow in step["flows"]}
-        after = expectations(case, mode, "kube-proxy")
+        before, after = expectations(case, mode, RECORDED), expectations(case, mode, "kube-proxy")
         changed = {place for place in before if before[place] != after[place]}
         assert changed == {(item["step"], item["flow"]) for item in later}, case.name
         assert all(item["reason"] for item in later), case.name
