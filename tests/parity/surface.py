@@ -46,14 +46,15 @@ def later() -> Dict[str, Any]:
     return document
 
 
-def _number(release: str) -> List[int]:
+def number(release: str) -> List[int]:
+    """Return a release such as 1.38 as numbers, which can be compared."""
     return [int(part) for part in release.split(".")]
 
 
 def _reached(facts: Mapping[str, Sequence[Mapping[str, Any]]], release: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the last fact about each name that a release has reached."""
     for name, rows in facts.items():
-        known = [row for row in rows if _number(row["since"]) <= _number(release)]
+        known = [row for row in rows if number(row["since"]) <= number(release)]
         if known:
             yield name, known[-1]
 
