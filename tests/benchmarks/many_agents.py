@@ -8,8 +8,10 @@
     python -m tests.benchmarks.many_agents --server URL --ca FILE --token TOKEN [--server-process NUMBER]
 
 Agents are the real code that talks to the API server (``simulated_agents``), many in each of two processes; the server
-is the tests' own, with ``--binaries`` a kube-apiserver with an etcd, or a given one. For each number of agents a line
-of JSON with the requests, bytes, and seconds of processor time, of the server and of all agents, that each phase took:
+is the tests' own, with ``--binaries`` a kube-apiserver with an etcd, or a given one; with ``--binaries`` and
+``--omit-managed-fields`` a kube-apiserver, then the tests' own that ignores the request, then the one that honours it.
+For each number of agents a line of JSON with the requests, bytes, and seconds of processor time, of the server and of
+all agents, that each phase took:
 
 * ``start``: all agents at once, until each knows the whole cluster;
 * ``rest``: this many seconds without a change;
@@ -184,15 +186,44 @@ def slopes(series: list[tuple[int, dict[str, dict[str, float]]]]) -> dict[str, d
     }
 
 
-def make_server(arguments: argparse.Namespace, directory: Path) -> Server:
-    """Return the server that the arguments name, with the cluster."""
+def server_makers(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Server]]:
+    """Return what creates each server that the arguments name, with the cluster in it, by the name that is printed."""
     sizes = arguments.services, arguments.endpoints
     if arguments.server:
-        return GivenServer(arguments.server, arguments.ca, arguments.token, *sizes, pid=arguments.server_process)
-    system.ip_batch(["link set lo up"])
+        given = arguments.server, arguments.ca, arguments.token
+        return {"given": lambda _directory: GivenServer(*given, *sizes, pid=arguments.server_process)}
+    own: dict[str, Callable[[Path], Server]] = {
+        "tests.apiserver": lambda directory: OwnServer(directory, *sizes),
+        "tests.apiserver, omits managed fields": lambda directory: OwnServer(directory, *sizes, omits=True),
+    }
     if arguments.binaries:
-        return KubeApiServer(arguments.binaries, directory, *sizes)
-    return OwnServer(directory, *sizes, omits=arguments.omit_managed_fields)
+        kube: dict[str, Callable[[Path], Server]] = {
+            "kube-apiserver": lambda directory: KubeApiServer(arguments.binaries, directory, *sizes)
+        }
+        return {**kube, **own} if arguments.omit_managed_fields else kube
+    name = list(own)[arguments.omit_managed_fields]
+    return {name: own[name]}
+
+
+def measure_server(name: str, make: Callable[[Path], Server], arguments: argparse.Namespace) -> None:
+    """Print the lines of one server."""
+    series = []
+    with tempfile.TemporaryDirectory() as scratch:
+        server = make(Path(scratch))
+        try:
+            sys.stdout.write(json.dumps({"server": name, "list_bytes": list_bytes(server)}) + "\n")
+            kubeconfig = kubeconfig_of(server, Path(scratch) / "kubeconfig", not arguments.no_compression)
+            for agents in arguments.agents:
+                found = run(server, kubeconfig, agents, arguments)
+                series.append((agents, found))
+                line = {"server": name, "compression": not arguments.no_compression, "agents": agents}
+                load = round(os.getloadavg()[0], 1)
+                sys.stdout.write(json.dumps({**line, "load": load, "phases": found}) + "\n")
+                sys.stdout.flush()
+        finally:
+            server.close()
+    if len(series) > 1:
+        sys.stdout.write(json.dumps({"server": name, "slopes": slopes(series)}) + "\n")
 
 
 def main() -> int:
@@ -211,23 +242,10 @@ def main() -> int:
     parser.add_argument("--token", default="")
     parser.add_argument("--server-process", type=int, default=0, help="number of its process, if it is on this machine")
     arguments = parser.parse_args()
-    series = []
-    with tempfile.TemporaryDirectory() as scratch:
-        server = make_server(arguments, Path(scratch))
-        try:
-            sys.stdout.write(json.dumps({"server": server.name, "list_bytes": list_bytes(server)}) + "\n")
-            kubeconfig = kubeconfig_of(server, Path(scratch) / "kubeconfig", not arguments.no_compression)
-            for agents in arguments.agents:
-                found = run(server, kubeconfig, agents, arguments)
-                series.append((agents, found))
-                line = {"server": server.name, "compression": not arguments.no_compression, "agents": agents}
-                load = round(os.getloadavg()[0], 1)
-                sys.stdout.write(json.dumps({**line, "load": load, "phases": found}) + "\n")
-                sys.stdout.flush()
-        finally:
-            server.close()
-    if len(series) > 1:
-        sys.stdout.write(json.dumps({"slopes": slopes(series)}) + "\n")
+    if not arguments.server:
+        system.ip_batch(["link set lo up"])
+    for name, make in server_makers(arguments).items():
+        measure_server(name, make, arguments)
     return 0
 
 

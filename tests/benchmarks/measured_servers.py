@@ -97,7 +97,7 @@ class OwnServer:
     ``omits``: whether it leaves managed fields out on request.
     """
 
-    name, token = "tests.apiserver", TOKEN
+    token = TOKEN
 
     def __init__(self, directory: Path, services: int, endpoints: int, omits: bool = False) -> None:
         self.certificates = make_certificates(directory / "tls")
@@ -136,8 +136,6 @@ class OwnServer:
 class GivenServer:
     """A server that exists. ``pid``: its process, whose processor time is measured; 0 for none."""
 
-    name = "given"
-
     def __init__(self, url: str, authority: Path, token: str, services: int, endpoints: int, pid: int = 0) -> None:
         self.url = url
         self.certificates = Certificates(authority, authority, authority)
@@ -170,8 +168,6 @@ class GivenServer:
 
 class KubeApiServer(GivenServer):
     """A kube-apiserver with an etcd, from a directory of their programs. Only its own processor time counts."""
-
-    name = "kube-apiserver"
 
     def __init__(self, binaries: Path, directory: Path, services: int, endpoints: int) -> None:
         certificates = make_certificates(directory / "tls")
