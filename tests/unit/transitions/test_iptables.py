@@ -73,7 +73,9 @@ def test_a_crash_after_each_commit(portion: int, count: int) -> None:
 def test_the_first_load_and_the_clean_up(portion: int) -> None:
     state = tuple(one for one in ones((3,)) if one)[4:6]
     check = Check(portion=portion)
-    check.crashes([(None, state), (state, None)])  # type: ignore[list-item]
+    # Not after a crash in a portion of the first load: the next run may drop what is not served yet.
+    check.changes([(None, state)])  # type: ignore[list-item]
+    check.crashes([(state, None)] if portion else [(None, state), (state, None)])  # type: ignore[list-item]
     assert check.faults == []
 
 
