@@ -214,7 +214,20 @@ def test_a_drain_continues_one_that_began_before_but_none_of_the_future(tmp_path
     monkeypatch.setattr(command, "write_record", lambda _path, record: written.append(record))
     monkeypatch.setattr(command.time, "time", lambda: NOW)
     command._write(argparse.Namespace(drain_file=str(path), seconds=3600.0))
-    assert written == [DrainRecord(since, NOW + 3600)]
+    assert [(record.since, record.until) for record in written] == [(since, NOW + 3600)]
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_setting_the_clock_changes_no_drain_of_this_boot(tmp_path, monkeypatch, days):
+    """Neither a restart of the agent nor a reload reads another end from the file than the one that was requested."""
+    monkeypatch.setattr(records, "prepare_state_directory", lambda path: os.makedirs(path, exist_ok=True))
+    path = str(tmp_path / "drain.json")
+    records.write_record(path, records.drain_until(NOW, NOW, 3600.0))
+    record = read_record(path, os.getuid())
+    assert 3590 < record.remaining(NOW + days * 86400.0) <= 3600
+    # After a reboot only the clock is left.
+    monkeypatch.setattr(records, "_this_boot", lambda: "another boot")
+    assert record.remaining(NOW + days * 86400.0) == (0.0 if days > 0 else 3600.0)
 
 
 def test_only_healthz_and_health_check_node_ports_fail_in_a_drain():

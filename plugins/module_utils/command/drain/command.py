@@ -18,7 +18,15 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 from ...base.errors import KernelError, ProxyError, some_of
 from ...base.timestamps import timestamp
 from ...convergence.drain.external import Serving, describe, external_connections, parse_serving
-from ...convergence.drain.record import MOST_SECONDS, DrainError, DrainRecord, read_record, remove_record, write_record
+from ...convergence.drain.record import (
+    MOST_SECONDS,
+    DrainError,
+    DrainRecord,
+    drain_until,
+    read_record,
+    remove_record,
+    write_record,
+)
 from ...convergence.runtime.agent_client import Answer, NoAgent
 from ..result import LEFT, NOT_RUNNING, OK, CommandResult, Refused, ask_newer, drain_line
 
@@ -102,7 +110,7 @@ def _write(arguments: argparse.Namespace) -> Tuple[DrainRecord, Optional[DrainRe
     # A drain that begins in the future was written before the clock was set back.
     if saved is not None and saved.since <= now and saved.remaining(now) and until - saved.since <= MOST_SECONDS:
         since = saved.since
-    record = DrainRecord(since, until)
+    record = drain_until(since, now, arguments.seconds)
     write_record(arguments.drain_file, record)
     return record, saved
 

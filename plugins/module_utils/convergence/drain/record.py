@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from typing import Any, NamedTuple, Optional
 
 from ...base.errors import ProxyError, os_errors
@@ -33,17 +34,42 @@ class DrainError(ProxyError):
 
 
 class DrainRecord(NamedTuple):
-    """A drain: when it began and when it ends, in seconds since the epoch."""
+    """A drain: when it began and when it ends, in seconds since the epoch.
+
+    ``boot``: identity of the boot in which it was written, and ``ends``: its end in seconds since that boot.
+    """
 
     since: float
     until: float
+    boot: str = ""
+    ends: float = 0.0
 
     def remaining(self, now: float) -> float:
         """Return the seconds that are left; 0 if the drain has ended.
 
-        Setting the clock back prolongs no drain beyond its whole length.
+        Until the next boot, setting the clock neither ends nor prolongs a drain. Later, setting it back prolongs none
+        beyond its whole length.
         """
-        return max(0.0, min(self.until - now, self.until - self.since))
+        same_boot = bool(self.boot) and self.boot == _this_boot()
+        left = self.ends - seconds_since_boot() if same_boot else self.until - now
+        return max(0.0, min(left, self.until - self.since))
+
+
+def drain_until(since: float, now: float, seconds: float) -> DrainRecord:
+    """Return a drain that ends in some seconds. ``now``: the time in seconds since the epoch."""
+    return DrainRecord(since, now + seconds, _this_boot(), seconds_since_boot() + seconds)
+
+
+def _this_boot() -> str:
+    # Imported late: a query of the agent does without the kernel.
+    from ...kernel.facts import boot_identity
+
+    return boot_identity()
+
+
+def seconds_since_boot() -> float:
+    """Return the seconds since the boot, those while the machine was suspended included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def read_record(path: str, owner: int = 0) -> Optional[DrainRecord]:
@@ -65,7 +91,10 @@ def _parse(document: Any) -> DrainRecord:
     """Return a drain from the file's JSON value. Raises ValueError."""
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
-    record = DrainRecord(_seconds(document, "since"), _seconds(document, "until"))
+    # A drain that an older version wrote has no boot.
+    boot = document.get("boot", "")
+    ends = _seconds(document, "ends") if boot else 0.0
+    record = DrainRecord(_seconds(document, "since"), _seconds(document, "until"), str(boot), ends)
     if not 0 < record.until - record.since <= MOST_SECONDS:
         raise ValueError(f"a drain lasts at most {MOST_SECONDS:g} seconds")
     return record
