@@ -1,0 +1,44 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Root changes the owner of files below a directory of the agent's user, and follows no link that is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+import yaml
+
+from tests.lab.ansible_playbook import ansible_playbook
+from tests.lab.namespaces import ROOT
+
+NOBODY = 65534
+TASK = "Make the files that are kept accessible to root only"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes owners")
+def test_a_link_of_the_agents_user_is_not_followed(tmp_path):
+    state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
+    for path in (state / "own", elsewhere / "deep"):
+        path.mkdir(parents=True)
+        (path / "file").touch()
+    (state / "own" / "link").symlink_to(elsewhere)
+    (state / "own" / "deep").symlink_to(elsewhere / "deep" / "file")
+    for path in (*state.rglob("*"), *elsewhere.rglob("*"), elsewhere):
+        os.lchown(path, NOBODY, NOBODY)
+    (task,) = (
+        task for task in yaml.safe_load((ROOT / "roles/agent/tasks/uninstall.yml").read_text()) if task["name"] == TASK
+    )
+    variables = {
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "__agent_state_directory": str(state),
+        "__agent_runtime_directory": str(state / "own"),
+    }
+    play = {"hosts": "localhost", "gather_facts": False, "vars": {**variables, "__agent_kubelet_served": True}}
+    playbook = tmp_path / "play.yml"
+    playbook.write_text(yaml.safe_dump([{**play, "tasks": [task]}]))
+    subprocess.run([*ansible_playbook(), "-i", "localhost,", "-c", "local", str(playbook)], check=True)
+    assert {os.lstat(path).st_uid for path in (state, *state.rglob("*"))} == {0}
+    assert {os.lstat(path).st_uid for path in (elsewhere, *elsewhere.rglob("*"))} == {NOBODY}
