@@ -44,6 +44,8 @@ class Behaviour(NamedTuple):
     hashing_falls_back: bool = False
     #: Masquerading uses no source port that can be a node port.
     masquerade_below_node_ports: bool = False
+    #: Of several EndpointSlices with one endpoint, the one that was changed last decides about it.
+    later_slice_decides: bool = False
 
 
 #: The release of kube-proxy whose behaviour this is where nothing is corrected.

@@ -183,6 +183,12 @@ def refused_parts(state: ClusterState, target: Target) -> Iterator[str]:
         return
     key = NamespacedName(target.namespace, target.name)
     yield from (str(part) for part in state.skipped if (part.kind, part.namespace, part.name) == ("Service", *key))
+    service = state.services.get(key)
+    names = {(port.name, port.protocol) for port in service.ports} if service is not None else set()
+    for part in state.slices_of(key).values() if names else ():
+        if part.endpoints and names.isdisjoint((port.name, port.protocol) for port in part.ports):
+            named = f"EndpointSlice {part.namespace}/{part.name}"
+            yield f"{named}: not used, since no port of it has name and protocol of one of its Service"
     if state.lost_claims(key):
         yield from islice((str(conflict) for conflict in state.conflicts if conflict.loser == key), _MOST_LOST)
 

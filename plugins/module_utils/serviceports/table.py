@@ -113,10 +113,13 @@ def _sorted(table: Dict[str, Endpoint]) -> Tuple[Endpoint, ...]:
     return tuple([table[text] for text in sorted(table)])
 
 
-def slices_in_order(slices: Mapping[str, EndpointSlice]) -> List[EndpointSlice]:
-    """Return slices sorted by name, which makes the outcome of address conflicts between them deterministic."""
+def slices_in_order(slices: Mapping[str, EndpointSlice], behaviour: Behaviour = KUBE_PROXY) -> List[EndpointSlice]:
+    """Return slices in the order in which one prevails over those before it: by name, or first by time if corrected."""
     if len(slices) == 1:
         return list(slices.values())
+    if behaviour.later_slice_decides:
+        # The Z at the end is later than the point of a fraction.
+        return sorted(slices.values(), key=lambda item: (item.trigger_time.rstrip("Z"), item.name))
     return [slices[name] for name in sorted(slices)]
 
 
@@ -169,7 +172,7 @@ def service_ports_of(
         service, context.family, context.allow_external_ips, context.behaviour, context.policy
     )
     node_name, zone = context.node_name, context.zone
-    slices = slices_in_order(state.slices_of(service_key))
+    slices = slices_in_order(state.slices_of(service_key), context.behaviour)
     weights = weights_of(slices, service.namespace, state.node_weights, context.policy)
     by_port = expand(slices, context.family, node_name, weights, _served_ports(service, slices))
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
