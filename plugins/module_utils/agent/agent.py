@@ -391,7 +391,7 @@ class Agent:
             self._save_timer.start(CACHE_SECONDS)
 
     def _save(self) -> None:
-        if not self.source.save():
+        if self.source.save():
             self._save_timer.start(CACHE_SECONDS)
 
     def _look_after_threads(self) -> None:

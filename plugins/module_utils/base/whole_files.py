@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
@@ -35,7 +36,9 @@ def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[Tu
             os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        # A file system that became read-only keeps it, and the first error is the reason.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
     _sync_directory(directory)
 

@@ -246,7 +246,7 @@ def test_nothing_is_saved_before_the_cluster_is_known(cache):
     bench = Bench(cache)
     bench.source.start("n1", serving=False)
     bench.source.view.apply(Batch("Service", [SERVICE], []))
-    assert bench.source.is_unsaved and bench.source.save() and bench.source.is_unsaved
+    assert bench.source.is_unsaved and not bench.source.save() and bench.source.is_unsaved
     bench.list(*KINDS)
     bench.source.view.apply(Batch("Service", [SERVICE], []))
     assert bench.source.save() and not bench.source.is_unsaved
@@ -279,3 +279,26 @@ def test_objects_of_a_collection_that_is_not_followed_any_more_are_forgotten(lis
     known = bench.source.reflectors[-1].known
     view.apply(known.replace([known.listed(policies[1])]))
     assert [key.name for key in view.state.policy.policies] == ["kept"]
+
+
+def test_the_state_is_saved_once_the_disk_works_again(tmp_path):
+    """Without a change of the cluster meanwhile; one line says what is wrong, however often it is tried."""
+    folder = tmp_path / "state"
+    folder.touch()
+    bench = Bench(folder / "cache")
+    bench.source.start("n1", serving=True, others=())
+    bench.list(*KINDS)
+    keeper = bench.source.disk_copy
+
+    def write():
+        assert bench.source.save()
+        keeper._waiting.put(None)
+        keeper.run(SimpleNamespace(idle=lambda: None, busy=lambda _seconds: None))
+        return bench.source.is_unsaved
+
+    assert write() and write()
+    assert bench.text.getvalue().count("the cluster state cannot be saved") == 1
+    folder.unlink()
+    assert not write() and not bench.source.save()
+    assert "the cluster state is saved again" in bench.text.getvalue()
+    assert (folder / "cache").exists()

@@ -390,5 +390,8 @@ class ClusterSource:
         return self.disk_copy.is_behind(self.view, self._followed)
 
     def save(self) -> bool:
-        """Start writing the copy on disk if it is out of date; return False if the last write is not done yet."""
-        return not self.listed or not self.is_unsaved or self.disk_copy.write_beside(self.view, self._followed)
+        """Start writing the copy on disk if it is out of date; return whether to check again later."""
+        if not self.listed or not self.is_unsaved:
+            return False
+        self.disk_copy.write_beside(self.view, self._followed)
+        return True

@@ -58,6 +58,7 @@ class DiskCopy:
         self._written = 0.0
         self._submitted: Optional[_State] = None
         self._writing = False
+        self._problem = ""
         self._waiting: queue.SimpleQueue[Optional[Copy]] = queue.SimpleQueue()
 
     def age(self) -> float:
@@ -155,8 +156,15 @@ class DiskCopy:
             else:
                 write_cache(self._path, objects, copy.kinds)
             self._written = time.time()
+            if self._problem:
+                self._log.info("the cluster state is saved again")
+            self._problem = ""
         except SnapshotError as error:
-            self._log.warning("the cluster state cannot be saved", error=error)
+            # It is behind again, so that it will be written once the disk works.
+            self._submitted = None
+            if str(error) != self._problem:
+                self._log.warning("the cluster state cannot be saved", error=error)
+            self._problem = str(error)
 
     def _carried(self, missing: FrozenSet[str]) -> _Carried:
         """Return what the file has of the kinds that are not known yet: the next boot may need it."""

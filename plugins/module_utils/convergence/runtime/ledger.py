@@ -108,12 +108,14 @@ def record_loss(directory: str, refused: bool) -> None:
 
 def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
     path = os.path.join(directory, LEDGER)
-    text = json.dumps({**record, "version": _VERSION}, sort_keys=True)
+    content = json.dumps({**record, "version": _VERSION}, sort_keys=True).encode()
     try:
         descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT)
         with os.fdopen(descriptor, "wb") as stream:
+            # Without room for the record, the last one stays.
+            os.posix_fallocate(descriptor, 0, len(content))
+            stream.write(content)
             stream.truncate()
-            stream.write(text.encode())
     except OSError as error:
         raise KernelError(f"{path}: cannot be written: {error.strerror}; {remark}") from error
 
