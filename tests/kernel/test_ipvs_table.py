@@ -14,13 +14,11 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import ipvs_with
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.still_connected import (
-    node_port_record,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.ipvs_table import IpvsTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.limits import ELEMENTS_LIMIT
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.nftables_layout import ADDRESSES, RESOURCE
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.own_servers import server_record
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import ElementKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.lab.system import ip_batch
@@ -63,7 +61,7 @@ def test_the_kernel_has_what_is_desired_and_nft_loads_the_same(family, behaviour
         assert resource.exists()
         subprocess.run(["nft", "list", "ruleset"], capture_output=True, check=True)
         # When ipvs mode is left, what is left has no rule; then nothing is left.
-        for rest in (node_port_record(wanted), {}):
+        for rest in (server_record(wanted), {}):
             resource.apply(difference(resource.observe(), rest))
             assert resource.observe() == rest
         assert not resource.exists()

@@ -16,11 +16,9 @@ import contextlib
 import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..base.addresses import FAMILIES
 from ..base.errors import HistoryError, KernelError, ProxyError
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.handles import KernelHandles
-from ..convergence.modes.stages.still_connected import node_ports
 from ..convergence.report import Stopwatch, table_changes
 from ..convergence.request import TableChange
 from ..convergence.runtime.ledger import Flows, write_ledger
@@ -32,7 +30,7 @@ from ..kernel.nftables.raw.resource import key_and_data
 from ..preflight.features import rights_findings
 from ..preflight.findings import judge
 from ..preflight.processes import service_proxy_findings
-from ..rendering.ipvs.nftables_layout import NODE_PORTS
+from ..rendering.ipvs.own_servers import OwnServers
 from ..rendering.nftables.objects import ElementKey, ObjectKey
 from ..resources import PlannedChange, apply_plan, plan
 from . import pending, units
@@ -53,18 +51,13 @@ def without_leftovers(state: NodeState) -> NodeState:
     """
     if state.uses_ipvs:
         return state
-    record: Dict[Any, bool] = dict(state.set_elements)
-    for family in FAMILIES:
-        known = state.ipvs_tables.get(family, {}).get(ObjectKey("set", NODE_PORTS))
-        if isinstance(known, RawSet):
-            keys = (key_and_data(element)[0] for element in known.elements)
-            record.update({ElementKey("element", NODE_PORTS, key): True for key in keys})
-    ports = node_ports(record)
-    servers = {
-        key: value
-        for key, value in state.virtual_servers.items()
-        if key.address not in state.addresses and (key.protocol, key.port) not in ports
-    }
+    record: List[Any] = list(state.set_elements)
+    for table in state.ipvs_tables.values():
+        for key, held in table.items():
+            if isinstance(key, ObjectKey) and isinstance(held, RawSet):
+                record += [ElementKey("element", key.name, key_and_data(element)[0]) for element in held.elements]
+    own = OwnServers(record, state.addresses)
+    servers = {key: value for key, value in state.virtual_servers.items() if key not in own}
     matched = {name for rule in state.rules() for name in _MATCHED_SET.findall(rule)}
     return state._replace(
         virtual_servers=servers,

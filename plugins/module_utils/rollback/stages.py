@@ -26,7 +26,7 @@ from ..convergence.modes.stages.ipvs_filter_backend import (
     unloaded_set_resources,
     unused_filter_backend_stages,
 )
-from ..convergence.modes.stages.still_connected import StillConnected, node_port_record, replaces_iptables_mode
+from ..convergence.modes.stages.still_connected import StillConnected, replaces_iptables_mode
 from ..convergence.modes.stages.userspace import userspace_removal_stages
 from ..kernel.facts import node_facts
 from ..kernel.ipvs.servers import TimeoutsResource
@@ -40,7 +40,7 @@ from ..kernel.xtables.empty_tables import EmptyTablesResource
 from ..kernel.xtables.variant import NFT
 from ..rendering.ipvs.draining import with_draining
 from ..rendering.ipvs.nftables_filter_backend import NFTABLES_FILTER_BACKEND
-from ..rendering.ipvs.nftables_layout import NODE_PORTS
+from ..rendering.ipvs.own_servers import RECORD_SETS, server_record
 from ..rendering.nftables.objects import ObjectKey
 from ..resources import Kind, PlannedChange, Stage, always, never
 from .state import NodeState, chains_resources, of_family
@@ -106,21 +106,22 @@ def _ipvs_stages(
     before = list(stages.sets)
     saved = state.ipvs_tables.get(family, {})
     if saved:
-        table = saved if to_end else functools.partial(_with_ports, saved)
+        table = saved if to_end else functools.partial(_with_record, saved)
         before.append(Stage(RawIpvsTableResource(family), table, postponed=after_servers(resources.addresses)))
     elif filter_backend.table is not None:
-        left = stages.kept.table if to_end else node_port_record
+        left = stages.kept.table if to_end else server_record
         before.append(Stage(filter_backend.table, left, postponed=always))
     return _IpvsStages(before, stages.servers, stages.kept)
 
 
-def _with_ports(saved: Table, observed: Table) -> Table:
-    """Return a saved table beside IPVS with the node ports of the present one, which identify virtual servers."""
-    key = ObjectKey("set", NODE_PORTS)
-    old, now = saved.get(key), observed.get(key)
-    if not isinstance(old, RawSet) or not isinstance(now, RawSet):
-        return saved
-    return {**saved, key: old._replace(elements=tuple(dict.fromkeys((*old.elements, *now.elements))))}
+def _with_record(saved: Table, observed: Table) -> Table:
+    """Return a saved table beside IPVS with the elements of the present one that record virtual servers."""
+    found = dict(saved)
+    for key in (ObjectKey("set", name) for name in RECORD_SETS):
+        old, now = saved.get(key), observed.get(key)
+        if isinstance(old, RawSet) and isinstance(now, RawSet):
+            found[key] = old._replace(elements=tuple(dict.fromkeys((*old.elements, *now.elements))))
+    return found
 
 
 def _filter_backend(state: NodeState, handles: KernelHandles, family: str) -> FilterBackendResources:

@@ -183,7 +183,8 @@ def _observed_ipvs(
         resources = observed_once(ipvs_resources(handles, family))._replace(addresses=addresses[family])
         filter_backend = filter_backend_resources(handles, family)
         if filter_backend.sets is not None:
-            found["sets"].update(filter_backend.sets.sets.observe())
+            sets = filter_backend.sets.sets.observe()
+            found["sets"].update({name: value for name, value in sets.items() if name in FAMILY_OF_SET})
             found["set_elements"].update(filter_backend.sets.elements.observe())
         for name, resource in (("virtual_servers", resources.servers), ("real_servers", resources.real_servers)):
             chosen: Resource[Any, Any] = resource

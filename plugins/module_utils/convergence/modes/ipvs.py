@@ -9,7 +9,7 @@ Service reachable come last.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Container, Dict, Iterable, List, Mapping, Sequence
 
 from ...base.addresses import address_and_port, networks_of, parse_network
 from ...configuration.model import KubeProxyConfiguration
@@ -22,12 +22,12 @@ from ...rendering.ipvs.draining import (
     drain_change,
     draining_servers,
     ended,
-    keep_excluded,
     leaving,
     with_draining,
     with_excluded_real_servers,
     with_excluded_servers,
 )
+from ...rendering.ipvs.own_servers import OwnServers
 from ...resources import Change, Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
@@ -35,7 +35,7 @@ from ..handles import KernelHandles
 from ..live import Flow, LiveConnection, Remembered
 from .mode import Adjustments, Deprecation, Mode
 from .stages.ipvs import IpvsResources, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
-from .stages.ipvs_filter_backend import device_stage
+from .stages.ipvs_filter_backend import device_stage, filter_backend_resources
 
 if TYPE_CHECKING:
     from ...serviceports.frontends import Frontends
@@ -73,13 +73,13 @@ class IpvsMode(Mode):
         find = ipvs_resources if loaded else unloaded_ipvs_resources
         for family in families:
             stages += self.filter_backend_stages(family, handles, loaded)
-            stages += _server_stages(family, find(handles, family.context.family))
+            stages += _server_stages(family, find(handles, family.context.family), handles)
         return stages
 
     def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
         """See the base class."""
         resource = next(item.resource for item in stages if isinstance(item.resource, RealServersResource))
-        return ServersInUse(context, resource, handles)
+        return ServersInUse(resource, handles)
 
     def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
         """See the base class; IPVS has its own table."""
@@ -120,16 +120,22 @@ class IpvsMode(Mode):
         return of_servers(frontends, handles)
 
 
-def _server_stages(family: FamilyTables, resources: IpvsResources) -> List[Stage]:
+def _server_stages(family: FamilyTables, resources: IpvsResources, handles: KernelHandles) -> List[Stage]:
     context, tables = family
     excluded = networks_of(context.settings.exclude_cidrs)
+    addresses = [address for _interface, address in context.settings.node_addresses]
     servers, real_servers = tables[ipvs.VIRTUAL_SERVERS], tables[ipvs.REAL_SERVERS]
 
+    def own() -> Container[ipvs.VirtualServerKey]:
+        # The record is still that of the last sync: all of a plan is observed before anything is applied.
+        record = filter_backend_resources(handles, context.family).record(context.family) if excluded else None
+        return OwnServers(record.observe() if record is not None else (), (), addresses)
+
     def all_servers(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        return with_excluded_servers(servers, observed, excluded)
+        return with_excluded_servers(servers, observed, excluded, own())
 
     def all_real_servers(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        kept = with_excluded_real_servers(real_servers, observed, servers, excluded)
+        kept = with_excluded_real_servers(real_servers, observed, servers, excluded, own())
         return with_draining(kept, observed, resources.connections(), servers)
 
     return [
@@ -140,10 +146,9 @@ def _server_stages(family: FamilyTables, resources: IpvsResources) -> List[Stage
 
 
 class ServersInUse(Adjustments):
-    """Keeps draining real servers, and virtual servers in excluded ranges, in partial syncs of one family."""
+    """Keeps draining real servers in partial syncs of one family."""
 
-    def __init__(self, context: FamilyContext, resource: RealServersResource, handles: KernelHandles) -> None:
-        self._excluded = networks_of(context.settings.exclude_cidrs)
+    def __init__(self, resource: RealServersResource, handles: KernelHandles) -> None:
         self._resource = resource
         self._handles = handles
         self._draining: Dict[ipvs.RealServerKey, ipvs.RealServer] = {}
@@ -161,7 +166,6 @@ class ServersInUse(Adjustments):
         if real_servers:
             connections = self._connections(leaving(real_servers, servers.removed))
             drain_change(real_servers, self._draining, connections, servers.removed)
-        keep_excluded(servers, real_servers, self._excluded)
 
     def observed(self, desired: Mapping[str, Mapping[Any, Any]]) -> None:
         """See the base class."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import Collection, Dict, Iterable, List, Mapping
 
+from ...base.addresses import IPV4
 from ...base.closing import Closing, closed_on_error
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import SetDefinition, SetElementKey
@@ -180,8 +181,12 @@ class SetsResource(_OfKnownSets, Resource[str, SetDefinition]):
     kind = Kind.SETS
 
     def observe(self) -> Dict[str, SetDefinition]:
-        """See the class. Raises KernelError."""
-        return {name: definition for name, definition in self._socket.headers().items() if name in self._known}
+        """See the class. Raises KernelError.
+
+        The set that a killed run has left while it resized another is among those of IPv4, and is never desired.
+        """
+        known = {*self._known, _TEMPORARY} if self.family == IPV4 else self._known
+        return {name: definition for name, definition in self._socket.headers().items() if name in known}
 
     def apply(self, change: Change[str, SetDefinition]) -> None:
         """Create, resize and remove sets. Raises KernelError.

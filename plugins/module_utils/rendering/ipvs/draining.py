@@ -9,7 +9,7 @@ for ``resources.Stage``; the others adjust the changes of a partial sync, which 
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterable, List, Mapping, MutableMapping
+from typing import Any, Collection, Container, Dict, Iterable, List, Mapping, MutableMapping
 
 from ...base.addresses import Network
 from ...resources import Change
@@ -96,12 +96,16 @@ def with_excluded_servers(
     desired: Mapping[VirtualServerKey, VirtualServer],
     observed: Mapping[VirtualServerKey, VirtualServer],
     excluded: Collection[Network],
+    own: Container[VirtualServerKey] = (),
 ) -> Mapping[VirtualServerKey, VirtualServer]:
-    """Return the desired virtual servers, plus other observed ones in the ``excluded`` networks, unchanged."""
-    if not excluded:
-        return desired
+    """Return the desired virtual servers, plus other observed ones in the ``excluded`` networks, unchanged.
+
+    ``own``: those that are known to be ours are not kept.
+    """
     external = {
-        key: value for key, value in observed.items() if key not in desired and in_networks(key.address, excluded)
+        key: value
+        for key, value in (observed.items() if excluded else ())
+        if key not in desired and in_networks(key.address, excluded) and key not in own
     }
     return {**desired, **external} if external else desired
 
@@ -111,28 +115,18 @@ def with_excluded_real_servers(
     observed: Mapping[RealServerKey, RealServer],
     servers: Collection[VirtualServerKey],
     excluded: Collection[Network],
+    own: Container[VirtualServerKey] = (),
 ) -> Mapping[RealServerKey, RealServer]:
     """Return the desired real servers, plus those of virtual servers that ``with_excluded_servers`` keeps, unchanged.
 
     ``servers`` are the desired virtual servers: their real servers are ours even in excluded networks.
     """
-    if not excluded:
-        return desired
     external = {
         key: value
-        for key, value in observed.items()
-        if key not in desired and key.server not in servers and in_networks(key.server.address, excluded)
+        for key, value in (observed.items() if excluded else ())
+        if key not in desired
+        and key.server not in servers
+        and in_networks(key.server.address, excluded)
+        and key.server not in own
     }
     return {**desired, **external} if external else desired
-
-
-def keep_excluded(servers: Change[Any, Any], real_servers: Change[Any, Any], excluded: Collection[Network]) -> None:
-    """Drop from the changes of a partial sync the removal of virtual servers in ``excluded`` networks.
-
-    They are kept with their real servers even if they belonged to a Service that was deleted.
-    """
-    kept = {key for key in servers.removed if in_networks(key.address, excluded)} if excluded else ()
-    for key in kept:
-        del servers.removed[key]
-    for key in [key for key in real_servers.removed if key.server in kept] if kept else ():
-        del real_servers.removed[key]

@@ -13,14 +13,18 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.still_connected import (
     StillConnected,
-    node_port_record,
-    node_ports,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.module_profile import modules_for
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES, RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.nftables_layout import IPVS_TABLE, RESOURCE
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.own_servers import (
+    RECORD_SETS,
+    OwnServers,
+    recorded_server,
+    server_record,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import ElementKey, ObjectKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.served import served_cluster_ips
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
@@ -147,17 +151,41 @@ class _Observed(Resource[Any, Any]):
         return dict(self.entries)
 
 
-def test_what_is_left_identifies_node_ports_and_has_no_rule():
+def recorded(found):
+    return set(filter(None, map(recorded_server, found)))
+
+
+@pytest.mark.parametrize("behaviour", (KUBE_PROXY, CORRECTED))
+@pytest.mark.parametrize("external", ({}, {"external_local": True}))
+def test_every_virtual_server_has_a_record_in_both_filter_backends(external, behaviour):
+    """The node has one external address itself, so it is not on the dummy device."""
+    settings = SETTINGS._replace(behaviour=behaviour)
+    extra = {"external_ips": (NODES[0], "203.0.113.9"), "load_balancer_ips": (NODES[0], "203.0.113.10"), **external}
+    tcp, udp = (route(protocol=name, name=name, node_port=3001, **extra) for name in ("TCP", "UDP"))
+    for rendering in (RENDERING, OVER_NFTABLES):
+        tables = rendering.desired_tables(by_key(tcp, udp), settings)
+        servers = set(tables[model.VIRTUAL_SERVERS])
+        assert len(servers) > 8
+        elements = [key for name in rendering.filter_backend.tables for key in tables[name]]
+        own = OwnServers(elements, ())
+        assert not [server for server in servers if server not in own]
+        for near in (server._replace(port=server.port + 1) for server in servers):
+            assert near not in own and near not in OwnServers(elements, tables[model.ADDRESSES])
+        if rendering is OVER_NFTABLES:
+            assert recorded(server_record(tables[RESOURCE])) == recorded(elements)
+
+
+def test_what_is_left_records_virtual_servers_and_has_no_rule():
     found = table(route(node_port=3001), route(name="b", cluster_ip="172.30.0.42", protocol="UDP", node_port=3002))
-    assert node_ports(found) == {("tcp", 3001), ("udp", 3002)}
-    left = node_port_record(found)
-    assert node_ports(left) == node_ports(found) and len(left) == 4
-    assert {key for key in left if isinstance(key, ObjectKey)} == {IPVS_TABLE.key, ObjectKey("set", "node-ports")}
+    left = server_record(found)
+    assert {(key.protocol, key.port) for key in recorded(left) if not key.address} == {("tcp", 3001), ("udp", 3002)}
+    objects = {key for key in left if isinstance(key, ObjectKey)}
+    assert objects == {IPVS_TABLE.key, *(ObjectKey("set", name) for name in RECORD_SETS)}
     server = model.VirtualServerKey("udp", NODES[0], 3002)
     used = {model.RealServerKey(server, "10.180.2.1", 80): 1}
     real = _Observed(dict.fromkeys(used, model.RealServer(1)))
     kept = StillConnected(real, _Observed(found), lambda: used, dict, True)
-    assert node_ports(kept.table(found)) == {("udp", 3002)} and len(kept.table(found)) == 3
+    assert recorded(kept.table(found)) == {server._replace(address="")}
     assert kept.sets({"KUBE-NODE-PORT-UDP": 1}) == {}
     assert StillConnected(real, _Observed(found), dict, dict, True).table(found) == {}
 

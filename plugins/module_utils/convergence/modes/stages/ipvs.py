@@ -18,20 +18,19 @@ from ....kernel.ipvs.servers import RealServersResource, TimeoutsResource, Virtu
 from ....kernel.rtnetlink.links import AddressesResource
 from ....rendering.ipvs import model as ipvs
 from ....rendering.ipvs.nftables_layout import SETTLING
+from ....rendering.ipvs.own_servers import OwnServers
 from ....resources import Change, ObservedOnce, Resource, Stage, UnloadedResource
 from ...handles import KernelHandles
 from .ipvs_filter_backend import FilterBackendResources, device_removal_stages, filter_backend_resources
-from .still_connected import StillConnected, node_ports
+from .still_connected import StillConnected
 
 Table = Mapping[Any, Any]
 
 
 class OnlyOurServers(Resource[Any, Any]):
-    """Virtual or real servers that belong to Services, identified without a record of them, for removal.
+    """Virtual or real servers that belong to Services, for removal: :class:`.OwnServers` decides which.
 
-    IPVS does not mark ownership. A server is ours if its address is on the dummy device, or if its protocol and port
-    are a node port in our sets, on any address, since the node may have lost the address meanwhile. All others are
-    kept, except ``others``: virtual servers that are known to be ours.
+    All others are kept, except ``others``: virtual servers that are known to be ours.
     """
 
     def __init__(
@@ -49,15 +48,10 @@ class OnlyOurServers(Resource[Any, Any]):
 
     def observe(self) -> Dict[Any, Any]:
         """Return the servers that are ours. Raises KernelError."""
-        addresses = self._addresses.observe()
-        known_ports = node_ports(self._elements.observe())
-
-        def is_ours(server: ipvs.VirtualServerKey) -> bool:
-            if server.address in addresses or (server.protocol, server.port) in known_ports:
-                return True
-            return server in self._others
-
-        return {key: value for key, value in self._resource.observe().items() if is_ours(ipvs.server_of(key))}
+        own = OwnServers(self._elements.observe(), self._addresses.observe())
+        observed = self._resource.observe()
+        chosen = {server for server in map(ipvs.server_of, observed) if server in own or server in self._others}
+        return {key: value for key, value in observed.items() if ipvs.server_of(key) in chosen}
 
     def apply(self, change: Change[Any, Any]) -> None:
         """Apply the change. Raises KernelError."""

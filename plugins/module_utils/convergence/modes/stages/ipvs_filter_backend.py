@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from ....base.addresses import FAMILIES
 from ....kernel.rtnetlink.links import DummyDeviceResource, MonitoringDeviceResource
 from ....rendering.ipvs import model as ipvs
+from ....rendering.ipvs.own_servers import server_record
 from ....rendering.ipvs.sets import known_definitions
 from ....resources import Kind, ObservedOnce, Resource, Stage, UnloadedResource
 from ...handles import KernelHandles
-from .still_connected import node_port_record
 
 
 class SetResources(NamedTuple):
@@ -44,7 +44,7 @@ class FilterBackendResources(NamedTuple):
     table: Optional[Resource[Any, Any]]
 
     def record(self, family: str) -> Resource[Any, Any]:
-        """Return the entries by which virtual servers of node ports are identified."""
+        """Return the entries that record which virtual servers are ours."""
         elements = [self.sets.elements] if self.sets is not None else []
         return Together(family, [*elements, *([self.table] if self.table is not None else [])])
 
@@ -103,7 +103,7 @@ def retiring_stages(handles: KernelHandles) -> List[Stage]:
     The table keeps the entries that identify virtual servers. Until then, new connections to service addresses go
     through IPVS, so the connections that are still open are known only afterwards.
     """
-    return [Stage(handles.ipvs_table(family), node_port_record) for family in FAMILIES if handles.has_nftables()]
+    return [Stage(handles.ipvs_table(family), server_record) for family in FAMILIES if handles.has_nftables()]
 
 
 def device_removal_stages(

@@ -5,45 +5,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from ....rendering.ipvs import model as ipvs
-from ....rendering.ipvs.nftables_layout import IPVS_TABLE, NODE_PORTS
-from ....rendering.ipvs.sets import PROTOCOL_OF_NODE_PORTS
-from ....rendering.nftables.objects import PROTOCOL_NAMES, ElementKey, ObjectKey
+from ....rendering.ipvs.own_servers import recorded_server, server_record
+from ....rendering.nftables.objects import ObjectKey
 from ....resources import Change, Resource
-
-#: Protocol and port, each padded to four bytes.
-_NODE_PORT_BYTES = 8
-
-
-def node_ports(elements: Mapping[Any, bool]) -> FrozenSet[Tuple[str, int]]:
-    """Return (protocol, port) of the node ports among the elements of ipsets, or of the table beside IPVS."""
-    found = (_node_port(key) for key in elements)
-    return frozenset(item for item in found if item is not None)
-
-
-def _node_port(key: Any) -> Optional[Tuple[str, int]]:
-    if isinstance(key, ipvs.SetElementKey) and key.set in PROTOCOL_OF_NODE_PORTS:
-        return PROTOCOL_OF_NODE_PORTS[key.set], int(key.element.rsplit(":", 1)[-1])
-    if isinstance(key, ElementKey) and key.name == NODE_PORTS and len(key.key) == _NODE_PORT_BYTES:
-        protocol = PROTOCOL_NAMES.get(key.key[0])
-        return (protocol, int.from_bytes(key.key[4:6], "big")) if protocol else None
-    return None
-
-
-def node_port_record(observed: Mapping[Any, Any]) -> Dict[Any, Any]:
-    """Return the part of the table beside IPVS that identifies virtual servers and does not affect packets."""
-    found = (IPVS_TABLE.key, ObjectKey("set", NODE_PORTS))
-    return {key: value for key, value in observed.items() if key in found or _node_port(key)}
 
 
 class StillConnected:
     """The parts of ipvs mode that still have active connections, of one family: the desired tables of its leftovers.
 
     New connections no longer reach IPVS once another mode serves. Open connections pass through IPVS until they end;
-    they would be reset without their virtual server, and lost without its address. The server's node port is kept in
-    its set, which identifies the server as ours. ``record`` has the elements of such sets. ``listed`` counts the active
+    they would be reset without their virtual server, and lost without its address. The elements that record the server
+    as ours are kept. ``record`` has the elements of such sets. ``listed`` counts the active
     connections in the kernel's list; ``counted`` returns the real servers with connections by IPVS's own counters, as
     of the last observation. Both are needed: the list has gaps while connections come and go, and the counters do not
     include connections that are being established. With ``draining`` False nothing is kept.
@@ -93,16 +68,17 @@ class StillConnected:
         return {key: value for key, value in observed.items() if key in kept}
 
     def elements(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the set elements that identify the node ports of these virtual servers."""
-        kept = {(key.server.protocol, key.server.port) for key in self._real_servers()}
-        return {key: value for key, value in observed.items() if kept and kept & node_ports({key: value})}
+        """Return the set elements that record these virtual servers."""
+        servers = {key.server for key in self._real_servers()}
+        kept = servers | {server._replace(address="") for server in servers}
+        return {key: value for key, value in observed.items() if kept and recorded_server(key) in kept}
 
     def table(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """Return the table beside IPVS with only such elements; empty if there are none."""
         elements = self.elements(observed) if self.has_connections() else {}
         if not elements:
             return {}
-        record = node_port_record(observed)
+        record = server_record(observed)
         return {key: value for key, value in record.items() if key in elements or isinstance(key, ObjectKey)}
 
     def sets(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
