@@ -61,6 +61,8 @@ options:
         O(modules) nor selected by O(mode) are not loaded; their parameters take effect when something else loads them.
       - With O(persistent), they are written to O(parameters_file), which has no effect on modules that are built into
         the kernel.
+      - A parameter that the module declares and the kernel does not show, such as C(numdummies) of C(dummy), counts as
+        set once the module is loaded. The task warns unless an earlier run has written it to O(parameters_file).
     type: dict
     default: {}
   unchangeable:

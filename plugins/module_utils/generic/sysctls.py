@@ -142,6 +142,9 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
     change = difference(running, desired)
     warnings = _missing_in_check_mode(change.added) if check_mode else []
     blocked = sysctls.unchangeable(change.replaced)
+    for key, (old, new) in change.replaced.items() if check_mode else ():
+        if key not in blocked and sysctls.is_misread(key, new, old):
+            raise sysctls.refused_value(key, old, new)
     unchanged_here: Dict[str, str] = {}
     for key, reason in blocked.items():
         old, new = change.replaced[key]

@@ -109,10 +109,13 @@ def _refuse_used(resource: ModulesResource, planned: PlannedChange) -> None:
         raise KernelError("; ".join(f"kernel module {name}: {reason}" for name, reason in used.items()))
 
 
-def check_parameters(module: AnsibleModule, planned: List[PlannedChange], persistent: bool) -> None:
+def check_parameters(
+    module: AnsibleModule, planned: List[PlannedChange], persistent: bool, doubtful: bool = False
+) -> None:
     """Warn of parameters that wait until their module is loaded again, or raise KernelError, as the options say.
 
-    ``persistent``: warn of those that a boot does not set as well, because their module is built in.
+    ``persistent``: warn of those that a boot does not set as well, because their module is built in. ``doubtful``: warn
+    of those that the kernel does not show, since other values may have been used when the module was loaded.
     """
     for item in planned:
         if not isinstance(item.resource, ModuleParametersResource):
@@ -123,12 +126,27 @@ def check_parameters(module: AnsibleModule, planned: List[PlannedChange], persis
             raise KernelError(f"{reasons}; with unchangeable: warn, this is only a warning")
         if reasons:
             module.warn(reasons)
+        for key in sorted(item.resource.unseen) if doubtful else ():
+            module.warn(f"parameter {key}: the kernel does not show it; it is used when the module is loaded")
         for key, reason in (item.resource.lost_at_boot() if persistent else {}).items():
             if key not in fixed:
                 module.warn(f"parameter {key}: {reason}")
         for key in fixed:
             item.change.added.pop(key, None)
             item.change.replaced.pop(key, None)
+
+
+def _check_loaded(module: AnsibleModule, planned: List[PlannedChange]) -> None:
+    """Judge the parameters of modules that have just been loaded: the kernel ignores or adjusts values without a word.
+
+    Raises KernelError as :func:`check_parameters` does, so that the next run finds the same.
+    """
+    given = parse_parameters(module.params["parameters"])
+    lives = [item.resource for item in planned if isinstance(item.resource, ModuleParametersResource)]
+    known = {key.module for live in lives for key in live.wanted}
+    loaded = present_modules({key.module for key in given} - known, facts.kernel_release())
+    resource = ModuleParametersResource(given, loaded)
+    check_parameters(module, plan([Stage(resource, resource.wanted)]), False)
 
 
 def _check_options(parameters: Dict[str, Any]) -> None:
@@ -153,11 +171,14 @@ def changed(module: AnsibleModule) -> Dict[str, Any]:
     _refuse_unavailable(resource, loading)
     _refuse_used(resource, loading)
     refuse_unwritable(planned)
-    check_parameters(module, planned, bool(options_path))
+    # An earlier run has written the file before it loaded the module.
+    written = {path for item in planned for path in item.change.new_values()}
+    check_parameters(module, planned, bool(options_path), doubtful=not options_path or options_path in written)
     for warning in _unread_warnings(path, options_path) if present else ():
         module.warn(warning)
     if not module.check_mode:
         apply_plan(planned)
+        _check_loaded(module, planned)
     return {
         "modules": list(resource.names or resource.unload),
         "loaded": [name for name, value in loading.change.added.items() if value == LOADED],

@@ -8,9 +8,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+from tests.modules.second_runs import Options, declared, faults, in_pairs
 
 IPVS = "kubenode.proxy.ipvs_services"
 MODULES = "kubenode.proxy.kernel_modules"
@@ -271,3 +274,68 @@ def test_module_parameters(node):
         "sh", "-c", "ls /etc/modprobe.d/load-balancer.conf /etc/modules-load.d/load-balancer.conf", check=False
     )
     assert left.stdout == ""
+
+
+def test_a_second_run_changes_nothing_whatever_the_parameters_are(node):
+    """Parameters that the kernel does not show, adjusts or does not know, and rules that forbid a module."""
+    own = {"persistent_file": "/etc/modules-load.d/own.conf"}
+    tasks = [
+        {"modules": ["dummy"], "parameters": {"dummy": {"numdummies": 2}}, **own},
+        {"modules": ["dummy"], "parameters": {"dummy": {"numdummies": 2}}, "persistent": False},
+        {"modules": ["dummy"], "parameters": {"dummy": {"numdummies": 3}}, "unchangeable": "warn", **own},
+        {"modules": ["bonding"], "parameters": {"bonding": {"max_bonds": 0, "miimon": 100}}, **own},
+        {"modules": ["dummy", "bonding"], **own},
+        {"modules": ["dummy"], "parameters": {"dummy": {"nosuch": 1}}, "unchangeable": "warn", **own},
+    ]
+    reset = {"state": "absent", "modules": ["dummy", "bonding"], "unload": True, **own}
+    assert faults(node, "kernel_modules", tasks, [reset]) == []
+    node.run("sh", "-c", "printf 'install dummy /bin/false\\n' > /etc/modprobe.d/cis.conf")
+    node.run("modprobe", "-r", "dummy", check=False)
+    check, refused, unknown = node.play(
+        {MODULES: {"modules": ["dummy"], **own}, "check_mode": True},
+        {MODULES: {"modules": ["dummy"], **own}},
+        {MODULES: {"modules": ["bonding"], "parameters": {"bonding": {"nosuch": 1}}, **own}},
+    )
+    rule = (
+        'kernel module dummy: must not be loaded here: /etc/modprobe.d/cis.conf has the rule "install dummy /bin/false"'
+    )
+    assert check["msg"] == refused["msg"] == rule
+    assert "neither shows nor declares a parameter nosuch" in unknown["msg"]
+
+
+FORMS: Options = {
+    "address": ["2001:DB8:0:0::1", "192.0.2.9"],
+    "port": [1, 65535],
+    "protocol": ["udp"],
+    "scheduler": ["rr", "sh", "mh"],
+    "flags": [[], ["sh-port"], ["sh-port", "sh-fallback"], ["flag-1"]],
+    "persistence": [0, 300, 7],
+    "persistence_prefix": [24, 32],
+    "one_packet": [True, False],
+    "exclusive": [False],
+    "family": ["ipv4", "ipv6"],
+    "firewall_mark": [7],
+    "real_servers": [
+        [],
+        [{"address": "10.0.0.1", "port": 8080, "weight": 0}, {"address": "10.0.0.2"}],
+        [{"address": "10.0.0.1", "forwarding": "dr"}, {"address": "10.0.0.3", "forwarding": "tunnel"}],
+        [{"address": "2001:DB8::2", "state": "absent"}],
+    ],
+}
+
+
+def test_a_second_run_changes_nothing_whatever_the_virtual_servers_are(node):
+    assert set(FORMS) == declared("ipvs_services", "_SERVICE")
+    base = {"address": "192.0.2.10", "port": 80, "real_servers": [{"address": "10.0.0.1"}]}
+    services = list(in_pairs(base, FORMS, 1 + bool(os.environ.get("FULL"))))
+    marked = [{"firewall_mark": 9, "family": family, "persistence": 60} for family in ("ipv4", "ipv6")]
+    tasks = [{"services": [each]} for each in (*services, *marked)]
+    tasks += [
+        {"services": [base], "purge": ["192.0.2.10", "2001:DB8::0:1"]},
+        {"services": [base], "timeouts": {"tcp": 900}},
+        {"services": [base], "timeouts": {"udp": 60, "tcp_fin": 30}, "save": True},
+        {"services": [base], "save": True, "save_file": "/etc/own.rules"},
+        {"services": [base], "state": "absent"},
+    ]
+    node.play({MODULES: {"modules": ["ip_vs", "ip_vs_rr", "ip_vs_sh", "ip_vs_mh", "ip_vs_wlc"], "persistent": False}})
+    assert faults(node, "ipvs_services", tasks) == []

@@ -78,7 +78,7 @@ def test_only_writable_parameters_of_present_modules_are_changed(tmp_path: Path)
     assert list(change.replaced) == [BITS, ParameterKey("ip_vs", "rate")]
     assert list(change.added) == [ParameterKey("ip_vs", "hidden")]
     assert resource.unchangeable(change) == {
-        ParameterKey("ip_vs", "hidden"): "the module in the kernel does not show a parameter hidden",
+        ParameterKey("ip_vs", "hidden"): "the module in the kernel neither shows nor declares a parameter hidden",
         BITS: "is 12, wanted 20: can only be set when the module is loaded",
     }
     resource.apply(change)
@@ -104,8 +104,8 @@ def test_only_the_command_line_sets_parameters_of_built_in_modules_at_boot(tmp_p
     assert resource.unchangeable(change) == {
         ParameterKey("zswap", "bits"): f"is 8, wanted 9: can only be set at boot, as zswap.bits=9 {why}",
         ParameterKey("zswap", "unknown"): (
-            "the module in the kernel does not show a parameter unknown; it may be set at boot, as zswap.unknown=2 "
-            + why
+            "the module in the kernel neither shows nor declares a parameter unknown; it may be set at boot, as "
+            "zswap.unknown=2 " + why
         ),
     }
     lost = resource.lost_at_boot()

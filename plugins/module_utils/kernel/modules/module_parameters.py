@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Set
 
 from ...base.errors import ConfigurationError, KernelError, os_errors
 from ...base.whole_files import MANAGED_LINE
 from ...resources import Change, Kind, Resource
 from .. import facts
-from .modules import canonical_name
+from .modules import canonical_name, declared_parameters
 
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 # Values that need no quotes in modprobe.d and on modprobe's command line.
@@ -123,9 +123,16 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
         present: Iterable[str],
         root: str = "",
         built_in: Iterable[str] = (),
+        declared: Callable[[str], Collection[str]] = declared_parameters,
     ) -> None:
-        """Take the wanted parameters, of all modules, the modules that are present, and those that are built in."""
+        """Take the wanted parameters, of all modules, the modules that are present, and those that are built in.
+
+        ``declared``: returns the parameters that the file of a module declares.
+        """
         modules = set(present)
+        self._declared = declared
+        #: After ``observe``: those that the module has and the kernel does not show.
+        self.unseen: Set[ParameterKey] = set()
         self.wanted = {key: value for key, value in parameters.items() if key.module in modules}
         self.built_in = frozenset(built_in)
         self.root = root
@@ -143,15 +150,20 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
     def observe(self) -> Parameters:
         """Return the current values; a value that means the same as the wanted one is returned as that.
 
-        A parameter that the kernel does not show has no entry, except for one of a built-in module: it has the value
-        that the kernel's command line gives.
+        A parameter that the kernel does not show is one of :attr:`unseen`, and counts as set: its value was used when
+        the module was loaded. One of a built-in module has the value that the kernel's command line gives. Parameters
+        that the module does not have have no entry.
         """
         found = {}
+        self.unseen.clear()
         at_boot = boot_parameters(self.root)
         for key, wanted in self.wanted.items():
             text = facts.read_text(self._path(key))
             if text is None and key.module in self.built_in:
                 text = at_boot.get(key)
+            elif text is None and key.name in self._declared(key.module):
+                self.unseen.add(key)
+                text = wanted
             if text is not None:
                 found[key] = wanted if same(text, wanted) else text.strip()
         return found
@@ -161,7 +173,7 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
         reasons = {}
         for key, wanted in change.new_values().items():
             if key in change.added:
-                reasons[key] = f"the module in the kernel does not show a parameter {key.name}"
+                reasons[key] = f"the module in the kernel neither shows nor declares a parameter {key.name}"
                 if key.module in self.built_in:
                     reasons[key] += f"; it may be set at boot, as {_on_command_line(key, wanted)}"
             elif not self._is_writable(key):
@@ -192,6 +204,10 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
             doing = f"parameter {key}: cannot be set to {new}"
             with os_errors(KernelError, doing), open(self._path(key), "w", encoding="ascii") as stream:
                 stream.write(new)
+            made = (facts.read_text(self._path(key)) or new).strip()
+            if not same(made, new):
+                # To accept another value would mean to change it in every run.
+                raise KernelError(f"parameter {key}: wanted {new}, but the kernel made it {made}")
 
     def describe(self, key: ParameterKey, value: str) -> List[str]:
         """Return one line, as on the kernel's command line."""

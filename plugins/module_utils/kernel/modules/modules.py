@@ -8,6 +8,7 @@ Functions that read files take ``root``, the directory under which ``/proc``, ``
 
 from __future__ import annotations
 
+import fnmatch
 import gzip
 import os
 import re
@@ -20,11 +21,15 @@ from ...base.whole_files import MANAGED_LINE
 from ...resources import Change, Kind, Resource
 from .. import facts
 from ..programs import find_program, run
+from . import boot_directories
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _KMOD_TIMEOUT_SECONDS = 120
 
 LOADED = "loaded"
+
+#: Programs that do nothing: with a rule to run one instead of loading a module, administrators forbid the module.
+_LOADS_NOTHING = frozenset(("true", "false"))
 
 # Among the users of a module without a function to end it.
 _PERMANENT = "[permanent]"
@@ -216,6 +221,29 @@ def remedy(name: str, release: str, root: str = "") -> str:
     return f"install the package that has the remaining modules of kernel {release}"
 
 
+def _dependencies(name: str, release: str, root: str) -> Set[str]:
+    """Return a module and those that it depends on, which modprobe loads before it."""
+    for line in (facts.read_text(f"{root}/lib/modules/{release}/modules.dep") or "").splitlines():
+        if _module_names(line) == {name}:
+            return {name, *_module_names(line.partition(":")[2].replace(" ", "\n"))}
+    return {name}
+
+
+def install_rule(name: str, release: str, root: str = "") -> Tuple[str, str]:
+    """Return the command that modprobe runs instead of loading a module, or one it depends on, and a clause about it.
+
+    Both are empty if there is none.
+    """
+    concerned = _dependencies(name, release, root)
+    for path in sorted(boot_directories.files_read(boot_directories.MODPROBE, root).values(), key=os.path.basename):
+        for line in (facts.read_text(f"{root}{path}") or "").replace("\\\n", " ").splitlines():
+            words = line.split(None, 2)
+            is_rule = words[:1] == ["install"] and len(words) > 2
+            if is_rule and fnmatch.filter(concerned, words[1].replace("-", "_")):
+                return words[2], f'{path} has the rule "{line.strip()}"'
+    return "", ""
+
+
 # -- change ------------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +255,13 @@ def _kmod(program: str, arguments: Sequence[str]) -> Tuple[int, str]:
     done = run([path, *arguments], timeout=_KMOD_TIMEOUT_SECONDS)
     lines = f"{done.output}\n{done.errors}".strip().splitlines()
     return done.status, lines[-1].strip() if lines else f"{program} ended with status {done.status}"
+
+
+def declared_parameters(name: str) -> Set[str]:
+    """Return the parameters that a module's file declares, some of which the kernel does not show; empty if unknown."""
+    program = find_program("modinfo")
+    done = run([program, "-F", "parm", name], timeout=_KMOD_TIMEOUT_SECONDS) if program else None
+    return {line.partition(":")[0] for line in done.output.splitlines()} if done and done.status == 0 else set()
 
 
 def _modprobe(arguments: Sequence[str]) -> Tuple[int, str]:
@@ -286,11 +321,14 @@ class ModulesResource(Resource[str, str]):
         candidates = list(names)
         missing = set(candidates) - present_modules(candidates, self.release, self.root)
         installed = available_modules(self.release, self.root)
-        return {
-            name: f"not available for kernel {self.release}; {remedy(name, self.release, self.root)}"
-            for name in candidates
-            if name in missing and name not in installed
-        }
+        reasons = {}
+        for name in (name for name in candidates if name in missing):
+            command, rule = install_rule(name, self.release, self.root)
+            if name not in installed:
+                reasons[name] = f"not available for kernel {self.release}; {remedy(name, self.release, self.root)}"
+            elif os.path.basename(command.split(None, 1)[0] if command else "") in _LOADS_NOTHING:
+                reasons[name] = f"must not be loaded here: {rule}"
+        return reasons
 
     def in_use(self, names: Iterable[str]) -> Dict[str, str]:
         """Return the ``names`` that cannot be unloaded together, each with its users besides those; only read."""
@@ -339,7 +377,10 @@ class ModulesResource(Resource[str, str]):
         if absent is not None:
             return KernelError(f"kernel module {name}: {absent}")
         status, words = _modprobe(["--", name])
-        if status == 0:
+        _command, rule = install_rule(name, self.release, self.root)
+        if rule:
+            words = f"{words} ({rule})"
+        elif status == 0:
             words = "modprobe reports success, but the module is not in the kernel"
         elif (facts.read_text(f"{self.root}/proc/sys/kernel/modules_disabled") or "").strip() == "1":
             words = "loading modules is switched off until the next boot (kernel.modules_disabled = 1)"

@@ -190,6 +190,13 @@ def as_printed(key: str, value: str, current: str) -> str:
     return value if len(printed) < len(numbers) else " ".join([*printed, *old[len(printed) :]])
 
 
+def is_misread(key: str, value: str, current: str) -> bool:
+    """Return whether the kernel cannot read a value: the current one consists of numbers, and it does not."""
+    old = current.split()
+    numbers = key not in _LISTS and key not in _VERBATIM and bool(old) and all(map(_PRINTED.match, old))
+    return numbers and None in map(_number, value.split())
+
+
 def same_value(key: str, one: str, other: str) -> bool:
     """Return whether two values, from files or from the kernel, mean the same."""
     if key in _LISTS and one and other:
@@ -283,6 +290,12 @@ def stated_difference(old: str, new: str) -> str:
     return f"is {old or 'not set'}, wanted {new}"
 
 
+def refused_value(key: str, old: str, new: str, reason: str = "") -> KernelError:
+    """Return the error for a value that the kernel refuses; the reason is that of a value that it cannot read."""
+    reason = reason or os.strerror(errno.EINVAL)
+    return KernelError(f"sysctl {key}: {stated_difference(old, new)}: the kernel refused it: {reason}")
+
+
 def _holds(key: str, current: Optional[str], wanted: str) -> bool:
     """Return whether a value read back is the wanted one, as the kernel rounds it."""
     if key in _ROUNDED_UP and current and current.isdecimal() and wanted.isdecimal():
@@ -353,7 +366,7 @@ class SysctlsResource(Resource[str, str]):
         """
         refusal = self._write(key, new)
         if refusal:
-            raise KernelError(f"sysctl {key}: {stated_difference(old, new)}: the kernel refused it: {refusal}")
+            raise refused_value(key, old, new, refusal)
         current = read_value(key, self.root)
         if not _holds(key, current, new):
             made = f"sysctl {key}: wanted {new}, but the kernel made it {current or 'empty'}"
@@ -380,12 +393,26 @@ class SysctlsResource(Resource[str, str]):
         return [f"{key} = {value}"]
 
 
+def _with_dotted_part(key: str, root: str) -> str:
+    """Return the existing key that is meant if one part has dots itself, such as the interface eth0.103; else empty."""
+    parts = key.split(".")
+    for start in range(1, len(parts) - 1):
+        for end in range(start + 2, len(parts)):
+            meant = ".".join([*parts[:start], "/".join(parts[start:end]), *parts[end:]])
+            if os.path.exists(key_path(meant, root)):
+                return meant
+    return ""
+
+
 def missing_key(key: str, value: str, root: str = "") -> KernelError:
     """Return the error for a key that the running kernel does not have.
 
     It names the module that would provide the key, unless that is loaded: then no module has it.
     """
     module = provider(key)
+    dotted = _with_dotted_part(key, root)
+    if dotted:
+        return KernelError(f"sysctl {key}: this kernel has no such key (wanted {value}); did you mean {dotted}?")
     if module is None or os.path.isdir(f"{root}/sys/module/{module}"):
         return KernelError(f"sysctl {key}: this kernel has no such key (wanted {value})")
     return KernelError(
