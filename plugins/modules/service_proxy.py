@@ -29,7 +29,7 @@ options:
         While kube-proxy runs on the node it fails with the finding V(kube-proxy) of O(ignore_findings).
       - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It neither
         reads nor changes the host's state and needs no privileges, so it can run anywhere. It requires O(node_name) and
-        a mode other than V(auto).
+        a mode other than V(auto). What V(present) would refuse about the cluster state is a warning.
       - V(handed_over) is for a node on which kube-proxy has replaced this module or the agent. It removes their
         unreferenced objects, such as the map of all endpoints, from kube-proxy's table of nftables mode, in ipvs mode
         the table that filters beside IPVS, and the table of network policies unless O(node_configuration) enables

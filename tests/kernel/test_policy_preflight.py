@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.conflicts import forward_policies
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.policies import (
     bridge_findings,
     other_implementations,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import Process
 from tests.lab import system
+from tests.lab.system import run
 
 PODS = ["10.244.7.5", "fd00:10:244:7::5"]
 
@@ -73,6 +76,22 @@ def test_what_another_implementation_programmed_is_found(script, name):
     subprocess.run(["nft", script], check=True)
     (found,) = other_implementations([])
     assert str(found).startswith(f"{name} enforces network policies on this node too (")
+
+
+@pytest.mark.parametrize("variant", ("legacy", "nft"))
+@pytest.mark.parametrize("program", ("iptables", "ip6tables"))
+def test_chains_of_both_variants_of_iptables_are_found(variant, program):
+    run([f"{program}-{variant}", "-N", "KUBE-POD-FW-AAAAAAAAAAAAAAAA"])
+    run([f"{program}-{variant}", "-N", "NOT-KUBE-POD-FW-B"])
+    (found,) = other_implementations([])
+    assert "kube-router" in str(found) and "chain KUBE-POD-FW-AAAAAAAAAAAAAAAA" in str(found)
+
+
+@pytest.mark.parametrize("dropping", ("legacy", "nft"))
+def test_a_policy_of_the_other_variant_drops_what_ours_accepts(dropping):
+    run([f"iptables-{dropping}", "-P", "FORWARD", "DROP"])
+    for used in ("legacy", "nft"):
+        assert forward_policies({"IPv4": detect_variant("IPv4", used)}) == {"IPv4": "DROP"}
 
 
 @pytest.mark.parametrize(

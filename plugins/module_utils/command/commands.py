@@ -31,6 +31,7 @@ from ..convergence.modes.choose import choose_mode
 from ..convergence.modes.mode import Mode
 from ..convergence.node import NodeView, view_node
 from ..convergence.policy import find_links, node_policy, policy_options
+from ..convergence.prepare import check_cluster
 from ..convergence.request import Report, Request
 from ..explain.connection import Subject, connection_document
 from ..explain.explain import ExplainedFamily, Stages, explain, explained_families, explanation_document
@@ -246,6 +247,7 @@ def _node(arguments: argparse.Namespace) -> _Node:
     mode = choose_mode(request._replace(check=True)).mode
     configuration = in_mode(request.configuration, mode.name)
     view = view_node(request, configuration, mode)
+    check_cluster(request, view)
     families = explained_families(cluster, configuration, view, mode)
     return _Node(cluster, configuration, view, mode, families)
 

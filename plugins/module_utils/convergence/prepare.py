@@ -30,14 +30,18 @@ def check_cluster(request: Request, view: NodeView) -> List[str]:
     Raises PreflightError if the state is incomplete or has no Node of this host, unless these findings are ignored or
     the request does not need a whole cluster.
     """
+    missing = missing_node(request, view)
     if not request.whole_cluster:
-        return [str(finding) for finding in missing_node(request, view)]
+        return [str(finding) for finding in missing]
+    return judge([*_incomplete(request), *missing], request.ignore_findings)
+
+
+def _incomplete(request: Request) -> List[Finding]:
+    """Return a finding if the cluster state has no object of a kind that every cluster has."""
     policies = request.configuration.node_proxy.network_policy
-    findings = completeness_findings(
+    return completeness_findings(
         request.cluster.kinds, request.needs_no_node, policies=policies.enabled, services=not policies.standalone
     )
-    findings += missing_node(request, view)
-    return judge(findings, request.ignore_findings)
 
 
 def missing_node(request: Request, view: NodeView) -> List[Finding]:
@@ -46,6 +50,17 @@ def missing_node(request: Request, view: NodeView) -> List[Finding]:
         return []
     host = Host(view.name, (os.uname().nodename,), {address for _interface, address in view.addresses})
     return node_findings(request.cluster, host)
+
+
+def rendering_warnings(request: Request, node_name: str) -> List[str]:
+    """Return warnings about the cluster state where no node is read: the findings of :func:`check_cluster`.
+
+    They refuse nothing, since nothing is programmed.
+    """
+    findings = _incomplete(request) if request.whole_cluster else []
+    if not request.needs_no_node:
+        findings += node_findings(request.cluster, Host(node_name, (), request.node_addresses))
+    return judge([finding._replace(severity=WARNING) for finding in findings], request.ignore_findings)
 
 
 def check_node(

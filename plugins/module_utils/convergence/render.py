@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from ..base.addresses import FAMILIES, canonical_address
 from ..base.errors import ConfigurationError
@@ -16,20 +16,25 @@ from ..rendering.slot_limit import within_limit
 from ..serviceports.node import node_name
 from ..serviceports.table import all_service_ports
 from .modes.choose import mode_without_node
+from .prepare import rendering_warnings
+from .report import conflict_warnings, ignored_annotations, unserved
 from .request import Request
 from .schedulers import requested
 
 _LOOPBACK = (("lo", "127.0.0.1"), ("lo", "::1"))
 
 
-def render(request: Request) -> Dict[str, str]:
+def render(request: Request, warnings: Optional[List[str]] = None) -> Dict[str, str]:
     """Return the node's desired rules as text, by the tool that accepts it as input.
 
     Keys: ``iptables-restore`` and ``ip6tables-restore``, or ``nft FAMILY``; in ipvs mode also ``ipset FAMILY``,
     ``ipvsadm FAMILY`` and ``ip FAMILY``; with network policies ``nft inet``. The node's addresses are those of the
     request, else those of its Node. Raises ConfigurationError, also if the node's name is neither given nor in the
     configuration.
+
+    ``warnings``: gets what a convergence would warn of, or refuse, by the cluster state alone.
     """
+    noted: List[str] = warnings if warnings is not None else []
     request.confine()
     mode = mode_without_node(request)
     configuration = in_mode(request.configuration, mode.name)
@@ -40,6 +45,8 @@ def render(request: Request) -> Dict[str, str]:
     name = node_name(given, "")
     node = request.cluster.nodes.get(name)
     addresses = _addresses(request.node_addresses, node)
+    noted += rendering_warnings(request, name)
+    noted += conflict_warnings(request.cluster.conflicts) if mode.serves else []
     texts: Dict[str, str] = {}
     for family in FAMILIES if mode.serves else ():
         settings = dataplane_settings(
@@ -51,10 +58,11 @@ def render(request: Request) -> Dict[str, str]:
             service_cidrs=request.cluster.service_cidr_list(family),
             conntrack_liberal=configuration.conntrack.tcp_be_liberal,
         )
-        service_ports = within_limit(
-            rendering, all_service_ports(request.cluster, node_context(configuration, family, name, node))
-        )
+        every = all_service_ports(request.cluster, node_context(configuration, family, name, node))
+        noted += unserved(rendering, every.values())
+        service_ports = within_limit(rendering, every)
         settings = settings._replace(schedulers=frozenset(requested(rendering, service_ports.values(), settings)))
+        noted += ignored_annotations(rendering, service_ports.values(), settings)
         texts.update(rendering.texts(family, rendering.desired_tables(service_ports, settings)))
     policies = configuration.node_proxy.network_policy
     if policies.enabled:

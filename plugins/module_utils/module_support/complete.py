@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ..base.addresses import IPV4
 from ..configuration.model import KubeProxyConfiguration
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 def rendered(module: AnsibleModule) -> Dict[str, Any]:
     """Return the result of ``state: rendered``, the text of everything that would be programmed."""
     request, warnings = engine_request(module, source="required")
-    texts = render(request)
+    about_cluster: List[str] = []
+    texts = render(request, about_cluster)
     refused, skipped = request.cluster.refusals, request.cluster.skipped
-    warn(module, warnings, refused, skipped)
+    warn(module, [*warnings, *about_cluster], refused, skipped)
     return {
         "changed": False,
         "mode": mode_without_node(request).name,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping
+from typing import Dict, List, Mapping, Tuple
 
 from ..base.addresses import IPV4, IPV6
 from ..kernel.programs import find_program, run
@@ -23,9 +23,25 @@ def forward_policy(variant: XtablesVariant) -> str:
     return words[2] if words[:2] == ["-P", "FORWARD"] and len(words) > 2 else ""
 
 
+def _other_variant(variant: XtablesVariant) -> Tuple[str, List[str]]:
+    """Return the variant that the node does not use, and its rules as iptables-save prints them, none if unused."""
+    other = LEGACY if variant.name == NFT else NFT
+    program = find_program(f"{'ip6tables' if variant.family == IPV6 else 'iptables'}-{other}-save")
+    if not program or (other == LEGACY and not table_names(variant.family)):
+        return other, []
+    return other, run_save(program, other, variant.family).output.splitlines()
+
+
 def forward_policies(variants: Mapping[str, XtablesVariant]) -> Dict[str, str]:
-    """Return the policy of the chain FORWARD for each family, IPv4 first."""
-    return {family: forward_policy(variants[family]) for family in (IPV4, IPV6) if family in variants}
+    """Return the policy of the chain FORWARD for each family, IPv4 first; DROP if either variant of iptables has it.
+
+    The kernel applies both: what one accepts, the other may still drop.
+    """
+    found = {family: forward_policy(variants[family]) for family in (IPV4, IPV6) if family in variants}
+    for family in (family for family, policy in found.items() if policy != "DROP"):
+        if any(line.startswith(":FORWARD DROP ") for line in _other_variant(variants[family])[1]):
+            found[family] = "DROP"
+    return found
 
 
 def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
@@ -36,7 +52,7 @@ def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
             program = "ip6tables" if family == IPV6 else "iptables"
             what = f"{family}: the policy of chain FORWARD in table filter is DROP (Docker and ufw set it), so that"
             what += " Service traffic that no rule accepts is lost"
-            remedy = f"{program} -P FORWARD ACCEPT, or accept the pods' address ranges in FORWARD"
+            remedy = f"{program} -P FORWARD ACCEPT, in both variants, or accept the pods' address ranges in FORWARD"
             findings.append(Finding(FORWARD_DROP, WARNING, what, remedy))
     return findings
 
@@ -49,11 +65,7 @@ def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Findi
     findings = []
     for family, variant in variants.items():
         prefix = "ip6tables" if family == IPV6 else "iptables"
-        other = LEGACY if variant.name == NFT else NFT
-        program = find_program(f"{prefix}-{other}-save")
-        if not program or (other == LEGACY and not table_names(family)):
-            continue
-        lines = run_save(program, other, family).output.splitlines()
+        other, lines = _other_variant(variant)
         if any(line.startswith(":KUBE-SERVICES ") for line in lines):
             what = f"{family}: kube-proxy's chains are also in the {other} variant of iptables (in use: {variant.name})"
             remedy = f"remove them: {prefix}-{other}-save | grep -v KUBE- | {prefix}-{other}-restore"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
@@ -14,6 +15,8 @@ from ..kernel import facts
 from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import NetlinkSocket
 from ..kernel.nftables.listing import nft_chains, nft_tables
+from ..kernel.xtables.legacy_tables import TableReader
+from ..kernel.xtables.variant import table_names
 from .findings import BRIDGE_NETFILTER, BRIDGE_PORTS, ERROR, OTHER_POLICIES, UNKNOWN_PODS, WARNING, Finding
 from .processes import Process, option, programs
 
@@ -42,7 +45,7 @@ def other_implementations(running: Sequence[Process]) -> List[Finding]:
                 continue
             if name:
                 found.setdefault(name, f"process {process.number}")
-    for name, where in _in_nftables():
+    for name, where in (*_in_nftables(), *_in_legacy_tables()):
         found.setdefault(name, where)
     return [
         Finding(
@@ -70,6 +73,18 @@ def _in_nftables() -> Iterator[Tuple[str, str]]:
     except KernelError:
         # Without nf_tables there are none. A table that cannot be listed is reported where it is needed.
         return
+
+
+def _in_legacy_tables() -> Iterator[Tuple[str, str]]:
+    """Yield the traces in legacy iptables, which the kernel applies as well. Load nothing."""
+    for family in FAMILIES:
+        names = table_names(family)
+        with contextlib.suppress(KernelError), contextlib.closing(TableReader(family)) as reader:
+            for table in names:
+                for prefix, name in _CHAINS.items():
+                    chain = reader.chain_beginning(table, prefix)
+                    if chain:
+                        yield name, f"chain {chain} of legacy iptables"
 
 
 def bridge_findings(

@@ -67,8 +67,29 @@ def snapshot_objects(path: str) -> Iterator[Any]:
     """Yield the raw objects of a snapshot file; see :func:`parse_snapshot`. Raises SnapshotError, naming the file.
 
     Those of a List in a usual layout are decoded a few at a time, so use them only after all have been yielded: the
-    file may turn out to be invalid.
+    file may turn out to be invalid, or to hold nothing that is read.
     """
+    others: Dict[str, None] = {}
+    useful = False
+    for item in _all_objects(path):
+        useful = useful or is_supported(item)
+        if not useful:
+            others[_described(item)] = None
+        yield item
+    if others and not useful:
+        raise SnapshotError(f"{path}: holds no Services or other objects that are read, but {', '.join(others)}")
+
+
+def _described(item: Dict[str, Any]) -> str:
+    """Return the kind of an object that is not read, and what the API server or kubectl means by it."""
+    kind = str(item.get("kind"))
+    if kind == "Status":
+        return f"the answer to a request that failed (kind Status): {item.get('message') or item.get('reason')}"
+    return "a table for people (kind Table); request JSON without a table" if kind == "Table" else f"kind {kind}"
+
+
+def _all_objects(path: str) -> Iterator[Any]:
+    """Yield the raw objects of a file, those that are not read included."""
     done = 0
     with os_errors(SnapshotError, path), open(path, "rb") as opened:
         # A pipe can be read only once.

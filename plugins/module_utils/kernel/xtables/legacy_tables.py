@@ -84,6 +84,12 @@ class TableReader:
         """Return whether the table has a chain of that name; False if it cannot be read."""
         return b"\0" + chain.encode() + b"\0" in (self._entries(table) or b"")
 
+    def chain_beginning(self, table: str, prefix: str) -> str:
+        """Return the name of a chain of the table that begins so; empty if there is none or it cannot be read."""
+        entries = self._entries(table) or b""
+        start = entries.find(b"\0" + prefix.encode()) + 1
+        return entries[start : entries.index(b"\0", start)].decode("ascii", "replace") if start else ""
+
     def _entries(self, table: str) -> Optional[bytearray]:
         info = self.info(table)
         if not info:
