@@ -34,7 +34,7 @@ FREE = "192.0.2.200"
 HOST = (ClusterState(), load({}).configuration)
 
 
-class Foreign(NamedTuple):
+class External(NamedTuple):
     """Objects of another program: the commands that add and remove them."""
 
     add: Tuple[str, ...]
@@ -43,32 +43,32 @@ class Foreign(NamedTuple):
     server: str = ""
 
 
-def virtual_server(address: str, port: int) -> Foreign:
+def virtual_server(address: str, port: int) -> External:
     """Return a virtual server as keepalived makes it."""
     place = f"-t {f'[{address}]' if ':' in address else address}:{port}"
     real = "[2001:db8:9::9]:6443" if ":" in address else "192.0.2.9:6443"
-    return Foreign(
+    return External(
         (f"ipvsadm -A {place} -s wlc", f"ipvsadm -a {place} -r {real} -m -w 7"), (f"ipvsadm -D {place}",), address
     )
 
 
-def ipset(name: str, kind: str, element: str) -> Foreign:
+def ipset(name: str, kind: str, element: str) -> External:
     """Return a set with one element."""
-    return Foreign((f"ipset create {name} {kind}", f"ipset add {name} {element}"), (f"ipset destroy {name}",))
+    return External((f"ipset create {name} {kind}", f"ipset add {name} {element}"), (f"ipset destroy {name}",))
 
 
-def chain(program: str, table: str, name: str, hook: str) -> Foreign:
+def chain(program: str, table: str, name: str, hook: str) -> External:
     """Return a chain with a rule, and the jump to it."""
     words = f"{program} -t {table}"
-    return Foreign(
+    return External(
         (f"{words} -N {name}", f"{words} -A {name} -p tcp --dport 9 -j RETURN", f"{words} -A {hook} -j {name}"),
         (f"{words} -D {hook} -j {name}", f"{words} -F {name}", f"{words} -X {name}"),
     )
 
 
-def table(family: str, name: str) -> Foreign:
+def table(family: str, name: str) -> External:
     """Return a table of nf_tables with a chain and a set that are named like ours."""
-    return Foreign(
+    return External(
         (
             f"nft add table {family} {name}",
             f"nft add set {family} {name} cluster-ips {{ type inet_service; }}",
@@ -79,18 +79,20 @@ def table(family: str, name: str) -> Foreign:
     )
 
 
-def address(text: str, device: str = "eth0") -> Foreign:
+def address(text: str, device: str = "eth0") -> External:
     """Return an address of the node that a program adds."""
     length, more = (128, " nodad") if ":" in text else (32, "")
-    return Foreign((f"ip addr add {text}/{length} dev {device}{more}",), (f"ip addr del {text}/{length} dev {device}",))
+    return External(
+        (f"ip addr add {text}/{length} dev {device}{more}",), (f"ip addr del {text}/{length} dev {device}",)
+    )
 
 
-def device(name: str, number: int) -> Foreign:
+def device(name: str, number: int) -> External:
     """Return a device; its hardware address would be random."""
-    return Foreign((f"ip link add {name} address 02:00:00:00:00:0{number} type bridge",), (f"ip link del {name}",))
+    return External((f"ip link add {name} address 02:00:00:00:00:0{number} type bridge",), (f"ip link del {name}",))
 
 
-def foreign_objects(modes: Sequence[str]) -> List[Foreign]:
+def external_objects(modes: Sequence[str]) -> List[External]:
     """Return objects of other programs that resemble those of the modes."""
     legacy = "legacy" if not has_nftables() else "nft"
     found = [
@@ -110,7 +112,7 @@ def foreign_objects(modes: Sequence[str]) -> List[Foreign]:
         found += [
             *(virtual_server(*place) for place in places),
             virtual_server("fd00:96::1", 8443),
-            Foreign(("ipvsadm -A -f 7 -s rr",), ("ipvsadm -D -f 7",)),
+            External(("ipvsadm -A -f 7 -s rr",), ("ipvsadm -D -f 7",)),
             ipset("KUBE-CLUSTER-IP2", "hash:ip,port", "10.96.0.1,tcp:80"),
             ipset("KUBE-NODE-PORT", "bitmap:port range 0-65535", "30001"),
             ipset("KUBE-6-NODEPORT", "hash:ip family inet6", NODE_V6),
@@ -186,7 +188,7 @@ def test_what_was_there_is_there_and_nothing_of_ours_is_left(tmp_path: Path, mod
             *(f"address add {item}/64 dev eth0 nodad" for item in (NODE_V6, VIRTUAL_V6)),
         ]
     )
-    objects = dice.sample(foreign_objects(modes), k=len(foreign_objects(modes)))
+    objects = dice.sample(external_objects(modes), k=len(external_objects(modes)))
     later = objects[: len(objects) // 2]
     excluded = [f"{item.server}/{128 if ':' in item.server else 32}" for item in objects if item.server]
     for item in objects:
