@@ -80,6 +80,7 @@ ANNOTATIONS = {
     "kubenode.proxy/scheduler-flags": lambda chance: chance.choice(["mh-port", "sh-port,sh-fallback"]),
     "kubenode.proxy/persistence-netmask": lambda chance: "24,64",
     "kubenode.proxy/slow-start": lambda chance: "1m",
+    "kubenode.proxy/removed-endpoints": lambda chance: chance.choice(["reset", "reset-after=30s"]),
     MODE: lambda chance: "userspace",
     KUBE_ROUTER_SCHEDULER: lambda chance: chance.choice(["mh", "sh"]),
     KUBE_ROUTER_FLAGS: lambda chance: "flag-1",
@@ -94,7 +95,7 @@ MADE = {
     },
     model.ServicePolicy: {
         *("allowed_sources", "scheduler", "scheduler_flags", "persistence_v4", "persistence_v6", "slow_start"),
-        "userspace",
+        *("userspace", "reset_after"),
     },
     model.EndpointSlice: {"family", "ports", "endpoints", "weight", "alias_weight"},
     model.SliceEndpoint: {"address", "node_name", "ready", "serving", "terminating"},
