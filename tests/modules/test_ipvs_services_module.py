@@ -35,7 +35,7 @@ def test_errors_are_one_clear_line(node):
     )
     expected = [
         "services, purge, timeouts and save are all empty",
-        "services[0].port: 99999 is not between 1 and 65535",
+        "services[0].port: 99999 is not between 0 and 65535",
         "services[1]: virtual server 192.0.2.10:80/TCP is given twice",
         "services[0].address: 'web.example' is not an IP address",
         "services[0].real_servers[0].port: 81 differs from the virtual server's 80",

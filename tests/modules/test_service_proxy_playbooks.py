@@ -150,7 +150,8 @@ def test_convergence_is_idempotent(playbooks):
     assert status == 0 and changed == dict.fromkeys(playbooks.names, 0), text
     # Of the modes that this node can run, auto prefers the one that it is in.
     node = "lab-nftables"
-    status, text, changed = playbooks.run("converge", "--check", "-e", "service_proxy_mode=auto", "--limit", node)
+    automatic = ("-e", "service_proxy_mode=auto", "-e", "kernel_mode=nftables")
+    status, text, changed = playbooks.run("converge", "--check", *automatic, "--limit", node)
     assert (status, changed) == (0, {node: 0}), text
     assert playbooks.look() == held
     playbooks.assert_controller_is_clean()

@@ -178,7 +178,8 @@ def changed(module: AnsibleModule) -> Dict[str, Any]:
         module.warn(warning)
     if not module.check_mode:
         apply_plan(planned)
-        _check_loaded(module, planned)
+        if present:
+            _check_loaded(module, planned)
     return {
         "modules": list(resource.names or resource.unload),
         "loaded": [name for name, value in loading.change.added.items() if value == LOADED],
