@@ -17,7 +17,7 @@ import pytest
 
 from tests.apiserver.discovery import discovery
 from tests.apiserver.wire import Answer, failure, response
-from tests.kernel.agent_node import NODE, AgentNode, service_manager
+from tests.kernel.agent_node import NODE, AgentNode, endpoint_slice, service, service_manager
 from tests.kernel.policy_node import PORTS, TABLE, bridge_port, elements, granted, isolated, pod, policy, policy_node
 from tests.lab import manifests, system
 from tests.lab.manifests import Object
@@ -284,7 +284,8 @@ def test_agent_and_snapshot_explain_which_rule_allows(node, tmp_path):
     assert missing.stderr.startswith("kubenode-proxy: there is no pod or Service shop/nobody that this node serves: ")
     snapshot = tmp_path / "snapshot.json"
     paths = ("/api/v1/nodes", "/api/v1/pods", "/api/v1/namespaces", "/apis/networking.k8s.io/v1/networkpolicies")
-    objects = [item for path in paths for item in node.store.list(path)[0]]
+    # A snapshot without any Service is not complete.
+    objects = [service(1), endpoint_slice(1), *(item for path in paths for item in node.store.list(path)[0])]
     snapshot.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     source = ("--snapshot", str(snapshot), "--node-name", NODE, "--mode", node.mode)
     again = node.run(*words, "shop/db:80/tcp", *source)
