@@ -143,9 +143,9 @@ def test_the_copy_on_disk_may_use_the_reserve_as_its_objects_did(tmp_path):
 def test_an_agent_reserves_room_if_it_enforces_policies(tmp_path):
     path = tmp_path / "config.conf"
     path.write_text("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n")
-    parts = Agent(AgentOptions(configuration=str(path)), Log(io.StringIO())).parts
-    parts.memory._group = Group(100 << 20)
-    capacity = parts.memory.capacity
-    assert parts.memory.carries(capacity)
-    parts.policy.configure(with_policies(enabled=True), "node1")
-    assert not parts.memory.carries(capacity) and parts.memory.carries(capacity, reserve=1.0)
+    components = Agent(AgentOptions(configuration=str(path)), Log(io.StringIO())).components
+    components.memory._group = Group(100 << 20)
+    capacity = components.memory.capacity
+    assert components.memory.carries(capacity)
+    components.policy.configure(with_policies(enabled=True), "node1")
+    assert not components.memory.carries(capacity) and components.memory.carries(capacity, reserve=1.0)
