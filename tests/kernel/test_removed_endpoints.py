@@ -18,11 +18,11 @@ from typing import Iterator, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.tcp_resets import resetting
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service
 from tests.kernel.backends import ADDRESS, PORT, Backend, Routed, endpoint, manifests, write_manifests
 from tests.lab import system
-from tests.lab.pausing import finish
 from tests.waiting import wait_for
 
 MODES = ("nftables", "iptables", "userspace", pytest.param("ipvs", marks=pytest.mark.uml))
@@ -187,6 +187,9 @@ def test_the_default_of_the_configuration_and_of_kube_proxy(node, network, defau
         wait_for(lambda: serves(node, 1), 30.0)
         expected = {"keep": "timeout", "reset": "ConnectionResetError"}
         assert error_after(idle, 2.0 if default == "keep" else 30.0) == expected[default]
+        if default == "reset":
+            # The agent reports after the client was reset.
+            wait_for(lambda: ENDED in node.log, 30.0)
         assert (ENDED in node.log) == (default == "reset")
 
 
@@ -271,7 +274,7 @@ def test_a_client_that_only_waits_is_reset_in_both_families(network, family, cli
         )
         gone = (flow[0][:-2] + b"\0\1", flow[1])
         begin = time.monotonic()
-        assert finish(resetting(family, {flow, gone})) == 1
+        assert finished(resetting(family, {flow, gone})) == 1
         # A client that has no such connection any more is not waited for. One whose kernel has just answered a segment
         # of a lost or repeated handshake so answers the second request.
         assert time.monotonic() - begin < 1.0
