@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import time
-from typing import Generator, Optional, Tuple, TypeVar
+from typing import Tuple
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.tcp_flows import (
     Ended,
     Targets,
@@ -15,21 +15,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.tc
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.flows import Frontend
 
-Found = TypeVar("Found")
-
-
-def finish(steps: Generator[Optional[float], None, Found]) -> Found:
-    """Take all steps, and return the result."""
-    while True:
-        try:
-            time.sleep(next(steps) or 0.0)
-        except StopIteration as end:
-            result: Found = end.value
-            return result
-
 
 def end_connections(family: str, endpoint: Tuple[str, int], frontend: Tuple[str, int]) -> Ended:
     """End the connections to an address and port that lead to an endpoint."""
     targets = Targets()
     targets.add([Frontend("TCP", *frontend)], [endpoint])
-    return finish(ending_connections(family, targets))
+    return finished(ending_connections(family, targets))

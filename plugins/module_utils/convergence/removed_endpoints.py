@@ -10,10 +10,10 @@ It is imported only where this is requested: Ansible ships modules as source, wh
 
 from __future__ import annotations
 
-import time
 from typing import Iterable
 
 from ..base.progress import Progress
+from ..kernel.conntrack.socket import finished
 from ..kernel.conntrack.tcp_flows import Targets, ending_connections
 from ..serviceports.flows import frontends_of
 from ..serviceports.info import ServicePortInfo
@@ -26,10 +26,4 @@ def end_removed(family: str, service_ports: Iterable[ServicePortInfo], progress:
         serving = [(item.ip, item.port) for item in info.endpoints if item.serving]
         if serving:
             targets.add(frontends_of(info), serving, others=True)
-    steps = ending_connections(family, targets, progress)
-    while True:
-        try:
-            time.sleep(next(steps) or 0.0)
-        except StopIteration as end:
-            count: int = end.value.connections
-            return count
+    return finished(ending_connections(family, targets, progress)).connections

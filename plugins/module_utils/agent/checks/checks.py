@@ -168,10 +168,12 @@ class Checks:
         fallen, self._newly_failed = self._newly_failed, []
         for name, address, port in fallen:
             proxier = next((item for item in families if item.family == family_of(address)), None)
-            for info in (proxier.service_ports(view.state, name) or ()) if proxier is not None else ():
+            if proxier is None:
+                continue
+            for info in proxier.service_ports(view.state, name) or ():
                 for endpoint in info.endpoints:
                     left = endpoint.failed and not endpoint.ready and info.key.protocol == "TCP"
-                    if proxier is not None and left and endpoint.ip == address and port in (0, endpoint.port):
+                    if left and endpoint.ip == address and port in (0, endpoint.port):
                         proxier.removed.end(info, endpoint)
 
     def status(self) -> List[CheckStatus]:

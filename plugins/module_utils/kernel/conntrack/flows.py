@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ...base.addresses import IPV6, unpacked
-from ..netlink.attributes import attribute, nested, parse_attributes
+from ...base.addresses import unpacked
+from ..netlink.attributes import parse_attributes
 from . import messages as ct
 from .socket import ConntrackSocket, collected
 
@@ -66,18 +66,7 @@ def _place(raw: bytes) -> Place:
 
 def _selection(family: str, protocol: str, source: Place, destination: Place) -> bytes:
     """Return the attributes that select the entries of a flow; kernels that do not know them return all entries."""
-    first, second = (ct.CTA_IP_V6_SRC, ct.CTA_IP_V6_DST) if family == IPV6 else (ct.CTA_IP_V4_SRC, ct.CTA_IP_V4_DST)
-    sender, receiver = ct.place(*source), ct.place(*destination)
-    addresses = attribute(first, sender[:-2]) + attribute(second, receiver[:-2])
-    transport = attribute(ct.CTA_PROTO_NUM, bytes((ct.PROTOCOLS[protocol],))) + attribute(
-        ct.CTA_PROTO_DST_PORT, receiver[-2:]
-    )
-    fields = ct.FILTER_IP_SRC | ct.FILTER_IP_DST | ct.FILTER_PROTO_NUM | ct.FILTER_PROTO_DST_PORT
-    if source[1]:
-        transport += attribute(ct.CTA_PROTO_SRC_PORT, sender[-2:])
-        fields |= ct.FILTER_PROTO_SRC_PORT
-    parts = nested(ct.CTA_TUPLE_IP, addresses) + nested(ct.CTA_TUPLE_PROTO, transport)
-    return ct.selection(family, ct.CTA_TUPLE_ORIG, parts, ct.CTA_FILTER_ORIG_FLAGS, fields)
+    return ct.flow_selection(family, ct.PROTOCOLS[protocol], ct.place(*destination), ct.place(*source))
 
 
 def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optional[TrackedFlow]:

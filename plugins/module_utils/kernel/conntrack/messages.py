@@ -86,6 +86,25 @@ def selection(family: str, tuple_kind: int, parts: bytes, flags_kind: int, flags
     return nested(tuple_kind, parts) + nested(CTA_FILTER, attribute(flags_kind, struct.pack("=I", flags)))
 
 
+def flow_selection(family: str, protocol: int, destination: bytes, source: bytes = b"") -> bytes:
+    """Return the :func:`selection` of the entries of a protocol from a source to a destination.
+
+    Each is a :func:`place`; without an address, or with port 0, it means any.
+    """
+    addresses, transport, fields = b"", attribute(CTA_PROTO_NUM, bytes((protocol,))), FILTER_PROTO_NUM
+    kinds = (CTA_IP_V6_SRC, CTA_IP_V6_DST) if family == IPV6 else (CTA_IP_V4_SRC, CTA_IP_V4_DST)
+    fields_of_address, fields_of_port = (FILTER_IP_SRC, FILTER_IP_DST), (FILTER_PROTO_SRC_PORT, FILTER_PROTO_DST_PORT)
+    for number, end in enumerate((source, destination)):
+        if end[:-2]:
+            addresses += attribute(kinds[number], end[:-2])
+            fields |= fields_of_address[number]
+        if any(end[-2:]):
+            transport += attribute(_PORTS[number], end[-2:])
+            fields |= fields_of_port[number]
+    parts = (nested(CTA_TUPLE_IP, addresses) if addresses else b"") + nested(CTA_TUPLE_PROTO, transport)
+    return selection(family, CTA_TUPLE_ORIG, parts, CTA_FILTER_ORIG_FLAGS, fields)
+
+
 def parse_tuple(view: memoryview, start: int, end: int) -> Optional[ParsedTuple]:
     """Return protocol, source and destination place from attributes in any order; None without addresses.
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Callable, Generator, Iterable, Iterator, List, Optional, Sequence, TypeVar
 
 from ...base.addresses import IPV6
@@ -26,11 +27,13 @@ Found = TypeVar("Found")
 Steps = Generator[None, None, Found]
 
 
-def finished(steps: Steps[Found]) -> Found:
-    """Take all steps at once, and return the result."""
+def finished(steps: Generator[Optional[float], None, Found]) -> Found:
+    """Take all steps at once, waiting for the seconds that they yield, and return the result."""
     while True:
         try:
-            next(steps)
+            pause = next(steps)
+            if pause:
+                time.sleep(pause)
         except StopIteration as end:
             result: Found = end.value
             return result

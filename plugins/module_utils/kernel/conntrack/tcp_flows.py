@@ -19,7 +19,7 @@ from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optio
 from ...base.addresses import IPV6
 from ...base.progress import Progress, unheeded
 from ...serviceports.flows import Frontend
-from ..netlink.attributes import attribute, nested, parse_attributes
+from ..netlink.attributes import parse_attributes
 from ..netlink.outcomes import is_missing
 from ..netlink.protocol import Message
 from ..netlink.socket import NetlinkSocket
@@ -101,17 +101,11 @@ class Targets:
     def selections(self, family: str) -> Iterator[bytes]:
         """Yield the selections of entries that together are those to the frontends; an empty one is the whole table."""
         frontends = [*self._addresses, *self._node_ports]
-        kind = ct.CTA_IP_V6_DST if family == IPV6 else ct.CTA_IP_V4_DST
-        for place in frontends if len(frontends) <= _MOST_SELECTED else ():
-            transport = attribute(ct.CTA_PROTO_NUM, bytes((_TCP,))) + attribute(ct.CTA_PROTO_DST_PORT, place[-2:])
-            parts = nested(ct.CTA_TUPLE_PROTO, transport)
-            fields = ct.FILTER_PROTO_NUM | ct.FILTER_PROTO_DST_PORT
-            if len(place) > 2:
-                parts = nested(ct.CTA_TUPLE_IP, attribute(kind, place[:-2])) + parts
-                fields |= ct.FILTER_IP_DST
-            yield ct.selection(family, ct.CTA_TUPLE_ORIG, parts, ct.CTA_FILTER_ORIG_FLAGS, fields)
         if len(frontends) > _MOST_SELECTED:
             yield b""
+            return
+        for place in frontends:
+            yield ct.flow_selection(family, _TCP, place)
 
 
 def _finding(family: str, targets: Targets, progress: Progress) -> Steps[List[_TcpFlow]]:
