@@ -14,7 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 
 from .nftables import Crashed, Kernel, Table, Traversal
-from .states import NODE, Change, Node, Packet, State, packets, service_ports
+from .states import NODE, Changes, Node, Packet, State, packets, service_ports
 
 Traversals = Mapping[Packet, Traversal]
 Outcomes = Mapping[Packet, Any]
@@ -55,7 +55,7 @@ def fates(found: Traversals) -> Outcomes:
     return {packet: way.outcomes for packet, way in found.items()}
 
 
-class Check:
+class Check(Changes):
     """Changes from state to state. ``faults``: what went wrong; ``states``: the tables that packets could meet.
 
     ``prepare``: may alter the kernel with its planner before a change, as seeded faults do.
@@ -65,12 +65,10 @@ class Check:
         self, node: Node = NODE, most_elements: int = 1, old_kernel: bool = False,
         prepare: Callable[[Kernel], None] = lambda _kernel: None,
     ) -> None:  # fmt: skip
-        self.node = node
+        super().__init__(node)
         self.most_elements = most_elements
         self.old_kernel = old_kernel
         self.prepare = prepare
-        self.faults: List[str] = []
-        self.states = 0
 
     def change(self, old: Optional[State], new: Optional[State], crash: int = -1, to: Optional[Node] = None) -> bool:
         """Make a change; return whether the process has ended after ``crash`` transactions and another continued.
@@ -114,14 +112,3 @@ class Check:
             self.faults.append(f"{where}: {error!r}")
         self.states += len(numbers)
         return kernel.held, now, crashed
-
-    def changes(self, several: Iterable[Change]) -> None:
-        for old, new in several:
-            self.change(old, new)
-
-    def crashes(self, several: Iterable[Change]) -> None:
-        """Make each change again and again, with a crash after each of its transactions."""
-        for old, new in several:
-            crash = 1
-            while self.change(old, new, crash):
-                crash += 1

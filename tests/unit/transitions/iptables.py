@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import cache
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.chains import chain_ownership
@@ -25,7 +25,7 @@ from tests.unit.rendering.iptables.tracer import Tracer
 
 from .check import Outcomes, wrong
 from .nftables import Crashed
-from .states import NODE, NODES, Change, Node, State, packets, service_ports
+from .states import NODE, NODES, Changes, Node, State, packets, service_ports
 
 Place = Tuple[str, str]
 Held = Dict[Place, Tuple[str, ...]]
@@ -158,18 +158,16 @@ def steady(state: Optional[State], node: Node, services: int) -> Outcomes:
     return traced(loaded(state, node), services, node)
 
 
-class Check:
+class Check(Changes):
     """Changes from state to state in iptables mode. ``faults``: what went wrong; ``states``: how many commits.
 
     ``portion``: the number of chains of a transaction of iptables-nft, 0 for that of legacy iptables.
     """
 
     def __init__(self, node: Node = NODE, portion: int = 0) -> None:
-        self.node = node
+        super().__init__(node)
         self.variant = NFT if portion else "legacy"
         self._sizes = {"WHOLE": portion - 1, "PORTION": portion} if portion else {}
-        self.faults: List[str] = []
-        self.states = 0
 
     def change(self, old: Optional[State], new: Optional[State], crash: int = -1, to: Optional[Node] = None) -> bool:
         """Make a change; return whether the process has ended after ``crash`` commits and another continued.
@@ -224,14 +222,3 @@ class Check:
                 self.faults.append(f"{where}: {error!r}")
         self.states += number
         return programs.held, now, crashed
-
-    def changes(self, several: Iterable[Change]) -> None:
-        for old, new in several:
-            self.change(old, new)
-
-    def crashes(self, several: Iterable[Change]) -> None:
-        """Make each change again and again, with a crash after each of its commits."""
-        for old, new in several:
-            crash = 1
-            while self.change(old, new, crash):
-                crash += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from functools import cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
@@ -138,6 +138,11 @@ def all_changes() -> List[Change]:
     return [((old,), (new,)) for old, new in itertools.permutations(ones(), 2)]
 
 
+def sample(count: int) -> List[Change]:
+    """Return some changes of one Service, always the same."""
+    return random.Random(count).sample(all_changes(), count)
+
+
 def pair_changes(seed: int, count: int) -> List[Change]:
     """Return changes of one Service with two traits: the first for each pair of traits, then others."""
     chosen, others = random.Random(seed), ones(traits=PAIRS)
@@ -248,3 +253,26 @@ def packets(services: int, family: str = "IPv4") -> List[Packet]:
         goals += [(address, 80), (address, 81), (address, 80, "udp"), (net.external.format(number), 80)]
         goals += [(net.balancer.format(number), 80), (net.node, 30000 + number)]
     return [Packet(source, *goal) for goal in goals for source in sources]
+
+
+class Changes:
+    """What makes changes from state to state, and records in ``faults`` what went wrong."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.faults: List[str] = []
+        self.states = 0
+
+    def change(self, old: Optional[State], new: Optional[State], crash: int = -1, to: Optional[Node] = None) -> bool:
+        raise NotImplementedError
+
+    def changes(self, several: Iterable[Change]) -> None:
+        for old, new in several:
+            self.change(old, new)
+
+    def crashes(self, several: Iterable[Change]) -> None:
+        """Make each change again and again, with a crash after each of its steps."""
+        for old, new in several:
+            crash = 1
+            while self.change(old, new, crash):
+                crash += 1

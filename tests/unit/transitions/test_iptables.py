@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any, Callable, Dict, List
 from unittest import mock
 
@@ -16,13 +15,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change as Difference
 
 from .iptables import Check
-from .states import VARIETIES, Change, Node, all_changes, ones, pair_changes, random_changes
+from .states import VARIETIES, Node, all_changes, ones, pair_changes, random_changes, sample
 
 full = pytest.mark.full
-
-
-def sample(count: int) -> List[Change]:
-    return random.Random(count).sample(all_changes(), count)
 
 
 @pytest.mark.parametrize("node", VARIETIES, ids=str)

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import random
-from typing import List
-
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import resource
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 
 from .check import Check
-from .states import VARIETIES, Change, Node, all_changes, ones, pair_changes, random_changes
+from .states import VARIETIES, Node, all_changes, ones, pair_changes, random_changes, sample
 
 full = pytest.mark.full
 EVERY = 1 << 30
@@ -24,10 +21,6 @@ EVERY = 1 << 30
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing wait for chains that are still referred to."""
     monkeypatch.setattr(resource, "_BUSY_SECONDS", 0)
-
-
-def sample(count: int) -> List[Change]:
-    return random.Random(count).sample(all_changes(), count)
 
 
 @pytest.mark.parametrize("node", VARIETIES, ids=str)
