@@ -43,7 +43,8 @@ def balanced(number: int, port: int) -> Object:
         ipFamilyPolicy="RequireDualStack",
     )
     item["spec"]["clusterIPs"].append(f"fd00:10:96::{number:x}")
-    item["spec"]["ports"][0]["nodePort"] = 20000 + number
+    # Above the ports of the tests' agents: a node port of the loopback interface is rejected, also that of /healthz.
+    item["spec"]["ports"][0]["nodePort"] = 35000 + number
     return item
 
 

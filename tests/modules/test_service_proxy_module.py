@@ -148,8 +148,8 @@ def test_info_counts_and_finds_drift(node):
     before = rules(node)
     node.run("iptables", "-t", "nat", "-A", "KUBE-SERVICES", "-d", "192.0.2.77", "-j", "ACCEPT")
     drifted, alone, repaired, after = node.play({INFO: SERVE}, {INFO: {}}, {MODULE: SERVE}, {INFO: SERVE})
-    assert drifted["drift"] and drifted["counts"]["replaced"] == 1, drifted
     assert drifted["summary"].endswith(": 1 different (nat KUBE-SERVICES)") and same["summary"] == ""
+    assert drifted["drift"] and drifted["counts"]["replaced"] == 1, drifted["changes"]
     assert drifted["changes"][0]["entries"] == ["nat KUBE-SERVICES"] and not drifted["changes"][0]["truncated"]
     assert "192.0.2.77" in "".join(entry["before"] for entry in drifted["diff"])
     assert len(json.dumps({key: drifted[key] for key in drifted if key not in ("diff", "invocation")})) < 5000
