@@ -16,13 +16,14 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 from tests.lab import system
 
 ADDRESS = "10.103.97.2"
+ADDRESS_SIX = "fd00:10:103::2"
 PORT = 6443
 NAME = "static/apiserver"
 
 
-def endpoint(number: int) -> str:
+def endpoint(number: int, family: str = "IPv4") -> str:
     """Return the address of a backend."""
-    return f"192.0.2.{10 + number}"
+    return f"192.0.2.{10 + number}" if family == "IPv4" else f"fd00:192::{10 + number}"
 
 
 def make_network(count: int = 3) -> None:
@@ -42,8 +43,9 @@ def make_network(count: int = 3) -> None:
 class Backend:
     """A TCP server that sends its number to each client; with ``hold``, connections stay open."""
 
-    def __init__(self, number: int, hold: bool = False) -> None:
+    def __init__(self, number: int, hold: bool = False, family: str = "IPv4") -> None:
         self.number = number
+        self._family = family
         self._hold = hold
         self._held: List[socket.socket] = []
         self._server: Optional[socket.socket] = None
@@ -51,10 +53,11 @@ class Backend:
 
     def start(self) -> None:
         """Listen and serve in a thread."""
-        server = socket.socket()
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((endpoint(self.number), PORT))
-        server.listen(64)
+        server = socket.create_server(
+            (endpoint(self.number, self._family), PORT),
+            family=socket.AF_INET if self._family == "IPv4" else socket.AF_INET6,
+            backlog=64,
+        )
         self._server = server
         threading.Thread(target=self._serve, args=(server,), daemon=True).start()
 
@@ -101,16 +104,24 @@ def three_backends(hold: bool = False) -> Iterator[List[Backend]]:
         backend.close()
 
 
-def connected_to(number: str, place: Optional[str] = None) -> socket.socket:
-    """Return an open connection to one backend, through the Service's address, from a namespace or from here."""
+def connected_to(number: str, place: Optional[str] = None, address: str = ADDRESS, port: int = PORT) -> socket.socket:
+    """Return an open connection to one backend, through an address of the Service, from a namespace or from here."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for _attempt in range(200):
-        sock = system.socket_inside(place, socket.AF_INET, socket.SOCK_STREAM)
+        sock = system.socket_inside(place, family, socket.SOCK_STREAM)
         sock.settimeout(20)
-        sock.connect((ADDRESS, PORT))
+        sock.connect((address, port))
         if sock.recv(16).decode() == number:
             return sock
         sock.close()
     raise AssertionError(f"backend {number} never answers")
+
+
+def _give_addresses(place: str, addresses: Sequence[str], gateways: Sequence[str]) -> None:
+    """Give the interface of a namespace addresses of both families, and default routes."""
+    lines = [f"address add {address} dev eth0{' nodad' if ':' in address else ''}" for address in addresses]
+    routes = [f"{'-6 ' if ':' in gateway else ''}route add default via {gateway}" for gateway in gateways]
+    system.ip_batch([*lines, *routes], place)
 
 
 class Routed:
@@ -127,21 +138,27 @@ class Routed:
                 *("address add 203.0.113.1/24 dev port0", "address add 192.0.2.1/24 dev port1"),
                 # Addresses of Services need some route.
                 "route add default dev port1 src 192.0.2.1",
+                "address add fd00:203::1/64 dev port0 nodad",
+                "address add fd00:192::1/64 dev port1 nodad",
+                "-6 route add default dev port1 src fd00:192::1",
             ]
         )
-        system.ip_batch(["address add 203.0.113.10/24 dev eth0", "route add default via 203.0.113.1"], self.client)
-        addresses = [f"address add {endpoint(number)}/24 dev eth0" for number in (1, 2)]
-        system.ip_batch([*addresses, "route add default via 192.0.2.1"], self.servers)
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
+        _give_addresses(self.client, ["203.0.113.10/24", "fd00:203::10/64"], ["203.0.113.1", "fd00:203::1"])
+        held = [f"{endpoint(number)}/24" for number in (1, 2)] + [f"{endpoint(number, 'IPv6')}/64" for number in (1, 2)]
+        _give_addresses(self.servers, held, ["192.0.2.1", "fd00:192::1"])
+        for parameter in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+            Path(f"/proc/sys/net/{parameter}").write_text("1", encoding="ascii")
 
-    def backends(self) -> List[Backend]:
+    def backends(self, families: Sequence[str] = ("IPv4",)) -> List[Backend]:
         """Start the backends, which keep connections open."""
         with system.inside(f"/run/netns/{self.servers}"):
-            return [Backend(number, hold=True) for number in (1, 2)]
+            return [Backend(number, hold=True, family=family) for number in (1, 2) for family in families]
 
-    def connection_to(self, number: str, local: bool = False) -> socket.socket:
-        """Return an open connection to one backend, through the Service's address, of the client or of the node."""
-        return connected_to(number, None if local else f"/run/netns/{self.client}")
+    def connection_to(
+        self, number: str, local: bool = False, address: str = ADDRESS, port: int = PORT
+    ) -> socket.socket:
+        """Return an open connection to one backend, through an address of the Service, of the client or of the node."""
+        return connected_to(number, None if local else f"/run/netns/{self.client}", address, port)
 
     def close(self) -> None:
         """Remove the namespaces."""

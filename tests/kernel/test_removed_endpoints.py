@@ -12,7 +12,6 @@ import contextlib
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Iterator, List
 
 import pytest
@@ -21,7 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.tcp_resets import resetting
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service
-from tests.kernel.backends import ADDRESS, PORT, Backend, Routed, endpoint, manifests, write_manifests
+from tests.kernel.backends import ADDRESS, ADDRESS_SIX, PORT, Backend, Routed, endpoint, manifests, write_manifests
 from tests.lab import system
 from tests.waiting import wait_for
 
@@ -34,6 +33,8 @@ SAME = (
 ANNOTATION = "kubenode.proxy/removed-endpoints"
 ENDED = "ended connections to removed or failed endpoints"
 NODE_PORT = 30443
+#: Of the Service's load balancer.
+BALANCED = ("198.51.100.7", "fd00:198::7")
 
 
 @pytest.fixture
@@ -83,7 +84,8 @@ def serves(node, count) -> bool:
 
 def lose(network, number=1) -> None:
     """Have the machine of an endpoint answer nothing any more."""
-    system.ip_batch([f"rule add from {endpoint(number)} blackhole"], network.servers)
+    lines = [f"rule add from {endpoint(number)} blackhole", f"-6 rule add from {endpoint(number, 'IPv6')} blackhole"]
+    system.ip_batch(lines, network.servers)
 
 
 def error_after(sock: socket.socket, seconds: float) -> str:
@@ -108,38 +110,56 @@ def busy(sock: socket.socket, found: List[str]) -> None:
             found.append(type(error).__name__)
 
 
+def dual_stack(numbers) -> List[dict]:
+    """Return the Service, as a load balancer with addresses of both families, and its endpoints."""
+    served, slices = manifests(numbers, **{ANNOTATION: "reset"})
+    served["spec"].update(
+        type="LoadBalancer",
+        clusterIPs=[ADDRESS, ADDRESS_SIX],
+        ipFamilies=["IPv4", "IPv6"],
+        ipFamilyPolicy="RequireDualStack",
+    )
+    served["spec"]["ports"][0]["nodePort"] = NODE_PORT
+    served["status"] = {"loadBalancer": {"ingress": [{"ip": address} for address in BALANCED]}}
+    six = {**slices, "metadata": {**slices["metadata"], "name": "apiserver-six"}, "addressType": "IPv6"}
+    six["endpoints"] = [{"addresses": [endpoint(number, "IPv6")]} for number in numbers]
+    return [served, slices, six]
+
+
 @in_modes(*MODES)
 def test_clients_of_a_lost_endpoint_are_reset_within_a_second(node, network):
-    serve(node, (1, 2), "reset")
+    # By default nftables mode serves node ports only on the address that the Node object has.
+    node.write_configuration(nodePortAddresses=["203.0.113.0/24", "fd00:203::/64"])
+    write_manifests(node.services, dual_stack((1, 2)))
     node.start()
     with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [backend.close() for backend in six])
+        six = network.backends(["IPv6"])
 
-        def connection(number, port=0):
-            if not port:
-                return stack.enter_context(contextlib.closing(network.connection_to(number)))
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("tests.kernel.backends.ADDRESS", "203.0.113.1")
-                patch.setattr("tests.kernel.backends.PORT", port)
-                return stack.enter_context(contextlib.closing(network.connection_to(number)))
+        def connection(number, address=ADDRESS, port=PORT):
+            made = network.connection_to(number, address=address, port=port)
+            return stack.enter_context(contextlib.closing(made))
 
-        idle, sending, kept, masqueraded = connection("1"), connection("1"), connection("2"), connection("1", NODE_PORT)
+        sending = connection("1")
+        kept = [connection("2", address) for address in (ADDRESS, ADDRESS_SIX)]
+        waiting = [connection("1", address) for address in (ADDRESS, ADDRESS_SIX, *BALANCED)]
+        # Masqueraded ones.
+        waiting += [connection("1", address, NODE_PORT) for address in ("203.0.113.1", "fd00:203::1")]
         errors: List[str] = []
         thread = threading.Thread(target=busy, args=(sending, errors))
         thread.start()
         lose(network)
-        serve(node, (2,), "reset")
-        wait_for(lambda: ENDED in node.log, 30.0, 0.01)
+        write_manifests(node.services, dual_stack((2,)))
+        wait_for(lambda: node.log.count(ENDED) == 2, 30.0, 0.01)
         begin = time.monotonic()
-        assert error_after(idle, 1.0) == "ConnectionResetError"
-        assert error_after(masqueraded, 1.0) == "ConnectionResetError"
+        assert [error_after(sock, 1.0) for sock in waiting] == ["ConnectionResetError"] * len(waiting)
         thread.join(1.0)
         assert errors in (["ConnectionResetError"], ["BrokenPipeError"])
         assert time.monotonic() - begin < 1.0
-        kept.settimeout(0.2)
-        with pytest.raises(socket.timeout):
-            kept.recv(1)
-        kept.send(b"x")
-        assert " local=0 reset=" in node.log
+        for sock in kept:
+            assert error_after(sock, 0.2) == "timeout"
+            sock.send(b"x")
+        assert node.log.count(" local=0 reset=") == 2
 
 
 @in_modes(*SAME)
@@ -241,18 +261,8 @@ def test_a_run_without_the_agent_resets_at_once_and_names_what_it_cannot(tmp_pat
             assert error_after(idle, 1.0) == "ConnectionResetError"
 
 
-@pytest.mark.parametrize(("family", "client", "server"), [("IPv4", "203.0.113.10", "192.0.2.11"), ("IPv6", "", "")])
-def test_a_client_that_only_waits_is_reset_in_both_families(network, family, client, server):
-    if family == "IPv6":
-        Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1", encoding="ascii")
-        client, server = "fd00:203::10", "fd00:192::11"
-        for name, own, gateway, port in (
-            (network.client, client, "fd00:203::1", "port0"),
-            (network.servers, server, "fd00:192::1", "port1"),
-        ):
-            system.ip_batch([f"address add {gateway}/64 dev {port} nodad"])
-            lines = [f"address add {own}/64 dev eth0 nodad", f"-6 route add default via {gateway}"]
-            system.ip_batch(lines, name)
+@pytest.mark.parametrize(("family", "server"), [("IPv4", "192.0.2.11"), ("IPv6", "fd00:192::11")])
+def test_a_client_that_only_waits_is_reset_in_both_families(network, family, server):
     number = socket.AF_INET6 if family == "IPv6" else socket.AF_INET
     with contextlib.ExitStack() as stack:
 
