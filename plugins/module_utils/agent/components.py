@@ -71,7 +71,8 @@ class Components:
         configure_log(log, options, loaded)
         for warning in self.configuration_warnings:
             log.warning(warning)
-        self.started = time.time()
+        # By the monotonic clock.
+        self.started = time.monotonic()
         # Why the configuration on disk is not in effect; empty if it is.
         self.reload_error = ""
         self.supervisor = Supervisor(log)
@@ -130,7 +131,6 @@ class Components:
             clients=self.clients,
             limits=limits_of(files),
             flags=command_line_flags(options),
-            started=self.started,
         )
         self.other_proxy = OtherProxy(self.timers.clock, self.reports, expected=self._expects_other_proxy)
         self.health.other_proxy = lambda: self.other_proxy.text

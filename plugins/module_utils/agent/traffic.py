@@ -117,8 +117,8 @@ class Traffic:
         self._mode = ""
         self._families: Dict[str, _Family] = {}
         self._since = self._read_at = 0.0
-        self._began: Optional[float] = None
-        self._ended: Optional[float] = None
+        # Of the last reading, by the timers' clock.
+        self._began = self._ended = 0.0
         self._chosen_at: Optional[float] = None
         sync.syncer.applied = self._applied
         self._timer = timers.add("read the traffic of Services", self._measure)
@@ -169,7 +169,7 @@ class Traffic:
 
     def _seconds(self) -> float:
         """Return how long the last reading took, including the document made from it."""
-        return 0.0 if self._began is None or self._ended is None else self._ended - self._began
+        return self._ended - self._began
 
     def _measure(self) -> None:
         if not self._settings.metrics_ports:
@@ -205,13 +205,13 @@ class Traffic:
         ServicePort. ``known``: the time of the reading that the caller has; if that is the last reading, the result has
         nothing but that time. Slow readings are reused for some time.
 
-        In the result, ``at``: when the kernel was read; ``since``: when it was read first. What the kernel had counted
-        before that is included.
+        In the result, ``at``: when the kernel was read, ``monotonic``: the same by a clock that is never set;
+        ``since``: when it was read first. What the kernel had counted before that is included.
         """
         proxiers = self._sync.proxiers
         if proxiers is None:
             raise ProxyError("the agent does not know the cluster yet")
-        recent = self._ended is not None and self._clock() - self._ended < _DEMAND_FACTOR * self._seconds()
+        recent = self._clock() - self._ended < _DEMAND_FACTOR * self._seconds()
         must_read = not recent or proxiers.mode.name != self._mode
         if must_read:
             self._read()
@@ -229,5 +229,6 @@ class Traffic:
             "uncounted": proxiers.mode.uncounted,
             "since": round(self._since, 3),
             "at": at,
+            "monotonic": round(self._began, 3),
             "ports": rows,
         }

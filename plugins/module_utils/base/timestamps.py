@@ -14,3 +14,8 @@ TIMESTAMP = "%Y-%m-%dT%H:%M:%SZ"
 def timestamp(seconds: Optional[float] = None) -> str:
     """Format a time, in seconds since 1970 (None for now), as RFC 3339 text in UTC without fractions."""
     return time.strftime(TIMESTAMP, time.gmtime(seconds))
+
+
+def wall_time(moment: float) -> float:
+    """Return a moment of the monotonic clock in seconds since 1970, by the clock of the node as it is set now."""
+    return time.time() - time.monotonic() + moment

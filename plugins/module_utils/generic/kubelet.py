@@ -33,15 +33,14 @@ from ..kernel.programs import run
 _PROPERTY = "ExecMainStartTimestampMonotonic"
 
 
-def present_moment() -> str:
-    """Return this moment, in the form in which it is kept."""
-    return f"{boot_identity()} {time.monotonic():.6f}"
+def present_moment(age: float = 0.0) -> str:
+    """Return this moment, or the one some seconds ago, in the form in which it is kept."""
+    return f"{boot_identity()} {max(0.0, time.monotonic() - age):.6f}"
 
 
 def moment_of_change(path: str) -> str:
     """Return the moment at which a file was written last. Raises OSError."""
-    age = max(0.0, time.time() - os.stat(path).st_mtime)
-    return f"{boot_identity()} {max(0.0, time.monotonic() - age):.6f}"
+    return present_moment(max(0.0, time.time() - os.stat(path).st_mtime))
 
 
 def kubelet_start() -> Optional[float]:

@@ -82,12 +82,11 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
     from . import revert
 
     check_timeout(seconds)
-    deadline = timestamp(time.time() + seconds)
     waiting = Pending(
         saved_state=number,
         armed=time.monotonic(),
         timeout=seconds,
-        deadline=deadline,
+        deadline=timestamp(time.time() + seconds),
         history_directory=history_directory,
         state_directory=state_directory,
     )

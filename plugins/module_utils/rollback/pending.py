@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Optional
 
 from ..base.errors import HistoryError, os_errors
 from ..base.regular_files import SMALL, parse_json, read_regular
+from ..base.timestamps import timestamp, wall_time
 from ..convergence.runtime.state_directory import PENDING
 from . import decisions
 
@@ -32,7 +33,8 @@ class Pending(NamedTuple):
     """A change that is reverted unless it is confirmed in time.
 
     ``saved_state``: the number of the state saved before it. ``armed``: when its timer started, in seconds of the
-    monotonic clock; ``timeout``: its length in seconds; ``deadline``: its end by the wall clock, RFC 3339 in UTC.
+    monotonic clock; ``timeout``: its length in seconds; ``deadline``: its end as the wall clock was set then,
+    RFC 3339 in UTC, which earlier versions read.
     ``reverting``: the timeout has expired, or a probe has failed, and the change is being reverted.
     """
 
@@ -50,7 +52,7 @@ class Pending(NamedTuple):
         return self.armed + self.timeout - time.monotonic()
 
     def __str__(self) -> str:
-        until = f"waits to be confirmed until {self.deadline}"
+        until = f"waits to be confirmed until {timestamp(wall_time(self.armed + self.timeout))}"
         return f"the change after state {self.saved_state} {'is being reverted' if self.reverting else until}"
 
 

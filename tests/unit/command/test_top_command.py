@@ -31,7 +31,8 @@ def port(name: str, endpoints: tuple = (), family: str = "IPv4", protocol: str =
 
 
 def reading(*ports: dict, at: float = 0.0) -> dict:
-    return {"node": "node1", "mode": "ipvs", "uncounted": "", "since": 0.0, "at": at, "ports": list(ports)}
+    times = {"since": 0.0, "at": at, "monotonic": at}
+    return {"node": "node1", "mode": "ipvs", "uncounted": "", **times, "ports": list(ports)}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ...base.addresses import canonical_address
 from ...base.errors import ProxyError
-from ...base.timestamps import timestamp
+from ...base.timestamps import timestamp, wall_time
 from ...cluster.model import Failing, NamespacedName
 from ...cluster.state import ClusterState
 from ...convergence.agent_comparison import QUESTION as COMPARISON
@@ -52,7 +52,7 @@ def status_document(components: Components) -> AgentStatus:
             "entries": {table: len(rows) for table, rows in proxier.tables.desired.items()},
             "iptables": str(proxier.variant) if proxier.variant is not None else "",
         }
-    reflectors = components.source.reflectors
+    reflectors, synced = components.source.reflectors, components.sync.last_sync_end
     refused = (*view.state.refusals, *view.state.skipped)
     failed = sorted(failures_of(view, proxiers.families if proxiers is not None else ()))
     return {
@@ -68,8 +68,8 @@ def status_document(components: Components) -> AgentStatus:
         "ready": components.health.ready,
         "otherProxy": components.other_proxy.text,
         "closedPorts": components.surface.failed_ports,
-        "since": round(components.started, 3),
-        "uptimeSeconds": round(time.time() - components.started, 1),
+        "since": round(wall_time(components.started), 3),
+        "uptimeSeconds": round(time.monotonic() - components.started, 1),
         "apiServer": {
             reflector.resource.name: "watching" if reflector.connected else reflector.error or "connecting"
             for reflector in reflectors
@@ -81,7 +81,7 @@ def status_document(components: Components) -> AgentStatus:
         "checks": components.checks.status(),
         "unchecked": _named(components.checks.unchecked),
         "clusterKnown": view is components.source.view,
-        "lastSync": round(components.sync.last_sync_end, 3),
+        "lastSync": round(wall_time(synced), 3) if synced else 0.0,
         "lastError": components.sync.syncer.last_error,
         "reloadError": components.reload_error,
         "syncs": components.sync.syncer.syncs,

@@ -12,6 +12,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from ...base.addresses import IPV6, is_link_local
 from ...base.errors import KernelError
+from ...base.timestamps import wall_time
 from ...clients import ClientRule
 from ...cluster.model import NamespacedName
 from ...configuration.documents import to_mapping
@@ -112,7 +113,7 @@ class Surface:
     """Everything that one agent serves over HTTP, by one thread of the supervisor.
 
     ``log`` is for lines that clients cause. ``clients``: who is one client. ``flags``: the command line
-    options, for /flagz. ``started``: when the agent was started, in seconds since the epoch.
+    options, for /flagz.
     """
 
     def __init__(
@@ -126,7 +127,6 @@ class Surface:
         clients: ClientRule,
         limits: Limits = DEFAULT_LIMITS,
         flags: Optional[Mapping[str, str]] = None,
-        started: Optional[float] = None,
     ) -> None:
         self.health = health
         metrics.show_identity(identity())
@@ -142,7 +142,7 @@ class Surface:
             },
         )
         self._flags = dict(flags or {})
-        self._started = time.time() if started is None else started
+        self._started = time.monotonic()
         healthz, metrics_address = _own_addresses(configuration)
         self.listeners = [
             Listener("healthz", self.server, healthz, self._health_answer),
@@ -207,7 +207,7 @@ class Surface:
 
     def _statusz(self, request: HttpRequest) -> Response:
         listed = [path for path in self._pages if self._is_on(path)]
-        return zpages.statusz(request.accept, identity(), self._started, listed, time.time())
+        return zpages.statusz(request.accept, identity(), wall_time(self._started), listed, time.time())
 
     def sync_service_health(
         self, settings: DataplaneSettings, ports: Mapping[NamespacedName, int], counts: Mapping[NamespacedName, int]

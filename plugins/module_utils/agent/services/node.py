@@ -49,7 +49,7 @@ class NodeSync:
     """Keeps one node in sync with a cluster view.
 
     ``proxiers`` is None until :meth:`set_up`. ``configuration`` is that of the mode in effect. ``last_sync_end``: when
-    the last sync ended, in seconds since the epoch; 0 before the first one. ``is_behind`` returns whether changes of
+    the last sync ended, by the monotonic clock; 0 before the first one. ``is_behind`` returns whether changes of
     the cluster have arrived that the view does not have yet.
     """
 
@@ -240,7 +240,7 @@ class NodeSync:
     def _synced(self, proxiers: Proxiers, outcome: SyncOutcome, started: float) -> None:
         """Do what follows a sync."""
         self._note_lost()
-        self.last_sync_end = time.time()
+        self.last_sync_end = time.monotonic()
         if outcome.observed:
             # Before the drift watch, which may read whole tables, needs memory as well.
             trim_memory()

@@ -55,7 +55,8 @@ class DiskCopy:
     def __init__(self, path: str, log: Log) -> None:
         self._path = path
         self._log = log
-        self._written = 0.0
+        # By the monotonic clock: the age does not jump with the clock of the node.
+        self._written: Optional[float] = None
         self._submitted: Optional[_State] = None
         self._writing = False
         self._problem = ""
@@ -63,14 +64,14 @@ class DiskCopy:
 
     def age(self) -> float:
         """Return the seconds since the file was written; 0 if there is none."""
-        return time.time() - self._written if self._written else 0.0
+        return time.monotonic() - self._written if self._written is not None else 0.0
 
     def exists(self) -> bool:
         """Return whether there is an intact file."""
         if not self._path:
             return False
         try:
-            self._written = open_cache(self._path).written
+            self._written = time.monotonic() - max(0.0, time.time() - open_cache(self._path).written)
         except SnapshotError as error:
             self._log.info("no cluster state to start from", reason=error)
             return False
@@ -155,7 +156,7 @@ class DiskCopy:
                 write_cache(self._path, itertools.chain(carried.texts, objects), copy.kinds | carried.kinds)
             else:
                 write_cache(self._path, objects, copy.kinds)
-            self._written = time.time()
+            self._written = time.monotonic()
             if self._problem:
                 self._log.info("the cluster state is saved again")
             self._problem = ""

@@ -32,7 +32,7 @@ def rated(document: Dict[str, Any], before: Dict[str, Any]) -> Dict[str, Any]:
     again: that of a Service or endpoint which was removed and created again, and all counters after a restart of the
     agent or a change of the mode.
     """
-    seconds = float(document["at"]) - float(before["at"])
+    seconds = float(document["monotonic"]) - float(before["monotonic"])
     known = _by_place(before) if document["since"] == before["since"] else {}
     found = dict(document, seconds=round(seconds, 3))
     found["ports"] = [
