@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import time
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Set, Tuple
 
 import pytest
 
@@ -28,6 +28,8 @@ EARLIER = "5043b543"
 ECHO = "10.96.0.20"
 CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
 HISTORY = "/var/lib/kubenode-proxy-history"
+#: The state in which nothing was programmed yet.
+FIRST = 1
 
 pytestmark = pytest.mark.full
 
@@ -116,7 +118,7 @@ def test_an_agent_is_upgraded_and_downgraded(serving, versions):
         return {"agent_kubeconfig": kubeconfig, "agent_configuration": {"mode": mode}}
 
     member, chosen = serving("agent", variables)
-    node, rules, engines = member.node, dataplane(member.node), []
+    node, made, engines = member.node, [dataplane(member.node)], []
     for version in (versions[1], versions[0]):
         engines.append(status(node)["engine"])
         node.run("systemctl", "stop", UNIT)
@@ -127,9 +129,11 @@ def test_an_agent_is_upgraded_and_downgraded(serving, versions):
         wait_for_activity(node)
         assert start_of(node) != process
         assert not differs(node)
-        assert dataplane(node) == rules
+        made.append(dataplane(node))
         member.starts_from("/srv/cache")
     assert engines[0] == status(node)["engine"] != engines[1]
+    # Nothing that only one of the versions makes is left by the other.
+    assert made[2] == made[0]
 
 
 def test_a_state_that_one_version_saved_is_restored_by_the_other(serving, versions):
@@ -137,16 +141,22 @@ def test_a_state_that_one_version_saved_is_restored_by_the_other(serving, versio
         return {"service_proxy_kubeconfig": kubeconfig, "service_proxy_mode": mode}
 
     member, chosen = serving("converge", variables)
-    node, rules = member.node, [dataplane(member.node)]
+    node, made = member.node, {}
     for number, version in enumerate((versions[1], versions[0])):
-        member.apply(version, "converge", chosen)
-        # Nothing that it makes differs from what the other version makes.
-        assert dataplane(node) == rules[-1]
-        for item in numbered(number):
-            member.cluster.store.put(item)
-        member.apply(version, "converge", chosen)
-        rules.append(dataplane(node))
-    saved = sorted(int(name[6:12]) for name in node.output("ls", HISTORY).split() if name.startswith("state-"))
-    for version, state, wanted in ((versions[1], saved[-1], rules[1]), (versions[0], saved[-2], rules[0])):
+        # At first only what the versions make differently changes, then the cluster.
+        for items in ([], numbered(number)):
+            for item in items:
+                member.cluster.store.put(item)
+            before = dataplane(node)
+            member.apply(version, "converge", chosen)
+            made.update(dict.fromkeys(saved_states(node) - {FIRST, *made}, (version, before)))
+    for version in reversed(versions):
+        # The newest that the other version has saved.
+        state = max(state for state, (saved_by, _before) in made.items() if saved_by != version)
         member.apply(version, "rollback", {"rollback_to": state})
-        assert dataplane(node) == wanted
+        assert dataplane(node) == made[state][1]
+
+
+def saved_states(node: Node) -> Set[int]:
+    """Return the numbers of the states in the history."""
+    return {int(name[6:12]) for name in node.output("ls", HISTORY).split() if name.startswith("state-")}
