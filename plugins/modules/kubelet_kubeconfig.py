@@ -110,7 +110,6 @@ error_kind:
   sample: api
 """
 
-import os
 import tempfile
 from typing import Any, Dict
 
@@ -118,6 +117,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import kubelet
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
@@ -126,10 +126,13 @@ _NOTHING = kubelet.KubeconfigChange("", "", "")
 
 
 def _store(module: AnsibleModule, path: str, content: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=module.tmpdir)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
-    module.atomic_move(temporary, path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=module.tmpdir, delete=False) as stream:
+            stream.write(content)
+        module.atomic_move(stream.name, path)
+    except Exception as error:
+        # Ansible's errors have no type of their own, and the reason is their cause.
+        raise ConfigurationError(f"{path}: cannot be written: {error.__cause__ or error}") from error
 
 
 def converged(module: AnsibleModule) -> Dict[str, Any]:

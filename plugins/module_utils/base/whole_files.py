@@ -46,13 +46,15 @@ def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[Tu
 def check_room(path: str, room: int = 1) -> None:
     """Raise OSError if a file of ``room`` bytes, with the directories that are missing, could not be written.
 
-    Nothing is left behind, and existing directories are not changed where the file system has files without names.
+    Without ``room``, the file is only to be removed, which a full disk allows. Nothing is left behind, and existing
+    directories are not changed where the file system has files without names.
     """
     place = os.path.dirname(os.path.realpath(path))
     while not os.path.lexists(place):
         place = os.path.dirname(place)
     with tempfile.TemporaryFile(dir=place) as file:
-        os.posix_fallocate(file.fileno(), 0, room)
+        if room:
+            os.posix_fallocate(file.fileno(), 0, room)
 
 
 def _sync_directory(directory: str) -> None:

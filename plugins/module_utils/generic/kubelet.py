@@ -28,6 +28,7 @@ from ..cluster.api.access.credentials import Credentials
 from ..cluster.api.access.server_field import server_field, with_server
 from ..cluster.api.connection import Access, ApiConnection, resolve
 from ..kernel.facts import boot_identity
+from ..kernel.files import remove_file
 from ..kernel.programs import run
 
 _PROPERTY = "ExecMainStartTimestampMonotonic"
@@ -199,7 +200,7 @@ def point_to(
     if known is not None and known.path != path:
         moved = _restored(known, known.before, check, store)
         if not check:
-            _remove(known.backup)
+            remove_file(known.backup)
         warnings += moved.warnings
         known = None
     # After a change of the address, the recorded server is still the original one, not the previous address.
@@ -252,11 +253,11 @@ def restore(
     left = _left(known, outcome)
     used = bool(left) and reads_between(started(), known.pointed, left)
     if not check:
-        _remove(known.backup)
+        remove_file(known.backup)
         if used:
             _write_record(known._replace(left=left), record)
         else:
-            _remove(record)
+            remove_file(record)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(record))
     return outcome._replace(in_use=known.written) if used else outcome
@@ -288,12 +289,6 @@ def _answering(access: Access, before: str, servers: Sequence[Place], seconds: f
         else:
             return url
     raise ApiError("; ".join(failures))
-
-
-def _remove(*paths: str) -> None:
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
 
 
 def _restored(known: Record, before: str, check: bool, store: Store) -> KubeconfigChange:

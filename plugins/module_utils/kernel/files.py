@@ -88,4 +88,4 @@ def refuse_unwritable(planned: Iterable[PlannedChange]) -> None:
         if isinstance(resource, FilesResource):
             for path in [*change.added, *change.replaced, *change.removed]:
                 with os_errors(KernelError, f"{path}: cannot be written"):
-                    check_room(path)
+                    check_room(path, room=0 if path in change.removed else 1)

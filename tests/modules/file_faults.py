@@ -1,0 +1,179 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Programs of a node whose files cannot be written: the faults, and what a program did to the files.
+
+Directories become read-only or full by mounts in the namespace of the node. strace makes the Nth call of fsync(2) or
+rename(2) fail with EIO, as on a disk that fails.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.form import unpack_record
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
+from tests.lab.namespaces import HIDDEN, ROOT, Namespaces, ansible_environment
+
+#: Where programs of the node write, each a file system of its own.
+PLACES = (*HIDDEN, "/etc/modprobe.d", "/etc/kubernetes")
+READ_ONLY, FULL = "read-only", "full"
+REASONS = {READ_ONLY: "Read-only file system", FULL: "No space left on device"}
+BROKEN = "Input/output error"
+#: Calls that make what was written durable or visible, by the name of the fault.
+CALLS = {"fsync": "fsync,fdatasync", "rename": "rename,renameat,renameat2"}
+
+_LIST = """
+import base64, json, os, sys
+found = {}
+for place in sys.argv[1:]:
+    for directory, _, names in os.walk(place):
+        for name in names:
+            path = os.path.join(directory, name)
+            if os.path.isfile(path):
+                with open(path, "rb") as file:
+                    found[path] = [os.stat(path).st_ino, base64.b64encode(file.read()).decode()]
+print(json.dumps(found))
+"""
+_MODULE = """
+import importlib, json, sys
+from ansible.module_utils.testing import patch_module_args
+with patch_module_args(json.loads(sys.argv[2])):
+    importlib.import_module(f"ansible_collections.kubenode.proxy.plugins.modules.{sys.argv[1]}").main()
+"""
+
+Files = Dict[str, List[Any]]
+
+
+class Fault(NamedTuple):
+    """READ_ONLY or FULL with a directory, or one of CALLS with the number of the call that fails."""
+
+    kind: str
+    where: str
+
+    @property
+    def reason(self) -> str:
+        """Return what the kernel says."""
+        return REASONS.get(self.kind, BROKEN)
+
+
+class Outcome(NamedTuple):
+    """How a program ended: whether it succeeded, and its error, or its warnings."""
+
+    ok: bool
+    said: str
+
+
+def command(*words: str) -> List[str]:
+    """Return a command line of the node command."""
+    return [sys.executable, "-m", "plugins.module_utils.command.cli", *words]
+
+
+def module(name: str, **options: Any) -> List[str]:
+    """Return a command line that runs a module of the collection, as Ansible's payload does."""
+    given = {**options, "_ansible_remote_tmp": "/run/ansible", "_ansible_check_mode": False}
+    return [sys.executable, "-c", _MODULE, name, json.dumps(given)]
+
+
+class FaultyNode(Namespaces):
+    """A node on which files cannot be written for a time."""
+
+    def __init__(self, scratch: Path) -> None:
+        super().__init__()
+        self.scratch = scratch
+        self.kept = scratch / "kept"
+        for place in PLACES[len(HIDDEN) :]:
+            self.shell(f"mkdir -p {place} && mount -t tmpfs -o mode=0755 node-test {place}")
+
+    def shell(self, script: str) -> str:
+        """Run a script on the node, and return its output."""
+        done = self.execute(["sh", "-ec", script], ROOT)
+        assert done.returncode == 0, (script, done.stderr)
+        return done.stdout
+
+    def files(self) -> Files:
+        """Return the inode and the content of each file, by its path."""
+        found: Files = json.loads(self.shell(shlex.join([sys.executable, "-c", _LIST, *PLACES])))
+        return found
+
+    def rules(self) -> str:
+        """Return what the kernel has been given, without counters."""
+        return re.sub(r"counter packets \d+ bytes \d+", "", self.shell("nft list ruleset"))
+
+    def run(self, argv: Sequence[str], prefix: Sequence[str] = ()) -> Outcome:
+        """Run a program of the node."""
+        environment = {**ansible_environment(self.scratch), "HOME": str(self.scratch)}
+        environment["PYTHONPATH"] = f"{ROOT}:{ROOT}/collections:{environment['PYTHONPATH']}"
+        done = self.execute([*prefix, *argv], ROOT, "", environment)
+        assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+        if argv[1] == "-c":
+            answer = json.loads(done.stdout)
+            assert "exception" not in answer, answer
+            warnings = (each["event"]["msg"] for each in answer.get("warnings", ()))
+            return Outcome(not answer.get("failed"), answer.get("msg") or "\n".join(warnings))
+        return Outcome(done.returncode == 0, done.stderr.strip())
+
+    def suffer(self, argv: Sequence[str], fault: Fault) -> Outcome:
+        """Run a program while a fault lasts, and end the fault."""
+        if fault.kind in CALLS:
+            return self.run(argv, self._tracer(fault.kind, f":error=EIO:when={fault.where}"))
+        where = shlex.quote(fault.where)
+        if fault.kind == READ_ONLY:
+            self.shell(f"mount --bind {where} {where}; mount -o remount,bind,ro {where}")
+        else:
+            small = "mount -t tmpfs -o mode=0755,size=1m none"
+            self.shell(
+                f"mkdir -p {self.kept}; mount --bind {where} {self.kept}; {small} {where};"
+                f"cp -a {self.kept}/. {where}; dd if=/dev/zero of={where}/.filled bs=4096 2>/dev/null || true"
+            )
+        try:
+            return self.run(argv)
+        finally:
+            if fault.kind == FULL:
+                self.shell(
+                    f"rm {where}/.filled; find {self.kept} -mindepth 1 -delete;"
+                    f"cp -a {where}/. {self.kept}; umount {where}; umount {self.kept}"
+                )
+            else:
+                self.shell(f"umount {where}")
+
+    def calls(self, argv: Sequence[str], kind: str) -> int:
+        """Run a program without faults, and return how many calls of a kind it makes."""
+        outcome = self.run(argv, self._tracer(kind))
+        assert outcome.ok, outcome
+        return len((self.scratch / "calls").read_text().splitlines())
+
+    def _tracer(self, kind: str, injection: str = "") -> Tuple[str, ...]:
+        inject = ("-e", f"inject={CALLS[kind]}{injection}") if injection else ()
+        names = f"trace={CALLS[kind]}"
+        output = ("-qqq", "-e", "signal=none", "-o", str(self.scratch / "calls"))
+        return ("strace", "-f", "--seccomp-bpf", *output, "-e", names, *inject)
+
+
+def changed(before: Files, after: Files) -> List[str]:
+    """Return the paths of the files that were written or removed."""
+    return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
+
+
+def is_whole(path: str, written: List[Any]) -> bool:
+    """Return whether a file is complete, as far as its format tells. One without content counts as missing."""
+    content = base64.b64decode(written[1])
+    try:
+        if path.startswith(f"{DEFAULT_DIRECTORY}/state-"):
+            unpack_record(content)
+        elif path.endswith(".gz"):
+            json.loads(gzip.decompress(content))
+        elif path.endswith(".json") and content:
+            json.loads(content.partition(b"\n")[2] if path.endswith("unchanged.json") else content)
+    except (OSError, EOFError, ValueError, ProxyError):
+        return False
+    return not os.path.basename(path).startswith(".")
