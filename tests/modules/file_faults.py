@@ -165,7 +165,7 @@ def changed(before: Files, after: Files) -> List[str]:
 
 
 def is_whole(path: str, written: List[Any]) -> bool:
-    """Return whether a file is complete, as far as its format tells. One without content counts as missing."""
+    """Return whether a file is complete, where its format shows that. One without content counts as missing."""
     content = base64.b64decode(written[1])
     try:
         if path.startswith(f"{DEFAULT_DIRECTORY}/state-"):

@@ -11,14 +11,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.lab import manifests
-from tests.lab.background import Background
 from tests.modules.harness import ROOT, UNPRIVILEGED
 
 SNAPSHOT = ROOT / "tests" / "lab" / "demo" / "cluster.json"
@@ -241,27 +239,6 @@ def test_every_error_is_one_line_and_changes_nothing(node):
         if kind:
             assert result["error_kind"] == kind, result
     assert rules(node) == before
-
-
-@pytest.mark.full
-def test_a_held_lock_is_named_and_nothing_is_changed(node):
-    node.run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
-    node.run("mkdir", "-p", "/run/kubenode-proxy")
-    before = rules(node)
-    hold = "import fcntl, sys, time; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
-    hold += "print('ready', flush=True); time.sleep(600)"
-    enter = ["nsenter", "-t", str(node.holder.pid), "-n", "-m"]
-    for path in ("/run/xtables.lock", "/run/kubenode-proxy/lock"):
-        with Background([*enter, sys.executable, "-c", hold, path]):
-            (found,) = node.play({MODULE: {**SERVE, "lock_timeout": 0.5}})
-        assert found["failed"] and "lock" in found["msg"] and "\n" not in found["msg"], found
-        assert found["error_kind"] in ("kernel", "preflight") and path.split("/")[2].split("-")[0] in found["msg"], (
-            found
-        )
-        node.run("rm", "-f", path)
-    assert [line for line in rules(node).splitlines() if "KUBE-" in line] == [
-        line for line in before.splitlines() if "KUBE-" in line
-    ]
 
 
 def has_ipvs(node):

@@ -134,7 +134,7 @@ class ConvergenceLock:
                 known = f"process {process or 'unknown'}: {holder or 'another convergence'} of this node is running"
                 raise KernelError(
                     f"{self._path}: held by {', '.join(others.values()) or known}, and did not end within "
-                    f"{self._timeout:g} seconds"
+                    f"{self._timeout:g} seconds; wait longer, or end it"
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -26,8 +26,8 @@ def lock_file() -> str:
 def held_message(seconds: float, path: Optional[str] = None) -> str:
     """Return one line that names the current holder of the lock after a wait of ``seconds``."""
     who = ", ".join(holders(path or lock_file()).values()) or "another process"
-    unit = "second" if seconds == 1 else "seconds"
-    return f"the xtables lock {path or lock_file()} is held by {who}; gave up after {seconds:g} {unit}"
+    waited = f"{seconds:g} second{'' if seconds == 1 else 's'}"
+    return f"the xtables lock {path or lock_file()} is held by {who}; gave up after {waited}; end it, or try again"
 
 
 class XtablesLock:
