@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Sequ
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import PolicyTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import (
     NftablesResource,
     TransactionRefused,
@@ -27,11 +28,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import canonical_rule
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.kernel.packet_judge import EVERYWHERE, LOST, REFUSED, Fate, Judge
-from tests.unit.transitions import iptables
+from tests.unit.transitions import iptables, policies
 from tests.unit.transitions.check import desired, traversals
 from tests.unit.transitions.iptables import Held, Programs, empty
-from tests.unit.transitions.nftables import Kernel, Table, Way
+from tests.unit.transitions.nftables import Kernel, Table
 from tests.unit.transitions.states import NETS, Node, Packet, packets, random_changes
+from tests.unit.transitions.traversal import Way
 
 full = pytest.mark.full
 
@@ -93,6 +95,35 @@ def test_transactions_have_the_same_effect(family: str, count: int, monkeypatch:
             both.apply(difference(both.observe(), {}))
             states, refused = states + both.states, refused + both.refused
     assert states > 15 * count and refused > count // 4
+
+
+class BothPolicies(policies.Kernel):
+    """The simulated tables of network policies beside real ones: each transaction must have the same effect."""
+
+    def __init__(self, real: PolicyTableResource) -> None:
+        super().__init__((Table({}), Table({})), self._compare)
+        self.real = real
+        self.states = 0
+
+    def _send(self, labelled: List[Labelled]) -> None:
+        self.real._send(labelled)
+        super()._send(labelled)
+
+    def _compare(self, tables: policies.Tables) -> None:
+        self.states += 1
+        assert self.real.observe() == policies.joined(tables)
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=full)])
+def test_policies_have_the_same_effect(count: int) -> None:
+    chosen = random.Random(11).sample(policies.states(), min(count, len(policies.states())))
+    with PolicyTableResource() as real:
+        both = BothPolicies(real)
+        for state in chosen:
+            both.apply(difference(both.observe(), policies.Agent(state.objects(), policies.SETTINGS).desired))
+        both.apply(difference(both.observe(), {}))
+        assert real.is_empty()
+    assert both.states > len(chosen) // 2
 
 
 def possible(outcome: Any, packet: Packet, node: str) -> FrozenSet[Fate]:

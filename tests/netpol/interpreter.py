@@ -25,7 +25,7 @@ _SIZES = {"ifname": 16, "ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 4, "inet_
 class Traversal(NamedTuple):
     """A packet at one hook: headers, input interface (0: none), and the results of routing lookups of its ends.
 
-    ``routed_back``: packets to its source would leave through that interface.
+    ``routed_back``: packets to its source would leave through that interface. ``link``: the header of a frame.
     """
 
     family: int
@@ -38,6 +38,7 @@ class Traversal(NamedTuple):
     local_destination: bool
     routed_back: bool
     priority: int
+    link: bytes = b""
 
 
 class _Verdict(Exception):
@@ -73,6 +74,21 @@ class Interpreter:
         A packet with a priority (a DSCP value, for example) must get the same verdict as any other. ``routed_back``:
         packets to its source would leave through the interface.
         """
+        outside = self._arriving(packet, node_addresses, priority, interface, routed_back)
+        hooks = ["postrouting"] if packet.from_node else ["prerouting", "input" if packet.to_node else "postrouting"]
+        return all(self._hook(hook, outside) for hook in hooks)
+
+    def frame_allowed(self, packet: Packet, port: str) -> bool:
+        """Return whether the frame of a packet that comes from the port of a bridge is passed on by its table."""
+        arriving = self._arriving(packet, frozenset(), 0, port, True)
+        kind = 0x0800 if arriving.family == 2 else 0x86DD
+        return self._hook("prerouting", arriving._replace(link=bytes(12) + struct.pack("!H", kind)))
+
+    @staticmethod
+    def _arriving(
+        packet: Packet, node_addresses: frozenset[str], priority: int, interface: str, routed_back: bool
+    ) -> Traversal:
+        """Return a packet where it arrives."""
         source, destination = map(ipaddress.ip_address, (packet.source, packet.destination))
         four = source.version == 4
         header = bytearray(20 if four else 40)
@@ -91,9 +107,7 @@ class Interpreter:
         local = packet.from_node or packet.source in node_addresses
         number, device = (0, "") if packet.from_node else (7, interface)
         to_node = packet.to_node or packet.destination in node_addresses
-        outside = Traversal(*common, number, device, local, to_node, routed_back, priority)
-        hooks = ["postrouting"] if packet.from_node else ["prerouting", "input" if packet.to_node else "postrouting"]
-        return all(self._hook(hook, outside) for hook in hooks)
+        return Traversal(*common, number, device, local, to_node, routed_back, priority)
 
     def _hook(self, hook: str, packet: Traversal) -> bool:
         bases = [(value.base.priority, name) for name, value in self._chains.items() if value.base is not None]
@@ -198,7 +212,7 @@ class _Run:
         self._put(part.get(1), data)
 
     def _payload(self, part: Any) -> bool:
-        header = self._packet.network if part.get(2) == 1 else self._packet.transport
+        header = (self._packet.link, self._packet.network, self._packet.transport)[part.get(2)]
         data = header[part.get(3) : part.get(3) + part.get(4)]
         if len(data) < part.get(4):
             return False

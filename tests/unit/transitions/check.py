@@ -13,8 +13,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import Key, Value
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 
-from .nftables import Crashed, Kernel, Table, Traversal
+from .nftables import Crashed, Kernel, Table
 from .states import NODE, Changes, Node, Packet, State, packets, service_ports
+from .traversal import Traversal
 
 Traversals = Mapping[Packet, Traversal]
 Outcomes = Mapping[Packet, Any]

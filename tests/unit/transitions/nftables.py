@@ -1,13 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A table of nftables to which messages are applied as the kernel would, and the way of packets through its hooks."""
+"""A table of nftables to which messages are applied as the kernel would."""
 
 from __future__ import annotations
 
-import ipaddress
-import struct
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
     attribute_text,
@@ -20,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.dec
     parse_expression,
     parse_hook,
     parse_set,
+    ranges,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import (
     NftablesResource,
@@ -27,13 +26,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.res
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Labelled
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.user_data import rule_comment
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.expressions import register_word
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
-    PROTOCOL_NUMBERS,
-    BaseHook,
+    SET_CONCAT,
     ChainValue,
     ElementKey,
-    Expression,
     Key,
     ObjectKey,
     Rule,
@@ -42,14 +38,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     Value,
     index_bytes,
     index_of,
-    key_length,
     list_items,
     list_value,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import jhash
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Part
-
-from .states import NODES, Packet
 
 
 def target_of(verdict: Any) -> str:
@@ -154,7 +146,8 @@ class Table:
         elif kind == m.NEW_RULE:
             self._add_rule(name, found, label)
         else:
-            self._change_elements(kind == m.NEW_ELEMENT, name, parse_elements([bytes(found[3])]), label)
+            self._expect(name in self.sets, label)
+            self._change_elements(kind == m.NEW_ELEMENT, name, self._parsed(name, found[3]), label)
 
     def _add_rule(self, name: str, found: Dict[int, memoryview], label: str) -> None:
         parts = tuple(parse_expression(part) for _kind, part in each_attribute(found[4], 0, len(found[4])))
@@ -163,8 +156,14 @@ class Table:
         self._expect(set(_chains_of([rule])) <= self.chains.keys(), label)
         self.chains[name] = self.chains[name]._replace(rules=(*self.chains[name].rules, rule))
 
+    def _parsed(self, name: str, encoded: memoryview) -> Dict[bytes, Any]:
+        """Return encoded elements; a range is its first key and its last."""
+        if not self.sets[name].is_interval:
+            return parse_elements([bytes(encoded)])
+        elements = (raw for _number, raw in each_attribute(encoded, 0, len(encoded)))
+        return ranges(elements, bool(self.sets[name].flags & SET_CONCAT))
+
     def _change_elements(self, added: bool, name: str, changed: Dict[bytes, Any], label: str) -> None:
-        self._expect(name in self.sets, label)
         for key, data in changed.items():
             self._expect((key in self.elements[name]) != added, label)
             self.changed.add(("element", name, key))
@@ -221,21 +220,28 @@ class Crashed(Exception):
     """The process has ended between two transactions."""
 
 
-class Kernel(NftablesResource):
-    """The resource of nftables mode with a simulated table in place of the kernel's.
+class Steps:
+    """Counts transactions. ``crash``: after how many of them the process ends, never if negative."""
 
-    ``seen``: called with the table after each transaction. ``crash``: after how many of them the process ends.
+    def __init__(self, crash: int) -> None:
+        self._left = crash
+
+    def begin(self) -> None:
+        if not self._left:
+            raise Crashed
+        self._left -= 1
+
+
+class Simulated(NftablesResource):
+    """A resource of a table with a simulated one, ``held``, in place of the kernel's.
+
+    ``seen``: called with the table after each transaction.
     """
 
-    def __init__(
-        self, family: str, held: Table, most_elements: int, seen: Callable[[Table], None] = lambda _table: None,
-        old_kernel: bool = False, crash: int = -1,
-    ) -> None:  # fmt: skip
-        super().__init__(family, most_elements)
-        self.held = held
-        self.old_kernel = old_kernel
-        self._seen = seen
-        self._left = crash
+    held: Table
+    old_kernel = False
+    steps = Steps(-1)
+    seen: Callable[[Table], None] = staticmethod(lambda _table: None)
 
     def observe(self) -> Dict[Key, Value]:
         return self.held.observed()
@@ -250,200 +256,17 @@ class Kernel(NftablesResource):
         return _Held(self.held)
 
     def _send(self, labelled: List[Labelled]) -> None:
-        if not self._left:
-            raise Crashed
+        self.steps.begin()
         self.held = self.held.after(labelled, self.old_kernel)
-        self._left -= 1
-        self._seen(self.held)
+        self.seen(self.held)
 
 
-class Way(NamedTuple):
-    """A packet behind some rules: where it goes, and what has been done to it."""
+class Kernel(Simulated):
+    """The table of nftables mode. ``crash``: see :class:`Steps`."""
 
-    address: bytes
-    port: int
-    mark: int = 0
-    redirected: bool = False
-    masqueraded: bool = False
-
-
-Registers = bytes
-#: A verdict, None where the next expression or rule follows, with the packet and the registers.
-Step = Tuple[Optional[str], Way, Registers]
-_LOCAL = {ipaddress.ip_address(node).packed for node in NODES}
-_NO_MATCH = "no match"
-
-
-class Traversal:
-    """The ways of a packet through a table: all, where random numbers decide.
-
-    ``outcomes``: ``drop``, ``reject``, or where the packet goes and whether it is masqueraded. ``read``: the objects
-    on which they depend.
-    """
-
-    def __init__(self, table: Table, packet: Packet) -> None:
-        self._table = table
-        self._packet = packet
-        self._source, self._destination = (ipaddress.ip_address(each).packed for each in packet[:2])
-        self.read: Set[Object] = {HOOKS}
-        chains = ((name, chain.base) for name, chain in table.chains.items() if chain.base is not None)
-        self._hooks: Dict[str, List[Tuple[int, str]]] = {}
-        for name, base in chains:
-            assert isinstance(base, BaseHook)
-            self._hooks.setdefault(base.hook, []).append((base.priority, name))
-        self.outcomes: FrozenSet[Any] = frozenset(self._through())
-
-    def _through(self) -> Iterator[Any]:
-        from_node = self._source in _LOCAL
-        start = Way(self._destination, self._packet.port)
-        for verdict, way in self._hook("output" if from_node else "prerouting", start):
-            to_node = way.address in _LOCAL
-            rest = [*(["postrouting"] if from_node else []), *(["input"] if to_node else [])]
-            yield from self._rest(verdict, way, rest if from_node or to_node else ["forward", "postrouting"])
-
-    def _rest(self, verdict: str, way: Way, hooks: List[str]) -> Iterator[Any]:
-        if verdict in ("drop", "reject"):
-            yield verdict
-        elif hooks:
-            for next_verdict, after in self._hook(hooks[0], way):
-                yield from self._rest(next_verdict, after, hooks[1:])
-        else:
-            yield way._replace(mark=0)
-
-    def _hook(self, name: str, start: Way) -> Set[Tuple[str, Way]]:
-        ways, ended = {start}, set()
-        for _priority, chain in sorted(self._hooks.get(name, ())):
-            results = {result for way in ways for result in self._chain(chain, way)}
-            ended |= {(verdict, way) for verdict, way in results if verdict in ("drop", "reject")}
-            ways = {way for verdict, way in results if verdict not in ("drop", "reject")}
-        return ended | {("accept", way) for way in ways}
-
-    def _chain(self, name: str, start: Way) -> Set[Tuple[str, Way]]:
-        """Return verdicts, ``return`` at the end of the chain, with the packet behind it."""
-        self.read.add(("chain", name, b""))
-        results: Set[Tuple[str, Way]] = set()
-        ways = {start}
-        for rule in self._table.chains[name].rules:
-            following: Set[Way] = set()
-            for verdict, way in (result for each in ways for result in self._rule(rule, each)):
-                word, _space, target = verdict.partition(" ")
-                if word in ("jump", "goto"):
-                    inner = self._chain(target, way)
-                    returned = {after for end, after in inner if end == "return"}
-                    results |= {(end, after) for end, after in inner if end != "return"}
-                    if word == "jump":
-                        following |= returned
-                    else:
-                        results |= {("return", after) for after in returned}
-                elif word:
-                    results.add((word, way))
-                else:
-                    following.add(way)
-            ways = following
-        return results | {("return", way) for way in ways}
-
-    def _rule(self, rule: Rule, start: Way) -> Iterator[Tuple[str, Way]]:
-        """Yield verdicts, empty where the next rule follows, with the packet behind the rule."""
-        pending: List[Tuple[int, Way, Registers]] = [(0, start, bytes(64))]
-        while pending:
-            position, way, registers = pending.pop()
-            if position == len(rule.expressions):
-                yield "", way
-                continue
-            part = rule.expressions[position]
-            for verdict, after, held in getattr(self, f"_{part.name}")(part, way, registers):
-                if verdict is None:
-                    pending.append((position + 1, after, held))
-                else:
-                    yield ("" if verdict == _NO_MATCH else verdict), after
-
-    @staticmethod
-    def _with(registers: Registers, number: int, data: bytes) -> Registers:
-        start = 4 * register_word(number)
-        data += bytes(-len(data) % 4)
-        return registers[:start] + data + registers[start + len(data) :]
-
-    @staticmethod
-    def _held(registers: Registers, number: int, size: int) -> bytes:
-        start = 4 * register_word(number)
-        return registers[start : start + size]
-
-    def _payload(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        if part.get(2) == 1:
-            ends = {8: self._source, 24: way.address} if len(way.address) == 16 else {12: self._source, 16: way.address}
-            data = ends[part.get(3)][: part.get(4)]
-        else:
-            data = {0: struct.pack("!H", 40000), 2: struct.pack("!H", way.port)}[part.get(3)]
-        return [(None, way, self._with(registers, part.get(1), data))]
-
-    def _meta(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        if part.get(3):
-            (mark,) = struct.unpack("=I", self._held(registers, part.get(3), 4))
-            return [(None, way._replace(mark=mark), registers)]
-        protocol = bytes([PROTOCOL_NUMBERS[self._packet.protocol]])
-        data = {3: struct.pack("=I", way.mark), 6: b"eth0".ljust(16, b"\0"), 16: protocol}[part.get(2)]
-        return [(None, way, self._with(registers, part.get(1), data))]
-
-    def _ct(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        # The state "new", the direction, the status "destination has been translated", and the original destination.
-        numbers = {0: 8, 1: 0, 2: 0x20 if way.redirected else 0}
-        data = {12: struct.pack("!H", self._packet.port), **dict.fromkeys((20, 22), self._destination)}
-        data.update({key: struct.pack("=I", number) for key, number in numbers.items()})
-        return [(None, way, self._with(registers, part.get(1), data[part.get(2)]))]
-
-    def _fib(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        address = self._source if part.get(3) == 1 else way.address
-        return [(None, way, self._with(registers, part.get(1), struct.pack("=I", 2 if address in _LOCAL else 1)))]
-
-    def _cmp(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        data = part.get(3)
-        held = self._held(registers, part.get(1), len(data))
-        matches = {0: held == data, 1: held != data, 3: held <= data, 5: held >= data}[part.get(2)]
-        return [(None if matches else _NO_MATCH, way, registers)]
-
-    def _bitwise(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        held = self._held(registers, part.get(1), part.get(3))
-        data = bytes(value & mask ^ flip for value, mask, flip in zip(held, part.get(4), part.get(5)))
-        return [(None, way, self._with(registers, part.get(2), data))]
-
-    def _lookup(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        name = part.get(1)
-        key = self._held(registers, part.get(2), key_length(self._table.sets[name].key))
-        self.read.add(("element", name, key))
-        found = self._table.elements[name].get(key)
-        if part.get(5):
-            return [(None if found is None else _NO_MATCH, way, registers)]
-        if found is None:
-            return [(_NO_MATCH, way, registers)]
-        target = part.get(3, None)
-        if target is None:
-            return [(None, way, registers)]
-        return [(found, way, registers) if target == 0 else (None, way, self._with(registers, target, found))]
-
-    def _numgen(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        return [(None, way, self._with(registers, part.get(1), index_bytes(each))) for each in range(part.get(2))]
-
-    def _hash(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        held = self._held(registers, part.get(1), part.get(3))
-        words = struct.unpack(f"={len(held) // 4}I", held)
-        found = jhash(words, part.get(5)) * part.get(4) >> 32
-        return [(None, way, self._with(registers, part.get(2), index_bytes(found)))]
-
-    def _immediate(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        if part.get(1) == 0:
-            return [(part.get(2), way, registers)]
-        return [(None, way, self._with(registers, part.get(1), part.get(2)))]
-
-    def _nat(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
-        address = self._held(registers, part.get(3), len(self._source))
-        (port,) = struct.unpack("!H", self._held(registers, part.get(5), 2))
-        return [("accept", way._replace(address=address, port=port, redirected=True), registers)]
-
-    def _masq(self, _part: Expression, way: Way, registers: Registers) -> List[Step]:
-        return [("accept", way._replace(masqueraded=True), registers)]
-
-    def _reject(self, _part: Expression, way: Way, registers: Registers) -> List[Step]:
-        return [("reject", way, registers)]
-
-    def _dynset(self, _part: Expression, way: Way, registers: Registers) -> List[Step]:
-        return [(None, way, registers)]
+    def __init__(
+        self, family: str, held: Table, most_elements: int, seen: Callable[[Table], None] = lambda _table: None,
+        old_kernel: bool = False, crash: int = -1,
+    ) -> None:  # fmt: skip
+        super().__init__(family, most_elements)
+        self.held, self.old_kernel, self.seen, self.steps = held, old_kernel, seen, Steps(crash)

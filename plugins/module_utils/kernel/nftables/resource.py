@@ -122,22 +122,24 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
         asked = change
         for attempt in range(_ATTEMPTS):
             try:
-                for transaction in self._planner.transactions(self._with_elements_of_replaced_sets(change)):
+                for transaction in self._transactions(change):
                     self._send_patiently(transaction)
                 return
             except TransactionRefused as refused:
                 if not refused.transient or attempt == _ATTEMPTS - 1:
                     raise
             time.sleep(0.01 * attempt)
-            target: Dict[nft.Key, nft.Value] = {key: new for key, (_old, new) in asked.replaced.items()}
-            target.update(asked.added)
-            if not self.exists():
-                if self.table.key in asked.removed:
-                    return
-                if self.table.key not in asked.added:
-                    where = f"table {self.table.name} ({self._table_family})"
-                    raise KernelError(f"{where}: another program deleted it meanwhile")
-            change = self._parts({}).touched(asked).difference(target)
+            if self.table.key not in {**asked.added, **asked.removed} and not self.exists():
+                raise KernelError(f"table {self.table.name} ({self._table_family}): another program deleted it")
+            change = self._touched(asked).difference(asked.new_values())
+
+    def _transactions(self, change: Change[nft.Key, nft.Value]) -> Iterator[Transaction]:
+        """Yield the transactions that make a change, in order. Raises KernelError."""
+        return self._planner.transactions(self._with_elements_of_replaced_sets(change))
+
+    def _touched(self, change: Change[nft.Key, nft.Value]) -> Part[nft.Key, nft.Value]:
+        """Return the entries that a change names, as they are now. Raises KernelError."""
+        return self._parts({}).touched(change)
 
     def _with_elements_of_replaced_sets(self, change: Change[nft.Key, nft.Value]) -> Change[nft.Key, nft.Value]:
         """Extend a change that recreates a set: its elements and the rules that use it must be added again."""

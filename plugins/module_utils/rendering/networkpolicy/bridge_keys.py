@@ -18,7 +18,6 @@ TABLE = TableIdentity(TABLE_NAME, TABLE_COMMENT)
 
 K = TypeVar("K", bound=Any)
 V = TypeVar("V")
-Apply = Callable[[Change[K, V]], None]
 
 
 def prefixed(key: K) -> K:
@@ -46,13 +45,6 @@ def of_ports(change: Change[K, V]) -> Change[K, V]:
 def of_policies(change: Change[K, V]) -> Change[K, V]:
     """Return the part of a change that concerns the table of policies."""
     return _part(change, lambda table: {key: value for key, value in table.items() if not is_bridged(key)})
-
-
-def apply_parts(change: Change[K, V], policies: Apply[K, V], ports: Apply[K, V]) -> None:
-    """Call the function of each table with the part of a change that concerns it, if there is any."""
-    for part, apply in ((of_policies(change), policies), (of_ports(change), ports)):
-        if part:
-            apply(part)
 
 
 def _part(change: Change[K, V], chosen: Callable[[Mapping[K, Any]], Dict[K, Any]]) -> Change[K, V]:

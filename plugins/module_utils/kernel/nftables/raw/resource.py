@@ -157,7 +157,10 @@ class RawPolicyTableResource(RawTableResource):
 
     def apply(self, change: Change[RawKey, RawValue]) -> None:
         """Replace each table that changes. Raises KernelError."""
-        bridge_keys.apply_parts(change, super().apply, self._ports.apply)
+        parts = ((bridge_keys.of_policies(change), super().apply), (bridge_keys.of_ports(change), self._ports.apply))
+        for part, apply in parts:
+            if part:
+                apply(part)
 
     def describe(self, key: RawKey, value: RawValue) -> List[str]:
         """Describe one object approximately as the nft program shows it."""
