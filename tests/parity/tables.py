@@ -32,6 +32,8 @@ _OF_FAMILY = {
 }
 #: How long an element remains.
 _REMAINING = re.compile(r" expires [0-9a-z]+")
+#: A real server as ipvsadm -Ln shows it: the weight, and how many connections are active and inactive.
+_REAL_SERVER = re.compile(r"(  -> \S+ +\S+ +(\d+)) +\d+ +\d+ *")
 #: Kernels may lack nfacct, and then kube-proxy omits the rules that count with it.
 _NFACCT = re.compile(r" -m nfacct --nfacct-name +\S+")
 
@@ -74,4 +76,11 @@ def _of_others(content: str) -> Iterable[str]:
     lines = [line for line in content.splitlines() if line.strip() and not _NFACCT.search(line)]
     about = [line for line in lines if any(word in line for word in _SENTINEL)]
     chains = {chain for line in about for chain in _IPTABLES_CHAIN.findall(line)}
-    return [line for line in lines if line not in about and not chains & set(_IPTABLES_CHAIN.findall(line))]
+    for line in lines:
+        if line not in about and not chains & set(_IPTABLES_CHAIN.findall(line)):
+            server = _REAL_SERVER.fullmatch(line)
+            if server is None:
+                yield line
+            elif server[2] != "0":
+                # One of weight 0 is drained: kube-proxy removes it later, when its connections have ended.
+                yield server[1]
