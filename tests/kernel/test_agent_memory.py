@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Iterator, List
 
@@ -158,3 +161,39 @@ def frontends() -> int:
 def shown(node: AgentNode) -> str:
     """Return what ``kubenode-proxy status`` shows."""
     return node.run("status", "--control", str(node.scratch / "agent.sock")).stdout
+
+
+@pytest.mark.full
+def test_an_agent_that_is_killed_has_said_why_in_its_first_sync(node: AgentNode, group: MemoryGroup) -> None:
+    """Another process of the group has memory that the agent cannot account, so that its first sync has too little.
+
+    The warning is written in the middle of the sync. Without that, no line would name the reason.
+    """
+    put(node, FEW + 1, 7000)
+    group.limit(120 * MIB)
+
+    def enter_as_the_one_to_kill() -> None:
+        group.enter()
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+    node.before_exec = enter_as_the_one_to_kill
+    with occupied(group, 46 * MIB):
+        node.start(wait=False)
+        assert node.process is not None
+        assert node.process.wait(60) == -signal.SIGKILL, node.log
+        assert group.kills() == 1
+    node.process = None
+    assert node.log.count("the agent is close to its memory limit: raise agent_memory_max") == 1, node.log
+
+
+@contextlib.contextmanager
+def occupied(group: MemoryGroup, size: int) -> Iterator[None]:
+    """Hold memory of the group in another process."""
+    script = f"import sys; held = b'x' * {size}; print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=group.enter) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            process.kill()

@@ -56,7 +56,7 @@ class Agent:
         self.options = options
         self.log = log
         self.systemd = systemd or Systemd()
-        self.components = components = Components(options, log, self.systemd.progress)
+        self.components = components = Components(options, log, self._progress)
         self.source, self.views, self.sync, self.policy = (
             components.source,
             components.views,
@@ -134,6 +134,11 @@ class Agent:
             finally:
                 self._end()
         return 0
+
+    def _progress(self) -> None:
+        """Report the progress of long work, and warn in the middle of it if its memory becomes short."""
+        self.systemd.progress()
+        self.components.memory.check()
 
     def _is_serving(self) -> bool:
         """Return whether an earlier process left Services programmed (with networkPolicy.standalone: policies)."""

@@ -24,8 +24,8 @@ from .source.room import RESERVED_FOR, NoRoom, Room
 from .threads.timers import Timers
 
 POLL_SECONDS = 10.0
-#: The use of the group is read at most so often.
-READ_SECONDS = 1.0
+#: The use of the group is read at most so often. A sync may take some 100 MiB of the kernel's memory within a second.
+READ_SECONDS = 0.1
 #: Name of the entry in /healthz while the cluster is not followed completely.
 HEALTH = "Memory"
 #: Fractions of the limit: warn at WARN, re-arm below CALM, refuse above MOST.
@@ -155,12 +155,14 @@ class MemoryBudget(Room):
             return
         self.check()
         self._report_exceeded()
-        capacity = self.capacity
-        if capacity is not None:
-            self._list_held_back(self._size() < RELIST_BELOW * capacity)
+        self._list_held_back(self._size() < RELIST_BELOW * (self.capacity or 0))
 
     def check(self) -> None:
-        """Warn if memory becomes short. The loop calls it before each sync: what a sync needs is known by then."""
+        """Warn if memory becomes short.
+
+        The agent calls it before each sync, since what a sync needs is known by then, and between the parts of long
+        work: the kernel may kill the agent before the work ends.
+        """
         group, now = self._group, self._clock()
         if group is None:
             return
@@ -170,10 +172,7 @@ class MemoryBudget(Room):
                 self._used = group.used()
             except (OSError, ValueError) as error:
                 self._log.debug("the memory in use cannot be read", error=error)
-        self._warn(group.limit)
-
-    def _warn(self, limit: int) -> None:
-        capacity = self.capacity or 1
+        limit, capacity = group.limit, self.capacity or 1
         share = max(self._used / limit, self._size() / capacity)
         if share >= WARN and not self._warned:
             self._warned = True
