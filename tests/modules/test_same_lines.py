@@ -105,3 +105,61 @@ def test_what_is_wrong_with_the_input_is_said_in_the_same_words(node, tmp_path, 
         assert own, (way, texts)
         lines[way] = own[0]
     assert len(set(lines.values())) == 1, lines
+
+
+HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+NODE_PROXY = "---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\n"
+#: Files with the configuration, and part of the line about each.
+CONFIGURATIONS = {
+    "missing": ("", "configuration.yaml: "),
+    "kind": ("kind: ConfigMap\napiVersion: v1\n", 'kind: "ConfigMap" is not KubeProxyConfiguration'),
+    "syntax": (f"{HEADER}mode: [nftables\n", "KubeProxyConfiguration: not valid YAML: "),
+    "mode": (f"{HEADER}mode: iptabels\n", "KubeProxyConfiguration: mode: "),
+    "range": (f"{HEADER}mode: nftables\nclusterCIDR: 10.0.0.0/99\n", "KubeProxyConfiguration: clusterCIDR[0]: "),
+    "type": (f"{HEADER}mode: nftables\noomScoreAdj: much\n", "KubeProxyConfiguration: oomScoreAdj: "),
+    "misspelt": (f"{HEADER}mode: nftables\nclusterCidr: 10.0.0.0/8\n", "clusterCidr"),
+    "misspelt field of the node": (f"{HEADER}mode: nftables\n{NODE_PROXY}networkPolicies: {{}}\n", "networkPolicies"),
+    "number of the node": (
+        f"{HEADER}mode: nftables\n{NODE_PROXY}healthChecks: {{maximum: -1}}\n",
+        "healthChecks.maximum: ",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "mode" else pytest.param(name, marks=pytest.mark.full) for name in CONFIGURATIONS],
+)
+def test_what_is_wrong_with_the_configuration_is_said_in_the_same_words(node, tmp_path, name):
+    """By the start of the agent, the check before that, and commands; a warning by all of them as well."""
+    text, line = CONFIGURATIONS[name]
+    path = tmp_path / "configuration.yaml"
+    if text:
+        path.write_text(text)
+    snapshot = tmp_path / "snapshot.json"
+    snapshot.write_text(json.dumps(listed(*web(), NODE)))
+    options = ["--config", str(path), "--snapshot", str(snapshot), "--node-name", "node-a"]
+    kept = [
+        "--state-directory",
+        str(tmp_path / "run"),
+        "--control",
+        str(tmp_path / "sock"),
+        "--cache",
+        str(tmp_path / "c"),
+    ]
+    kubeconfig = ["--kubeconfig", str(tmp_path / "none"), "--drain-file", str(tmp_path / "drain")]
+    ways = {
+        "check-configuration": ["check-configuration", str(path)],
+        "run": ["run", "--config", str(path), *kept, *kubeconfig],
+        "converge": ["converge", "--check", *options],
+        "diff": ["diff", *options],
+        "status": ["status", *options],
+        "explain": ["explain", "default/web", *options],
+    }
+    lines = {}
+    for way, words in ways.items():
+        done = node.run("env", "PYTHONPATH=collections", "timeout", "15", *COMMAND, *words, check=False)
+        said = [each for each in f"{done.stdout}{done.stderr}".splitlines() if line in each]
+        assert said, (way, done.stdout, done.stderr)
+        lines[way] = said[0][said[0].index(line) :].rstrip('"')
+    assert len(set(lines.values())) == 1, lines

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 from typing import Any, Dict, List
 
@@ -119,6 +121,57 @@ def chains_tasks(variant: str) -> List[Dict[str, Any]]:
 @pytest.mark.parametrize("variant", ("nft", pytest.param("legacy", marks=pytest.mark.full)))
 def test_chains(node, variant):
     assert faults(node, "iptables_chains", chains_tasks(variant)) == []
+
+
+#: What a second chain may have in common with the first, and the ways in which each may refer to the other.
+OTHERS: List[Dict[str, Any]] = [
+    {"name": "SECOND"},
+    {"name": "SECOND", "table": "nat"},
+    {"name": "SECOND", "family": "ipv6"},
+    {"name": "SECOND", "family": "both"},
+    {"name": "OWN"},
+    {"name": "OWN", "table": "nat"},
+    {"name": "OWN", "family": "ipv6"},
+    {"name": "OWN", "family": "both"},
+    {"name": "OWN", "table": "mangle", "family": "both"},
+    {"name": "own"},
+    {"name": "SECOND", "table": "mangle", "family": "both"},
+]
+REFERENCES: List[Dict[str, Any]] = [
+    {},
+    {"rules": ["-j @"]},
+    {"rules": ["-j RETURN"], "jumps": [{"from": "OUTPUT", "match": "-p UDP"}]},
+    {"rules": ["-p tcp -g @", "-j RETURN"], "jumps": [{"from": "OUTPUT", "position": "last"}]},
+    {"jumps": [{"from": "@"}]},
+    {"rules": [], "jumps": []},
+    {"rules": ["-j RETURN"], "jumps": [{"from": "INPUT"}, {"from": "OUTPUT", "position": "first"}]},
+    {"rules": ["-p tcp --dport www"]},
+]
+
+
+def pairs_of_chains(variant: str) -> List[Dict[str, Any]]:
+    """Return tasks with two chains in both orders, each of which may refer to the other."""
+    tasks = []
+    for second in OTHERS:
+        # A chain of the same name would refer to itself.
+        ways = REFERENCES[5:] if second["name"] == "OWN" else REFERENCES
+        for one, other in itertools.product(ways, ways[:4]):
+            chains = [
+                {"name": "OWN", **json.loads(json.dumps(one).replace("@", second["name"]))},
+                {**second, **json.loads(json.dumps(other).replace("@", "OWN"))},
+            ]
+            tasks += [{"chains": listed, "variant": variant} for listed in (chains, chains[::-1])]
+    return tasks
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", ("nft", "legacy"))
+def test_pairs_of_chains(node, variant):
+    """The chains of a task are removed before the next one: what a task finds would otherwise depend on the last."""
+    listed = itertools.product(("OWN", "SECOND", "own"), ("filter", "nat", "mangle"))
+    chains = [{"name": name, "table": table, "family": "both"} for name, table in listed]
+    reset = {"chains": chains, "state": "absent", "variant": variant}
+    assert faults(node, "iptables_chains", pairs_of_chains(variant), [reset]) == []
 
 
 VALUES: Dict[str, Any] = {

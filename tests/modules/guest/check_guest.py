@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
+from typing import List
 
 import pytest
 
@@ -338,4 +340,43 @@ def test_a_second_run_changes_nothing_whatever_the_virtual_servers_are(node):
         {"services": [base], "state": "absent"},
     ]
     node.play({MODULES: {"modules": ["ip_vs", "ip_vs_rr", "ip_vs_sh", "ip_vs_mh", "ip_vs_wlc"], "persistent": False}})
+    assert faults(node, "ipvs_services", tasks) == []
+
+
+#: Another virtual server beside that of the base, by what it has in common with it.
+BESIDE: List[Options] = [
+    {"address": "192.0.2.10", "port": 80, "protocol": "udp"},
+    {"address": "192.0.2.10", "port": 81},
+    {"address": "192.0.2.10", "port": 0, "persistence": 60},
+    {"address": "192.0.2.10", "port": 80},
+    {"address": "192.0.2.11", "port": 80},
+    {"address": "2001:DB8::10", "port": 80},
+    {"address": "2001:db8:0:0::10", "port": 80, "protocol": "udp"},
+    {"firewall_mark": 7},
+    {"firewall_mark": 7, "family": "ipv6", "real_servers": [{"address": "2001:db8::2"}]},
+    {"firewall_mark": 80, "persistence": 60},
+]
+SETTINGS: List[Options] = [
+    {},
+    {"scheduler": "sh", "flags": ["sh-port"]},
+    {"real_servers": []},
+    {"real_servers": [{"address": "10.0.0.1", "weight": 0}, {"address": "10.0.0.2", "forwarding": "dr"}]},
+    {"exclusive": False, "real_servers": [{"address": "10.0.0.1", "state": "absent"}]},
+]
+
+
+@pytest.mark.full
+def test_a_second_run_changes_nothing_for_two_virtual_servers_of_a_task(node):
+    """Each pair in both orders, with servers of its own and with the same, and with purge of the addresses."""
+    real = {False: [{"address": "10.0.0.1"}], True: [{"address": "2001:db8::1"}]}
+    tasks = []
+    for first, second in itertools.combinations(BESIDE, 2):
+        for one, other in ((each, SETTINGS[0]) for each in SETTINGS):
+            pair = [
+                {"real_servers": real[":" in each.get("address", "")], **each, **settings}
+                for each, settings in ((first, one), (second, other))
+            ]
+            addresses = [each["address"] for each in pair if "address" in each]
+            tasks.append({"services": pair} if len(tasks) % 2 else {"services": pair[::-1], "purge": addresses})
+    node.play({MODULES: {"modules": ["ip_vs", "ip_vs_wlc", "ip_vs_sh"], "persistent": False}})
     assert faults(node, "ipvs_services", tasks) == []
