@@ -9,6 +9,7 @@ The usual tools print the same before and after, on every way out: clean-up, ano
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -17,13 +18,16 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import DEVICE
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import restore
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
+from tests.kernel.agent_node import AgentNode
 from tests.kernel.convergence_node import UML, has_ipvs, remove
 from tests.kernel.external_rules import has_nftables
 from tests.kernel.test_leaving import dumps, separate_lock
 from tests.lab import manifests
 from tests.lab.system import ip_batch, run
+from tests.waiting import wait_for
 
 __all__ = ["separate_lock"]
 
@@ -120,7 +124,7 @@ def external_objects(modes: Sequence[str]) -> List[External]:
     return found
 
 
-def services(dice: random.Random, everything: bool) -> ClusterState:
+def services(dice: random.Random, everything: bool) -> List[Dict[str, Any]]:
     """Return random Services whose external addresses are partly the node's own; ``everything`` False: half of them."""
     objects: List[Dict[str, Any]] = [
         {
@@ -153,12 +157,25 @@ def services(dice: random.Random, everything: bool) -> ClusterState:
         ]
         if everything or number % 2:
             objects += [made, *slices]
-    return ClusterState.from_objects(objects)
+    return objects
 
 
 def sorted_dumps() -> Dict[str, List[str]]:
     """Return what the usual tools print, each in an order that does not depend on when an object was made."""
     return {command: sorted(lines) for command, lines in dumps().items()}
+
+
+def give_addresses() -> None:
+    """Make an interface with the node's own addresses."""
+    ip_batch(
+        [
+            "link add eth0 type veth peer name up0",
+            "link set eth0 up addrgenmode none",
+            "link set up0 up addrgenmode none",
+            *(f"address add {item}/24 dev eth0" for item in (NODE, VIRTUAL)),
+            *(f"address add {item}/64 dev eth0 nodad" for item in (NODE_V6, VIRTUAL_V6)),
+        ]
+    )
 
 
 def execute(commands: Sequence[str]) -> None:
@@ -179,15 +196,7 @@ def execute(commands: Sequence[str]) -> None:
 )
 def test_what_was_there_is_there_and_nothing_of_ours_is_left(tmp_path: Path, modes: Tuple[str, ...], seed: int) -> None:
     dice = random.Random(seed)
-    ip_batch(
-        [
-            "link add eth0 type veth peer name up0",
-            "link set eth0 up addrgenmode none",
-            "link set up0 up addrgenmode none",
-            *(f"address add {item}/24 dev eth0" for item in (NODE, VIRTUAL)),
-            *(f"address add {item}/64 dev eth0 nodad" for item in (NODE_V6, VIRTUAL_V6)),
-        ]
-    )
+    give_addresses()
     objects = dice.sample(external_objects(modes), k=len(external_objects(modes)))
     later = objects[: len(objects) // 2]
     excluded = [f"{item.server}/{128 if ':' in item.server else 32}" for item in objects if item.server]
@@ -202,7 +211,7 @@ def test_what_was_there_is_there_and_nothing_of_ours_is_left(tmp_path: Path, mod
         document = {"mode": name, "ipvs": {"excludeCIDRs": excluded}, "nodePortAddresses": ["0.0.0.0/0", "::/0"]}
         configuration = load(document, node_source={"ipvsFilterBackend": filter_backend or "auto"}).configuration
         request = Request(
-            cluster=services(random.Random(seed), everything),
+            cluster=ClusterState.from_objects(services(random.Random(seed), everything)),
             configuration=configuration,
             node_name="node-1",
             state_directory=str(tmp_path / "state"),
@@ -244,3 +253,37 @@ def test_what_was_there_is_there_and_nothing_of_ours_is_left(tmp_path: Path, mod
     remove(tmp_path)
     remove(tmp_path / "state")
     assert sorted_dumps() == expected
+
+
+@pytest.mark.parametrize("seed", (1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)))
+@pytest.mark.parametrize("ended_by", (signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.full)))
+def test_what_the_agent_of_userspace_mode_made_is_removed(tmp_path: Path, seed: int, ended_by: int) -> None:
+    """The agent also leaves the mode and takes it again; files of others beside its own are kept."""
+    dice = random.Random(seed)
+    give_addresses()
+    ip_batch(["link set lo up"])
+    objects = [*external_objects(("userspace",)), device(f"{DEVICE[:-1]}1", 3), device(DEVICE[:-1], 4)]
+    for item in dice.sample(objects, k=len(objects)):
+        execute(item.add)
+    expected = sorted_dumps()
+    node = AgentNode(tmp_path, "userspace")
+    beside = [node.scratch / "run" / name for name in ("kubenode-proxy.json", "lock2", ".lock", "ledger.json.old")]
+    (node.scratch / "run").mkdir()
+    for file in beside:
+        file.write_text("of another program")
+    try:
+        for raw in services(random.Random(seed), True):
+            node.store.put(raw)
+        node.start()
+        for mode in ("nftables", "userspace", "iptables", "userspace")[: dice.randrange(5)]:
+            node.write_configuration(mode=mode)
+            assert node.run("reload", "--control", str(node.scratch / "agent.sock")).returncode == 0
+            wait_for(lambda mode=mode: node.status()["mode"] == mode, 60.0, 0.1)
+        assert sorted_dumps() != expected
+        assert node.stop(ended_by) in (0, -ended_by)
+    finally:
+        node.close()
+    remove(node.scratch / "run")
+    assert sorted_dumps() == expected
+    assert [file.read_text() for file in beside] == ["of another program"] * len(beside)
+    assert sorted(file.name for file in (node.scratch / "run").iterdir() if file not in beside) in ([], ["lock"])
