@@ -37,11 +37,12 @@ def sample(seed: int, count: int) -> List[Any]:
 
 
 @full
-def test_every_change_of_one_thing() -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_every_change_of_one_thing(part: int) -> None:
     check = Check()
-    for old, new in NEIGHBOURS:
+    for old, new in NEIGHBOURS[part::4]:
         check.change(old, new)
-    assert check.faults == [] and check.states > 9000
+    assert check.faults == [] and check.states > 2000
 
 
 @full
