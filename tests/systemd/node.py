@@ -100,6 +100,17 @@ class Node:
         image.podman("start", self.name)
         self.wait_until_booted()
 
+    def reboot(self) -> None:
+        """Have systemd reboot, and start the container that this ends.
+
+        The units are stopped and started in their order; disk and journal stay, /run, network and rules do not. The
+        kernel stays as well: boot identity and monotonic clock are those of before.
+        """
+        self.run("systemctl", "reboot", check=False)
+        wait_for(lambda: not os.path.exists(f"/proc/{self.pid}/ns"), 60, what=f"{self.name} has stopped")
+        image.podman("start", self.name)
+        self.wait_until_booted()
+
     def run(self, *command: str, check: bool = True, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a program in the container, with ``text`` as its standard input."""
         argv = [*enter(self.pid), *command]

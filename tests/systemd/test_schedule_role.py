@@ -25,6 +25,15 @@ PLACE_OF_METRICS = "/var/lib/prometheus/node-exporter"
 DROP_INS = f"/etc/systemd/system/{TIMER}.d"
 METRICS = f"{PLACE_OF_METRICS}/kubenode_proxy_schedule.prom"
 BOOT = "kubenode-proxy-schedule-boot.service"
+KUBELET, FOUND = "kubelet.service", "/run/found-by-kubelet"
+# Records the state that a kubelet would see.
+FINDING = f"""
+[Service]
+ExecStartPre=/bin/sh -c 'iptables-save -t nat >{FOUND}'
+ExecStart=sleep infinity
+[Install]
+WantedBy=multi-user.target
+"""
 TRACES = (
     f"/etc/systemd/system/{BOOT}",
     *("/etc/systemd/system/kubenode-proxy-schedule.timer", "/etc/systemd/system/kubenode-proxy-schedule.service"),
@@ -212,7 +221,35 @@ def test_runs_against_the_api_server(node, scheduled, variables, cluster):
     cluster.come_back()
 
 
+@pytest.mark.full
+def test_the_timer_fires_and_after_a_reboot_kubelet_finds_the_rules(node, scheduled, variables, snapshot):
+    # As on a node whose timer the tests do not hasten.
+    node.run("mv", DROP_INS, "/srv/drop-ins")
+    node.role("schedule", {**variables, "schedule_interval": "2s"})
+    snapshot(*Cluster.first_services(), service("late", "10.96.0.21"), endpoint_slice("late", ["10.244.1.8"]))
+    wait_for(lambda: "--to-destination 10.244.1.8:8080" in node.output("iptables-save", "-t", "nat"), what="a run")
+    earlier = runs(node)
+    wait_for(lambda: runs(node) >= earlier + 2, what="two more runs")
+    node.write(f"/etc/systemd/system/{KUBELET}", FINDING)
+    node.run("systemctl", "enable", KUBELET)
+    node.run("touch", "/run/before-the-reboot")
+    node.reboot()
+    wait_for(lambda: node.unit(KUBELET, "ActiveState")["ActiveState"] == "active", what="kubelet runs")
+    assert node.run("test", "-e", "/run/before-the-reboot", check=False).returncode != 0
+    assert "--to-destination 10.244.1.8:8080" in node.output("cat", FOUND)
+    # The timer runs on: what has changed since is served.
+    snapshot(*Cluster.first_services(), service("late", "10.96.0.21"), endpoint_slice("late", ["10.244.1.9"]))
+    wait_for(lambda: "--to-destination 10.244.1.9:8080" in node.output("iptables-save", "-t", "nat"), what="a run")
+    assert "10.244.1.8" not in node.output("iptables-save", "-t", "nat")
+    node.run("systemctl", "disable", "--now", KUBELET)
+    node.run("rm", f"/etc/systemd/system/{KUBELET}", FOUND)
+    node.run("mv", "/srv/drop-ins", DROP_INS)
+    node.run("systemctl", "daemon-reload")
+
+
 def test_absent_leaves_nothing(node, before, scheduled, variables):
+    # As after a boot.
+    node.run("systemctl", "start", BOOT)
     node.role("schedule", {**variables, "schedule_state": "absent"})
     assert node.unit(TIMER, "LoadState")["LoadState"] == "not-found"
     assert [line for line in differences(before, picture(node)) if not OF_THE_DATAPLANE.match(line)] == []
