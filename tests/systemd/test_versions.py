@@ -8,11 +8,12 @@ The earlier version is a commit of this repository; a clone without its history 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tarfile
 import time
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, NamedTuple, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.waiting import wait_for
 from . import node as runs
 from .agent import INSIDE, UNIT, Flows, dataplane, differs, start_of, start_pod, status, wait_for_activity
 from .cluster import POD, Cluster, endpoint_slice, numbered, service
-from .node import ROOT, Node, run_playbook
+from .node import ROOT, Node, Recap, run_playbook
 
 EARLIER = "5043b543"
 ECHO = "10.96.0.20"
@@ -78,9 +79,17 @@ class Serving(NamedTuple):
 
 def run(version: Path, node: Node, playbook: str, variables: Mapping[str, Any]) -> None:
     """Run a playbook of the collection in this directory."""
+    run_on_all(version, [node], playbook, variables)
+
+
+def run_on_all(
+    version: Path, nodes: Sequence[Node], playbook: str, variables: Mapping[str, Any], *, failing: bool = False
+) -> Dict[str, Recap]:
+    """Run a playbook of the collection in this directory on nodes, and return their recaps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "collection", lambda: version)
-        run_playbook([node], f"kubenode.proxy.{playbook}", variables, {}, "-e", "proxy_prepare_kernel=false")
+        options = ("-e", "proxy_prepare_kernel=false")
+        return run_playbook(nodes, f"kubenode.proxy.{playbook}", variables, {}, *options, failing=failing)
 
 
 @pytest.fixture(params=["nftables", "iptables"])
@@ -160,3 +169,39 @@ def test_a_state_that_one_version_saved_is_restored_by_the_other(serving, versio
 def saved_states(node: Node) -> Set[int]:
     """Return the numbers of the states in the history."""
     return {int(name[6:12]) for name in node.output("ls", HISTORY).split() if name.startswith("state-")}
+
+
+@pytest.fixture
+def fleet(start, versions, tmp_path):
+    """Provide a node of each version, and the variables for playbooks of both."""
+    nodes = [start("fleet-earlier"), start("fleet-this")]
+    cluster = Cluster(nodes[0].scratch, [node.name for node in nodes])
+    given = str(cluster.kubeconfig)
+    agent = {"agent_kubeconfig": given, "agent_configuration": {"mode": "nftables"}}
+    for version, node in zip(versions, nodes):
+        run(version, node, "agent", agent)
+        wait_for_activity(node)
+    yield nodes, {"service_proxy_kubeconfig": given, "service_proxy_mode": "nftables"}
+    cluster.close()
+
+
+def test_half_of_a_fleet_has_the_earlier_version(fleet, versions, tmp_path):
+    nodes, variables = fleet
+    place = tmp_path / "report.json"
+    files = {"proxy_report_html": str(tmp_path / "report.html"), "proxy_report_json": str(place)}
+    flow = {"explain_from": "10.244.1.9", "explain_to": "10.96.0.10:80"}
+    engines = {status(node)["engine"][:12] for node in nodes}
+    for version, own, other in ((versions[0], *nodes), (versions[1], *reversed(nodes))):
+        # What only one of the versions makes is named.
+        verified = run_on_all(version, nodes, "verify", variables, failing=True)
+        assert (verified[own.name].failed, verified[other.name].failed) == (0, 1)
+        assert f"{other.name} has drifted from the cluster's state" in verified[other.name].output
+        reported = run_on_all(version, nodes, "report", {**variables, **files})
+        document = json.loads(place.read_text())
+        assert {text.rpartition("+")[2] for text in document["summary"]["engines"]} == engines
+        differing = [item for item in document["exceptions"] if item["kind"] == "differs"]
+        assert [item["subject"] for item in differing[0]["items"]][:1] == ["engine"]
+        explained = run_on_all(version, nodes, "explain", flow)
+        for recap in (verified, reported, explained):
+            assert "Traceback" not in recap[other.name].output
+    assert "(2 of 2): forwarded by Service default/web to 10.244.1.2:8080" in explained[own.name].output

@@ -78,7 +78,7 @@ def inspect_beside_agent(request: Request, sleep: Callable[[float], None] = time
             break
         problem = agent.obstacle
         if not problem and agent.settings != given:
-            problem = "the agent has other settings than those that were given"
+            problem = "the agent has other settings than those that were given, or is of another version"
             break
         if not problem and not agent.changes:
             break

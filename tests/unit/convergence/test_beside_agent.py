@@ -99,7 +99,7 @@ def test_an_agent_that_is_about_to_sync_is_asked_again(inspected):
         (NoAgent("none"), ""),
         (ProxyError("unknown command 'comparison'"), "unknown command 'comparison'"),
         (agent(obstacle="the agent does not follow the API server"), "the agent does not follow the API server"),
-        (agent(settings="other"), "the agent has other settings than those that were given"),
+        (agent(settings="other"), "the agent has other settings than those that were given, or is of another version"),
     ],
 )
 def test_an_agent_that_cannot_judge_leaves_the_differences_as_they_are(inspected, answer, problem):
