@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -42,3 +44,22 @@ def test_a_link_of_the_agents_user_is_not_followed(tmp_path):
     subprocess.run([*ansible_playbook(), "-i", "localhost,", "-c", "local", str(playbook)], check=True)
     assert {os.lstat(path).st_uid for path in (state, *state.rglob("*"))} == {0}
     assert {os.lstat(path).st_uid for path in (elsewhere, *elsewhere.rglob("*"))} == {NOBODY}
+
+
+OWN = "# of the administrator\nkernel.panic = 5\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "path"),
+    (
+        ("sysctls", {"values": {"net.ipv4.ip_forward": 0}}, "/etc/sysctl.d/10-own.conf"),
+        ("kernel_modules", {"modules": ["dummy"]}, "/etc/modules-load.d/own.conf"),
+    ),
+)
+def test_a_file_that_others_have_written_is_not_removed(node, module, options, path):
+    node.run("sh", "-c", f"cat > {path}", text=OWN)
+    task = {**options, "state": "absent", "persistent_file": path}
+    runs = json.dumps([(module, task, True), (module, task, False)])
+    for result in json.loads(node.run(sys.executable, "-m", "tests.modules.many_runs", text=runs).stdout):
+        assert "was not written by this collection" in result["msg"] and "\n" not in result["msg"]
+    assert node.run("cat", path).stdout == OWN

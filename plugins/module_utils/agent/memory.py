@@ -176,13 +176,10 @@ class MemoryBudget(Room):
         share = max(self._used / limit, self._size() / capacity)
         if share >= WARN and not self._warned:
             self._warned = True
-            values = {
-                "used_mib": self._used >> 20,
-                "limit_mib": limit >> 20,
-                "cluster_percent": round(self._size() * 100 / capacity),
-            }
+            used, most = self._used >> 20, limit >> 20
+            values = {"used_mib": used, "limit_mib": most, "cluster_percent": round(self._size() * 100 / capacity)}
             self._log.warning("the agent is close to its memory limit: raise agent_memory_max", **values)
-            note = f"the agent uses {self._used >> 20} MiB of {limit >> 20} MiB: raise agent_memory_max"
+            note = f"the agent uses {used} MiB of {most} MiB: raise agent_memory_max"
             self._post(None, WARNING, Reason.MEMORY_LOW, _ACTION, note)
         elif share < CALM:
             self._warned = False

@@ -11,7 +11,7 @@ import stat
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ..base.errors import KernelError, os_errors
-from ..base.whole_files import check_room, write_whole
+from ..base.whole_files import MANAGED_LINE, check_room, write_whole
 from ..resources import Change, Kind, PlannedChange, Resource
 
 
@@ -83,9 +83,16 @@ class FilesResource(Resource[str, str]):
 
 
 def refuse_unwritable(planned: Iterable[PlannedChange]) -> None:
-    """Raise KernelError if a planned change of a file cannot be made, before any other change of the plan is."""
+    """Raise KernelError if a planned change of a file cannot be made, before any other change of the plan is.
+
+    A file of another program or of the administrator is not removed.
+    """
     for resource, change, *_observed in planned:
         if isinstance(resource, FilesResource):
             for path in [*change.added, *change.replaced, *change.removed]:
+                if not change.removed.get(path, MANAGED_LINE).startswith(MANAGED_LINE):
+                    raise KernelError(
+                        f"{path}: was not written by this collection, as its first line shows: not removed"
+                    )
                 with os_errors(KernelError, f"{path}: cannot be written"):
                     check_room(path, room=0 if path in change.removed else 1)
