@@ -34,7 +34,7 @@ def test_the_file_stays_while_its_modules_cannot_be_unloaded(tmp_path: Path, mon
     calls: list[str] = []
     monkeypatch.setattr(modules, "_rmmod", lambda name: (calls.append(name), (len(calls), "busy"))[1])
     path = tmp_path / "own.conf"
-    path.write_text("ip_vs\nip_vs_rr\n")
+    path.write_text(modules.modules_load_file(["ip_vs", "ip_vs_rr"]))
     given = {"state": "absent", "unload": True, "persistent_file": str(path)}
     defaults = {name: option.get("default") for name, option in module._OPTIONS.items()}
     task = SimpleNamespace(params={**defaults, **given}, check_mode=True, _diff=False)
