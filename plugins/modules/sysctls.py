@@ -297,7 +297,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import refuse_unwritable
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import alone, run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file, unread_warning
 
 _PROXY_FILE = "/etc/sysctl.d/99-kubenode-proxy.conf"
@@ -313,6 +313,7 @@ def _unread(path: str) -> List[str]:
     return [unread_warning("persistent_file", path, reason)] if reason else []
 
 
+@alone
 def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
     """Make the parameters and their file as declared and return the result. Raises ProxyError.
 

@@ -14,13 +14,13 @@ import json
 import os
 import runpy
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 COLLECTION = "ansible_collections.kubenode.proxy.plugins.modules"
 
 
-def run(module: str, arguments: Dict[str, Any], check: bool) -> Any:
-    """Run a module in a child process and return its result."""
+def begin(module: str, arguments: Dict[str, Any], check: bool) -> Tuple[int, int]:
+    """Run a module in a child process; return its number, and the descriptor from which its result is read."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -36,6 +36,11 @@ def run(module: str, arguments: Dict[str, Any], check: bool) -> Any:
             sys.stdout.flush()
             os._exit(0)
     os.close(writing)
+    return child, reading
+
+
+def end(child: int, reading: int) -> Any:
+    """Wait for a module, and return its result."""
     with os.fdopen(reading, encoding="utf-8") as stream:
         text = stream.read().strip()
     os.waitpid(child, 0)
@@ -48,7 +53,7 @@ def main() -> None:
     runs = json.load(sys.stdin)
     for name in sorted({name for name, _arguments, _check in runs}):
         importlib.import_module(f"{COLLECTION}.{name}")
-    json.dump([run(*each) for each in runs], sys.stdout)
+    json.dump([end(*begin(*each)) for each in runs], sys.stdout)
 
 
 if __name__ == "__main__":

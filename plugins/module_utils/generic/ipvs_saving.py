@@ -9,11 +9,10 @@ the other, each with what the kernel has after its own change, so that no file l
 
 from __future__ import annotations
 
-import contextlib
-from typing import ContextManager, Dict, Iterable, List, Mapping, Sequence
+from typing import Dict, Iterable, List, Mapping, Sequence
 
 from ..base.addresses import FAMILIES
-from ..convergence.runtime.lock import ConvergenceLock
+from ..convergence.runtime.lock import task_lock
 from ..kernel.files import FilesResource
 from ..kernel.ipvs.messages import TIMEOUTS
 from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, VirtualServersResource
@@ -23,8 +22,6 @@ from ..resources import PlannedChange, Stage, apply_plan, plan
 from .ipvs_services import ListedTables, stages
 
 DIRECTORY = "/run/kubenode-ipvs-services"
-#: A task holds the lock for the time of its netlink messages and one write.
-_LOCK_SECONDS = 60.0
 _MODE = 0o600
 
 
@@ -48,13 +45,6 @@ def saved_text(planned: Iterable[PlannedChange], timeouts: Mapping[str, int]) ->
     return first + ipvsadm_text(servers, real_servers)
 
 
-def _alone(saves: bool) -> ContextManager[object]:
-    """Return the lock that tasks hold while they change and save the tables, or nothing for other tasks."""
-    if not saves:
-        return contextlib.nullcontext()
-    return ConvergenceLock(DIRECTORY, _LOCK_SECONDS, "a task of ipvs_services")
-
-
 def _save_stage(path: str, text: str) -> Stage:
     return Stage(FilesResource([path], _MODE), {path: text})
 
@@ -75,7 +65,7 @@ def change(connection: IpvsSocket, declared: Sequence[Stage], path: str) -> List
     ``path``: empty not to save. ``declared`` covers both families if it is given. Raises KernelError, also if another
     task that saves does not end in time.
     """
-    with _alone(bool(path)):
+    with task_lock(DIRECTORY if path else ""):
         planned = plan(declared)
         apply_plan(planned)
         if path:

@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
+def alone(action: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
+    """Return the action of a module, which waits for other tasks that change kernel modules and parameters.
+
+    Two of them at once could set the values of one now, and write those of the other for the next boot.
+    """
+
+    def waiting(module: AnsibleModule, **known: Any) -> Dict[str, Any]:
+        # Imported late: most modules do not change the node.
+        from ..convergence.runtime.lock import task_lock
+
+        with task_lock("" if module.check_mode else "/run/kubenode-parameters"):
+            return action(module, **known)
+
+    return waiting
+
+
 def root_needed(what: str) -> str:
     """Return the error of a module that is not run as root."""
     return f"{what} needs root: run the task with become: true (it runs as user id {os.geteuid()})"

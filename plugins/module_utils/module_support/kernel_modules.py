@@ -17,6 +17,7 @@ from ..kernel.modules.module_profile import modules_for
 from ..kernel.modules.modules import LOADED, ModulesResource, built_in_modules, modules_load_file, present_modules
 from ..resources import PlannedChange, Stage, apply_plan, plan
 from . import tables
+from .execution import alone
 from .own_file import boot_file, own_file, unread_warning
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def _check_options(parameters: Dict[str, Any]) -> None:
             raise ConfigurationError(f"{name}: only allowed with mode ipvs")
 
 
+@alone
 def changed(module: AnsibleModule) -> Dict[str, Any]:
     """Make the modules, their parameters and files as declared and return the result. Raises ProxyError."""
     parameters = module.params

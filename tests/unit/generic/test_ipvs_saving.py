@@ -16,7 +16,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES, family_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import lock
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import ipvs_saving
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import ipvs_services as listed
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers import (
@@ -125,10 +125,10 @@ def test_tasks_of_many_hosts_save_every_real_server(kernel: Any, tmp_path: Path)
 
 
 def test_only_tasks_that_save_wait_for_each_other(kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipvs_saving, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "_TASK_SECONDS", 0.2)
     path = str(tmp_path / "rules")
-    with ConvergenceLock(ipvs_saving.DIRECTORY, 1, "a task of ipvs_services"):
-        with pytest.raises(KernelError, match=r"held by process [0-9]+: a task of ipvs_services of this node is runn"):
+    with lock.task_lock(ipvs_saving.DIRECTORY):
+        with pytest.raises(KernelError, match=r"held by process [0-9]+: another task of this node is runn"):
             ipvs_saving.change(kernel, task(kernel, 1), path)
         assert kernel.servers == {} and not Path(path).exists()
         assert ipvs_saving.predict(kernel, task(kernel, 1), path, {})

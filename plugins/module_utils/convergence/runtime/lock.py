@@ -17,10 +17,12 @@ import errno
 import fcntl
 import os
 import time
+from typing import ContextManager
 
-from ...base.errors import KernelError
+from ...base.errors import KernelError, os_errors
 from ...base.regular_files import open_regular
 from ...kernel.file_locks import holders
+from ...kernel.files import remove_file
 from .state_directory import prepare_state_directory
 
 #: The holder's name that the agent writes to the file; it holds the lock while it runs.
@@ -28,6 +30,8 @@ AGENT = "the agent (kubenode-proxy run)"
 _POLL_SECONDS = 0.05
 #: Limit of the text in the file that is shown: process ID and name of the holder.
 _HOLDER_BYTES = 200
+#: How long a task of a general module waits for another one.
+_TASK_SECONDS = 60.0
 
 
 class ConvergenceLock:
@@ -64,22 +68,17 @@ class ConvergenceLock:
             if self._is_removed(error) and time.monotonic() < deadline:
                 return False
             raise KernelError(f"{self._path}: cannot be opened: {error.strerror}") from error
-        try:
+        with os_errors(KernelError, f"{self._path}: cannot be opened"), contextlib.ExitStack() as opened:
+            opened.callback(os.close, self._descriptor)
             self._acquire(deadline)
-            if self._is_named():
+            named = self._is_named()
+            if named:
                 # The holder is only for messages, so the lock is valid even if it cannot be written (disk full).
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._descriptor, 0)
                     os.pwrite(self._descriptor, f"{os.getpid()} {self._holder}".encode(), 0)
-                return True
-        except OSError as error:
-            os.close(self._descriptor)
-            raise KernelError(f"{self._path}: cannot be opened: {error.strerror}") from error
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-        os.close(self._descriptor)
-        return False
+                opened.pop_all()
+        return named
 
     def _is_removed(self, error: OSError) -> bool:
         """Return whether the directory was removed while it or the file in it was being created."""
@@ -101,12 +100,7 @@ class ConvergenceLock:
 
         Raises KernelError.
         """
-        try:
-            os.unlink(self._path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise KernelError(f"{self._path}: cannot be removed: {error.strerror}") from error
+        remove_file(self._path)
         # The directory may contain other files, the next lock, or be in a parent that this user cannot change.
         with contextlib.suppress(OSError):
             os.rmdir(self._directory)
@@ -140,6 +134,14 @@ class ConvergenceLock:
 
     def __exit__(self, *_error: object) -> None:
         os.close(self._descriptor)
+
+
+def task_lock(directory: str) -> ContextManager[object]:
+    """Return the lock that tasks hold while they change what others of them change too; nothing without a directory.
+
+    It is not that of convergences, which a running agent holds.
+    """
+    return ConvergenceLock(directory, _TASK_SECONDS, "another task") if directory else contextlib.nullcontext()
 
 
 def _is_running(process: str) -> bool:

@@ -1,0 +1,62 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Two runs that change one node at the same moment: it ends with what one of them declares, nothing of the other."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.lab.namespaces import ROOT
+from tests.modules.harness import Node
+
+ROUNDS = 20
+FILE = "/etc/sysctl.d/50-web.conf"
+KEYS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.rp_filter", "net.ipv4.conf.lo.rp_filter")
+#: Of the rules of both tasks, and their targets.
+PORTS = ((range(1, 9), "ACCEPT"), (range(5, 15), "DROP"))
+SNAPSHOT = ROOT / "tests" / "lab" / "demo" / "cluster.json"
+CONNTRACK = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
+
+
+def at_once(node: Node, module: str, tasks: List[Dict[str, Any]], look: str, seconds: float) -> None:
+    """Run the tasks together in each round, the second one up to some seconds later, and check the end of each."""
+    chance = random.Random(1)
+    question = {"module": module, "tasks": tasks, "look": look}
+    question["delays"] = [chance.uniform(0, seconds) for _number in range(ROUNDS)]
+    done = node.run(sys.executable, "-m", "tests.modules.two_runs", text=json.dumps(question))
+    answer = json.loads(done.stdout)
+    assert answer["alone"][0] != answer["alone"][1]
+    assert [each for each in answer["together"] if each not in answer["alone"]] == []
+    for result in answer["results"]:
+        assert isinstance(result, dict) and not result.get("failed"), result
+
+
+def test_parameters_have_the_values_of_the_file_for_the_next_boot(node: Node) -> None:
+    tasks = [{"values": dict.fromkeys(KEYS, value), "persistent_file": FILE} for value in (0, 1)]
+    at_once(node, "sysctls", tasks, f"sysctl {' '.join(KEYS)}; cat {FILE}", 0.05)
+
+
+def test_chains_are_those_of_one_task(node: Node) -> None:
+    rules = [[f"-p tcp --dport {port} -j {target}" for port in ports] for ports, target in PORTS]
+    tasks = [{"variant": "nft", "chains": [{"table": "filter", "name": "WEB", "rules": each}]} for each in rules]
+    at_once(node, "iptables_chains", tasks, "iptables-nft-save -t filter | grep -e '-A WEB'", 0.05)
+
+
+@pytest.mark.full
+def test_services_are_those_of_one_convergence(node: Node) -> None:
+    document = json.loads(SNAPSHOT.read_text())
+    services = [raw for raw in document["items"] if raw["kind"] == "Service"]
+    document["items"] = [raw for raw in document["items"] if raw["kind"] != "Service" or raw in services[::2]]
+    fewer = node.scratch / "fewer.json"
+    fewer.write_text(json.dumps(document))
+    common = {"node_name": "lab-iptables", "mode": "nftables", "max_unserved_percent": 100}
+    configuration = {"clusterCIDR": "10.244.0.0/16", "conntrack": CONNTRACK}
+    tasks = [{"snapshot": str(path), "configuration": configuration, **common} for path in (SNAPSHOT, fewer)]
+    look = "nft -s list table ip kube-proxy | tr -d ' \\t' | tr ',' '\\n' | sort; cat /run/kubenode-proxy/ledger.json"
+    at_once(node, "service_proxy", tasks, look, 1.0)
