@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
 from tests.molecule_support.checks import within
 
@@ -38,3 +39,17 @@ def test_agent_serves_again_on_its_own(nodes):
 def test_without_an_agent_nothing_is_programmed(nodes):
     node = nodes["node2"]
     assert "10.96.0.10" not in node.host.check_output("ipvsadm -L -n")
+
+
+def test_the_drain_continues_for_the_rest_of_its_time(nodes):
+    drain = json.loads(nodes["node1"].host.run("kubenode-proxy drain status --json").stdout)
+    assert drain["drained"] and 0 < drain["remainingSeconds"] < 3600
+    since, until = (datetime.fromisoformat(drain[name].replace("Z", "+00:00")) for name in ("since", "until"))
+    assert abs((until - since).total_seconds() - 3600) <= 1
+
+
+def test_no_change_waits_and_none_is_reverted(nodes):
+    node = nodes["node2"]
+    assert not node.host.file("/run/kubenode-proxy-confirm").exists
+    assert "kubenode-proxy-revert" not in node.host.check_output("systemctl list-timers --all")
+    assert "kubenode-proxy-revert" not in node.host.check_output("journalctl --boot --output=short")
