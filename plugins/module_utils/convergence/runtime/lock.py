@@ -17,7 +17,7 @@ import errno
 import fcntl
 import os
 import time
-from typing import ContextManager
+from typing import Iterator
 
 from ...base.errors import KernelError, os_errors
 from ...base.regular_files import open_regular
@@ -136,12 +136,21 @@ class ConvergenceLock:
         os.close(self._descriptor)
 
 
-def task_lock(directory: str) -> ContextManager[object]:
-    """Return the lock that tasks hold while they change what others of them change too; nothing without a directory.
+@contextlib.contextmanager
+def task_lock(directory: str) -> Iterator[None]:
+    """Hold the lock of tasks that change what others of them change too; nothing without a directory.
 
-    It is not that of convergences, which a running agent holds.
+    It leaves no file. It is not that of convergences, which a running agent holds. Raises KernelError as
+    :class:`ConvergenceLock` does.
     """
-    return ConvergenceLock(directory, _TASK_SECONDS, "another task") if directory else contextlib.nullcontext()
+    if not directory:
+        yield
+        return
+    with ConvergenceLock(directory, _TASK_SECONDS, "another task") as lock:
+        try:
+            yield
+        finally:
+            lock.remove()
 
 
 def _is_running(process: str) -> bool:
