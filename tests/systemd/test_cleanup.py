@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 import pytest
 
 from tests.kernel.external_rules import FIREWALLD
@@ -16,6 +18,22 @@ from .node import play, run_playbook
 
 TIMER = "kubenode-proxy-schedule.timer"
 METRICS = "/var/lib/prometheus/node-exporter"
+UNITS = ("kubenode-proxy2.service", "kubenode-proxy-schedule2.timer", "kubenode-proxy.service.d.old")
+#: Files of other programs, beside those of the roles and named like them.
+BESIDE = (
+    *(f"/etc/systemd/system/{name}" for name in UNITS),
+    "/etc/systemd/system/multi-user.target.wants/kubenode-proxy2.service",
+    "/etc/kubenode-proxy/config.yaml.old",
+    "/etc/kubenode-proxy/services.d/own.yaml",
+    "/etc/sysctl.d/99-kubenode-proxy2.conf",
+    "/etc/modules-load.d/kubenode-proxy2.conf",
+    "/etc/modprobe.d/kubenode-proxy2.conf",
+    "/usr/local/bin/kubenode-proxy2",
+    "/usr/local/lib/kubenode-proxy2/file",
+    "/opt/kubenode-proxy2/file",
+    "/run/kubenode-proxy2/file",
+    "/var/lib/kubenode-proxy2/file",
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +46,9 @@ def test_nothing_of_the_collection_is_left(node, cluster):
     node.run("nft", "-f", "-", text=FIREWALLD)
     node.run("iptables", "-t", "nat", "-N", "DOCKER")
     node.run("iptables", "-t", "nat", "-A", "PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "DOCKER")
+    for path in BESIDE:
+        node.run("mkdir", "-p", str(PurePosixPath(path).parent))
+        node.write(path, "# of another program\n")
     before, rules = picture(node), dataplane(node)
     variables = {
         "agent_kubeconfig": str(cluster.kubeconfig),
@@ -53,5 +74,6 @@ def test_nothing_of_the_collection_is_left(node, cluster):
     assert node.output("ls", METRICS).split() == ["other.prom"]
     node.run("rm", "-r", "/var/lib/prometheus")
     assert differences(before, picture(node)) == []
+    assert {node.output("cat", path) for path in BESIDE} == {"# of another program\n"}
     again = run_playbook([node], "kubenode.proxy.cleanup", variables, {})[node.name]
     assert again.changed_tasks == []
