@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write files atomically: a reader sees the old or the new content, whatever happens during the write."""
+"""Write files atomically, so that a reader sees the old or the new content whatever happens, and remove them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import errno
 import os
 import tempfile
 from typing import Optional, Tuple
+
+from .errors import KernelError, os_errors
 
 #: The first line of configuration files that the collection writes whole.
 MANAGED_LINE = "# Managed by the Ansible collection kubenode.proxy; changes are overwritten."
@@ -55,6 +57,12 @@ def check_room(path: str, room: int = 1) -> None:
     with tempfile.TemporaryFile(dir=place) as file:
         if room:
             os.posix_fallocate(file.fileno(), 0, room)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file; one that does not exist is not an error. Raises KernelError."""
+    with os_errors(KernelError, f"{path}: cannot be removed"), contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _sync_directory(directory: str) -> None:

@@ -22,13 +22,12 @@ from urllib.parse import urlsplit
 from ..base.addresses import canonical_address, split_port
 from ..base.errors import ApiError, ConfigurationError, KernelError, os_errors
 from ..base.regular_files import SMALL, parse_json, read_regular
-from ..base.whole_files import write_whole
+from ..base.whole_files import remove_file, write_whole
 from ..cluster.api.access.certificate import Place, verified_certificate
 from ..cluster.api.access.credentials import Credentials
 from ..cluster.api.access.server_field import server_field, with_server
 from ..cluster.api.connection import Access, ApiConnection, resolve
 from ..kernel.facts import boot_identity
-from ..kernel.files import remove_file
 from ..kernel.programs import run
 
 _PROPERTY = "ExecMainStartTimestampMonotonic"

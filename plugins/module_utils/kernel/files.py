@@ -11,7 +11,7 @@ import stat
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ..base.errors import KernelError, os_errors
-from ..base.whole_files import MANAGED_LINE, check_room, write_whole
+from ..base.whole_files import MANAGED_LINE, check_room, remove_file, write_whole
 from ..resources import Change, Kind, PlannedChange, Resource
 
 
@@ -44,12 +44,6 @@ def write_file(path: str, content: str, mode: int = 0o644) -> None:
             if (existing.st_uid, existing.st_gid) != (os.geteuid(), os.getegid()):
                 owner = existing.st_uid, existing.st_gid
         write_whole(target, content.encode("utf-8", "surrogateescape"), mode, owner)
-
-
-def remove_file(path: str) -> None:
-    """Remove a file; one that does not exist is not an error. Raises KernelError."""
-    with os_errors(KernelError, f"{path}: cannot be removed"), contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 class FilesResource(Resource[str, str]):

@@ -23,7 +23,7 @@ from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Sequence
 from ...base.addresses import canonical_address
 from ...base.errors import KernelError
 from ...base.regular_files import open_regular, parse_json, read_regular
-from ...kernel.files import remove_file
+from ...base.whole_files import remove_file
 from ...serviceports.flows import Frontend, frontends_of, serving_digest
 from ..family import FamilyServices
 from .state_directory import CONTROL_SOCKET, LEDGER, LEDGER_BYTES, control_socket

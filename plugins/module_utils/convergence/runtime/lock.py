@@ -21,8 +21,8 @@ from typing import Iterator
 
 from ...base.errors import KernelError, os_errors
 from ...base.regular_files import open_regular
+from ...base.whole_files import remove_file
 from ...kernel.file_locks import holders
-from ...kernel.files import remove_file
 from .state_directory import prepare_state_directory
 
 #: The holder's name that the agent writes to the file; it holds the lock while it runs.
