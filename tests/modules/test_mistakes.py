@@ -129,7 +129,7 @@ def test_files_that_cannot_be_written_are_named_before_anything_is_programmed(op
     node.run("mount", "-o", "remount,rw", "/etc/modules-load.d")
     assert operator.run()[0] == 0 and "KUBE-SERVICES" in operator.programmed()
     # Whether a file that exists must be changed is known too late, but what is done is said, and what is not.
-    node.run("sh", "-c", f"echo other >{path}; mount -o remount,ro /etc/modules-load.d")
+    node.run("sh", "-c", f"echo other >>{path}; mount -o remount,ro /etc/modules-load.d")
     done = "node: served in iptables mode, but the kernel's settings are not kept over a reboot"
     assert operator.run() == (2, f"{done}: {path}: cannot be written: Read-only file system")
     before = operator.programmed()
