@@ -138,7 +138,7 @@ class Agent:
     def _progress(self) -> None:
         """Report the progress of long work, and warn in the middle of it if its memory becomes short."""
         self.systemd.progress()
-        self.components.memory.check()
+        self.components.memory.check_meanwhile()
 
     def _is_serving(self) -> bool:
         """Return whether an earlier process left Services programmed (with networkPolicy.standalone: policies)."""

@@ -157,12 +157,16 @@ class MemoryBudget(Room):
         self._report_exceeded()
         self._list_held_back(self._size() < RELIST_BELOW * (self.capacity or 0))
 
-    def check(self) -> None:
-        """Warn if memory becomes short.
+    def check_meanwhile(self) -> None:
+        """Check within long work, for each part of which this is called: the kernel may kill the agent before its end.
 
-        The agent calls it before each sync, since what a sync needs is known by then, and between the parts of long
-        work: the kernel may kill the agent before the work ends.
+        The parts may be as small as one object of the cluster, so most calls return at once.
         """
+        if self._clock() - self._read_at >= READ_SECONDS:
+            self.check()
+
+    def check(self) -> None:
+        """Warn if memory becomes short. The agent calls it before each sync: what a sync needs is known by then."""
         group, now = self._group, self._clock()
         if group is None:
             return
