@@ -131,6 +131,7 @@ class Components:
             clients=self.clients,
             limits=limits_of(files),
             flags=command_line_flags(options),
+            started=self.started,
         )
         self.other_proxy = OtherProxy(self.timers.clock, self.reports, expected=self._expects_other_proxy)
         self.health.other_proxy = lambda: self.other_proxy.text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -149,6 +150,7 @@ def test_the_pages_of_the_metrics_address():
         Supervisor(log),
         clients=ClientRule(),
         flags={"config": "/etc/c.yaml"},
+        started=time.monotonic(),
     )
     listener = surface.listeners[1]
     listener.address = Address("127.0.0.1", 0)
@@ -183,7 +185,13 @@ def test_service_levels_are_counted_and_reset():
     metrics = Metrics()
     log = Log(io.StringIO())
     surface = Surface(
-        load({}).configuration, ProxyHealth(60.0), metrics, LimitedLog(log), Supervisor(log), clients=ClientRule()
+        load({}).configuration,
+        ProxyHealth(60.0),
+        metrics,
+        LimitedLog(log),
+        Supervisor(log),
+        clients=ClientRule(),
+        started=time.monotonic(),
     )
     listener = surface.listeners[1]
     listener.address = Address("127.0.0.1", 0)

@@ -113,7 +113,7 @@ class Surface:
     """Everything that one agent serves over HTTP, by one thread of the supervisor.
 
     ``log`` is for lines that clients cause. ``clients``: who is one client. ``flags``: the command line
-    options, for /flagz.
+    options, for /flagz. ``started``: when the agent was started, by the monotonic clock.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class Surface:
         clients: ClientRule,
         limits: Limits = DEFAULT_LIMITS,
         flags: Optional[Mapping[str, str]] = None,
+        started: float,
     ) -> None:
         self.health = health
         metrics.show_identity(identity())
@@ -142,7 +143,7 @@ class Surface:
             },
         )
         self._flags = dict(flags or {})
-        self._started = time.monotonic()
+        self._started = started
         healthz, metrics_address = _own_addresses(configuration)
         self.listeners = [
             Listener("healthz", self.server, healthz, self._health_answer),
