@@ -19,6 +19,11 @@ MANAGED_LINE = "# Managed by the Ansible collection kubenode.proxy; changes are 
 _NOT_SYNCABLE = frozenset((errno.EACCES, errno.EINVAL))
 
 
+def is_managed(text: str) -> bool:
+    """Return whether the collection has written a configuration file with this text, by its first line."""
+    return text.startswith(MANAGED_LINE)
+
+
 def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[Tuple[int, int]] = None) -> None:
     """Replace a file so that at any moment, power loss included, either the old or the new content is complete.
 

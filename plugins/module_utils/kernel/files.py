@@ -11,7 +11,7 @@ import stat
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ..base.errors import KernelError, os_errors
-from ..base.whole_files import MANAGED_LINE, check_room, remove_file, write_whole
+from ..base.whole_files import check_room, is_managed, remove_file, write_whole
 from ..resources import Change, Kind, PlannedChange, Resource
 
 
@@ -84,7 +84,7 @@ def refuse_unwritable(planned: Iterable[PlannedChange]) -> None:
     for resource, change, *_observed in planned:
         if isinstance(resource, FilesResource):
             for path in [*change.added, *change.replaced, *change.removed]:
-                if not change.removed.get(path, MANAGED_LINE).startswith(MANAGED_LINE):
+                if path in change.removed and not is_managed(change.removed[path]):
                     raise KernelError(
                         f"{path}: was not written by this collection, as its first line shows: not removed"
                     )

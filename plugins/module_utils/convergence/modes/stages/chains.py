@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
 
 from ....base.addresses import IPV4
 from ....base.errors import KernelError
-from ....base.whole_files import MANAGED_LINE
+from ....base.whole_files import is_managed
 from ....kernel.facts import read_text
 from ....kernel.parameters.sysctl_files import boot_values
 from ....kernel.parameters.sysctls import SysctlsResource, unchangeable
@@ -50,7 +50,7 @@ class LocalnetRouting(Resource[str, str]):
         if running.get(ROUTE_LOCALNET) != "1" or not self._chains.observe().get(KUBE_FIREWALL):
             return {}
         boot = boot_values([ROUTE_LOCALNET]).get(ROUTE_LOCALNET)
-        by_others = boot is not None and boot.value == "1" and not _is_ours(boot.file)
+        by_others = boot is not None and boot.value == "1" and not is_managed(read_text(boot.file) or "")
         return {} if by_others or unchangeable([ROUTE_LOCALNET]) else running
 
     def apply(self, change: Change[str, str]) -> None:
@@ -60,10 +60,6 @@ class LocalnetRouting(Resource[str, str]):
     def describe(self, key: str, value: str) -> List[str]:
         """Return the entry as ``sysctl`` prints it."""
         return self._sysctls.describe(key, value)
-
-
-def _is_ours(path: str) -> bool:
-    return (read_text(path) or "").startswith(MANAGED_LINE)
 
 
 def localnet_stage(chains: Resource[Any, Any]) -> Stage:
