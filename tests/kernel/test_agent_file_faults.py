@@ -16,15 +16,9 @@ from typing import Dict, Iterator, List, Tuple
 import pytest
 
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
+from tests.lab.faulty_disk import CALLS, REASONS, mount_script, tracer
 from tests.waiting import wait_for
 
-REASONS = {
-    "read-only": "Read-only file system",
-    "full": "No space left on device",
-    "fsync": "Input/output error",
-    "rename": "Input/output error",
-}
-CALLS = {"fsync": "fsync,fdatasync", "rename": "rename,renameat,renameat2"}
 #: The agent saves the cluster state after half a minute.
 SOON = """
 import sys
@@ -77,33 +71,26 @@ def written(node: AgentNode) -> Dict[str, Tuple[int, int]]:
 def fault(node: AgentNode, kind: str) -> Iterator[None]:
     """Make the agent's directory faulty for a time; mounts end with the agent."""
     assert node.process is not None
-    process, where, kept = node.process.pid, shlex.quote(str(node.scratch)), f"{shlex.quote(str(node.scratch))}.kept"
+    process = node.process.pid
     if kind in CALLS:
-        names = CALLS[kind]
-        words = ["strace", "-f", "-qqq", "-p", str(process), "-o", f"{node.scratch}.calls", "-e", f"trace={names}"]
-        with subprocess.Popen([*words, "-e", f"inject={names}:error=EIO"]) as tracer:
-            wait_for(lambda: f"TracerPid:\t{tracer.pid}\n" in Path(f"/proc/{process}/status").read_text(), 30.0)
+        command = tracer(kind, f"{node.scratch}.calls", ["-p", str(process)], ":error=EIO")
+        with subprocess.Popen(command) as strace:
+            wait_for(lambda: f"TracerPid:\t{strace.pid}\n" in Path(f"/proc/{process}/status").read_text(), 30.0)
             try:
                 yield
             finally:
-                tracer.terminate()
+                strace.terminate()
         return
 
     def inside(script: str) -> None:
         subprocess.run(["nsenter", "-m", "-t", str(process), "sh", "-ec", script], check=True)
 
-    if kind == "read-only":
-        inside(f"mount --bind {where} {where}; mount -o remount,bind,ro {where}")
-    else:
-        inside(
-            f"mkdir -p {kept}; mount --bind {where} {kept}; mount -t tmpfs -o size=1m none {where};"
-            f"cp -a {kept}/. {where}; dd if=/dev/zero of={where}/.filled bs=4096 2>/dev/null || true"
-        )
+    inside(mount_script(kind, node.scratch, f"{node.scratch}.kept"))
     try:
         yield
     finally:
         if node.process is not None:
-            inside(f"umount -l {where}")
+            inside(f"umount -l {shlex.quote(str(node.scratch))}")
 
 
 @pytest.mark.parametrize(

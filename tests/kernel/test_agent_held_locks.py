@@ -10,16 +10,11 @@ import time
 import pytest
 
 from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service
-from tests.lab.background import Background
+from tests.lab.background import lock_holder
 from tests.waiting import wait_for
 
 #: TimeoutStopSec of the agent's unit.
 STOP_SECONDS = 30.0
-
-
-def holding(path):
-    """Hold a lock until closed."""
-    return Background(["flock", "-F", "-x", str(path), "sh", "-c", "echo ready; exec sleep infinity"])
 
 
 @pytest.mark.full
@@ -31,7 +26,7 @@ def test_an_agent_that_never_gets_the_xtables_lock_says_so_and_stops_in_time(tmp
     node.store.put(endpoint_slice(1))
     try:
         node.start()
-        with holding(lock) as holder:
+        with lock_holder(lock) as holder:
             node.store.put(service(2))
             node.store.put(endpoint_slice(2))
             held = f"{lock} is held by process {holder.pid} (sleep)"
@@ -55,7 +50,7 @@ def test_an_agent_beside_a_held_lock_of_its_own_ends_and_names_the_holder(tmp_pa
     node = AgentNode(tmp_path, "nftables")
     (tmp_path / "run").mkdir()
     try:
-        with holding(tmp_path / "run" / "lock") as holder:
+        with lock_holder(tmp_path / "run" / "lock") as holder:
             node.start(wait=False)
             assert node.process is not None
             assert node.process.wait(60) == 1

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, node_object, service
-from tests.lab.background import Background
+from tests.lab.background import lock_holder
 from tests.lab.system import run
 from tests.waiting import wait_for
 
@@ -240,8 +240,7 @@ def test_a_held_xtables_lock_delays_the_sync_without_failing_it(tmp_path):
     node.store.put(endpoint_slice(1))
     try:
         node.start()
-        hold = ["flock", "-x", str(tmp_path / "xtables.lock"), "sh", "-c", "echo ready; exec sleep 4"]
-        with Background(hold) as holder:
+        with lock_holder(tmp_path / "xtables.lock", seconds="4") as holder:
             node.store.put(service(2))
             node.store.put(endpoint_slice(2))
             holder.process.wait(20)

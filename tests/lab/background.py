@@ -124,3 +124,8 @@ def runs_as(name: str) -> Condition:
             return stream.read().split(b"\0")[0] == name.encode()
 
     return become
+
+
+def lock_holder(path: Union[str, Path], *, enter: Sequence[str] = (), seconds: str = "infinity") -> Background:
+    """Start a program named ``sleep`` that holds a lock of flock(2). ``enter``: a command line that enters its node."""
+    return Background([*enter, "flock", "-F", "-x", str(path), "sh", "-c", f"echo ready; exec sleep {seconds}"])

@@ -3,8 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Programs of a node whose files cannot be written: the faults, and what a program did to the files.
 
-Directories become read-only or full by mounts in the namespace of the node. strace makes the Nth call of fsync(2) or
-rename(2) fail with EIO, as on a disk that fails.
+The faults are those of ``tests.lab.faulty_disk``, in the namespace of the node. Of the calls that fail, it is the Nth.
 """
 
 from __future__ import annotations
@@ -17,20 +16,22 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.form import unpack_record
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
+from tests.lab.faulty_disk import CALLS, FULL, REASONS, mount_script, tracer
 from tests.lab.namespaces import HIDDEN, ROOT, Namespaces, ansible_environment
 
 #: Where programs of the node write, each a file system of its own.
 PLACES = (*HIDDEN, "/etc/modprobe.d", "/etc/kubernetes")
-READ_ONLY, FULL = "read-only", "full"
-REASONS = {READ_ONLY: "Read-only file system", FULL: "No space left on device"}
-BROKEN = "Input/output error"
-#: Calls that make what was written durable or visible, by the name of the fault.
-CALLS = {"fsync": "fsync,fdatasync", "rename": "rename,renameat,renameat2"}
+#: What the programs serve, and on which node.
+NODE = "lab-iptables"
+CONNTRACK = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
+CONFIGURATION: Dict[str, Any] = {"clusterCIDR": "10.244.0.0/16", "conntrack": CONNTRACK}
+#: The same, as the file of a command.
+DOCUMENT = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", **CONFIGURATION}
 
 _LIST = """
 import base64, json, os, sys
@@ -55,7 +56,7 @@ Files = Dict[str, List[Any]]
 
 
 class Fault(NamedTuple):
-    """READ_ONLY or FULL with a directory, or one of CALLS with the number of the call that fails."""
+    """READ_ONLY or FULL with a directory, or a kind of CALLS with the number of the call that fails."""
 
     kind: str
     where: str
@@ -63,7 +64,7 @@ class Fault(NamedTuple):
     @property
     def reason(self) -> str:
         """Return what the kernel says."""
-        return REASONS.get(self.kind, BROKEN)
+        return REASONS[self.kind]
 
 
 class Outcome(NamedTuple):
@@ -127,14 +128,7 @@ class FaultyNode(Namespaces):
         if fault.kind in CALLS:
             return self.run(argv, self._tracer(fault.kind, f":error=EIO:when={fault.where}"))
         where = shlex.quote(fault.where)
-        if fault.kind == READ_ONLY:
-            self.shell(f"mount --bind {where} {where}; mount -o remount,bind,ro {where}")
-        else:
-            small = "mount -t tmpfs -o mode=0755,size=1m none"
-            self.shell(
-                f"mkdir -p {self.kept}; mount --bind {where} {self.kept}; {small} {where};"
-                f"cp -a {self.kept}/. {where}; dd if=/dev/zero of={where}/.filled bs=4096 2>/dev/null || true"
-            )
+        self.shell(mount_script(fault.kind, fault.where, self.kept))
         try:
             return self.run(argv)
         finally:
@@ -152,11 +146,8 @@ class FaultyNode(Namespaces):
         assert outcome.ok, outcome
         return len((self.scratch / "calls").read_text().splitlines())
 
-    def _tracer(self, kind: str, injection: str = "") -> Tuple[str, ...]:
-        inject = ("-e", f"inject={CALLS[kind]}{injection}") if injection else ()
-        names = f"trace={CALLS[kind]}"
-        output = ("-qqq", "-e", "signal=none", "-o", str(self.scratch / "calls"))
-        return ("strace", "-f", "--seccomp-bpf", *output, "-e", names, *inject)
+    def _tracer(self, kind: str, injection: str = "") -> List[str]:
+        return tracer(kind, self.scratch / "calls", ["--seccomp-bpf"], injection)
 
 
 def changed(before: Files, after: Files) -> List[str]:

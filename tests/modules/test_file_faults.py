@@ -17,12 +17,14 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 import pytest
 
+from tests.lab.cluster import SNAPSHOT
+from tests.lab.faulty_disk import CALLS, FULL, READ_ONLY
 from tests.lab.namespaces import ROOT
 from tests.modules.file_faults import (
-    CALLS,
-    FULL,
+    CONFIGURATION,
+    DOCUMENT,
+    NODE,
     PLACES,
-    READ_ONLY,
     Fault,
     FaultyNode,
     Files,
@@ -32,14 +34,19 @@ from tests.modules.file_faults import (
     module,
 )
 
-SNAPSHOT = str(ROOT / "tests" / "lab" / "demo" / "cluster.json")
-CONNTRACK = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
-CONFIGURATION: Dict[str, Any] = {"clusterCIDR": "10.244.0.0/16", "conntrack": CONNTRACK}
-DOCUMENT = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", **CONFIGURATION}
-NODE = "lab-iptables"
-SERVE = module("service_proxy", snapshot=SNAPSHOT, node_name=NODE, mode="nftables", configuration=CONFIGURATION)
+SERVE = module("service_proxy", snapshot=str(SNAPSHOT), node_name=NODE, mode="nftables", configuration=CONFIGURATION)
 CONVERGE = command(
-    *("converge", "--snapshot", SNAPSHOT, "--node-name", NODE, "--mode", "nftables", "--config", "/run/config.json")
+    *(
+        "converge",
+        "--snapshot",
+        str(SNAPSHOT),
+        "--node-name",
+        NODE,
+        "--mode",
+        "nftables",
+        "--config",
+        "/run/config.json",
+    )
 )
 ROLLBACK = command("rollback", "--accept-loss")
 VALUES = {"values": {"net.ipv4.ip_forward": 1}, "persistent_file": "/etc/sysctl.d/50-web.conf"}
@@ -91,7 +98,9 @@ ROWS = {
     "kernel_modules": Row(
         module("kernel_modules", modules=["nf-conntrack"], persistent_file="/etc/modules-load.d/web.conf")
     ),
-    "cluster_snapshot": Row(module("cluster_snapshot", source_file=SNAPSHOT, snapshot_file="/var/lib/state.json.gz")),
+    "cluster_snapshot": Row(
+        module("cluster_snapshot", source_file=str(SNAPSHOT), snapshot_file="/var/lib/state.json.gz")
+    ),
     "agent_archive": Row(
         module("agent_archive", source=str(ROOT / "plugins" / "module_utils"), path="/var/lib/kubenode-proxy.pyz")
     ),

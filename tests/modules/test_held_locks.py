@@ -11,22 +11,19 @@ from typing import Iterator
 
 import pytest
 
-from tests.lab.background import Background
+from tests.lab.background import lock_holder
+from tests.lab.cluster import SNAPSHOT
 from tests.lab.namespaces import ROOT
-from tests.modules.file_faults import FaultyNode, command, module
+from tests.modules.file_faults import CONFIGURATION, DOCUMENT, NODE, FaultyNode, command, module
 
 OWN, XTABLES = "/run/kubenode-proxy/lock", "/run/xtables.lock"
 #: How long programs wait for these locks, in seconds: by the option that is given here, and always.
 WAITS = {OWN: 1, XTABLES: 5}
 #: How long a busy machine may take for the rest.
 SPARE = 20.0
-SNAPSHOT = str(ROOT / "tests" / "lab" / "demo" / "cluster.json")
-CONNTRACK = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
-CONFIGURATION = {"clusterCIDR": "10.244.0.0/16", "conntrack": CONNTRACK}
-DOCUMENT = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", **CONFIGURATION}
-NODE, MODE = "lab-iptables", "iptables"
-GIVEN = ("--snapshot", SNAPSHOT, "--node-name", NODE, "--mode", MODE, "--config", "/run/config.json")
-SERVED = {"snapshot": SNAPSHOT, "node_name": NODE, "mode": MODE, "configuration": CONFIGURATION}
+MODE = "iptables"
+GIVEN = ("--snapshot", str(SNAPSHOT), "--node-name", NODE, "--mode", MODE, "--config", "/run/config.json")
+SERVED = {"snapshot": str(SNAPSHOT), "node_name": NODE, "mode": MODE, "configuration": CONFIGURATION}
 PATIENT = ("--lock-timeout", str(WAITS[OWN]))
 CHANGING = {
     "converge": command("converge", *GIVEN, *PATIENT),
@@ -69,9 +66,7 @@ def chains(node: FaultyNode) -> str:
 
 def say(node: FaultyNode, lock: str, name: str) -> None:
     """Run a program while the lock is held, and check when and how it ends."""
-    with Background(
-        [*node.enter(ROOT), "flock", "-F", "-x", lock, "sh", "-c", "echo ready; exec sleep infinity"]
-    ) as held:
+    with lock_holder(lock, enter=node.enter(ROOT)) as held:
         began = time.monotonic()
         outcome = node.run({**CHANGING, **READING}[name])
         seconds = time.monotonic() - began

@@ -12,7 +12,8 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.lab.namespaces import ROOT
+from tests.lab.cluster import SNAPSHOT
+from tests.modules.file_faults import CONFIGURATION
 from tests.modules.harness import Node
 
 ROUNDS = 20
@@ -20,8 +21,6 @@ FILE = "/etc/sysctl.d/50-web.conf"
 KEYS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.rp_filter", "net.ipv4.conf.lo.rp_filter")
 #: Of the rules of both tasks, and their targets.
 PORTS = ((range(1, 9), "ACCEPT"), (range(5, 15), "DROP"))
-SNAPSHOT = ROOT / "tests" / "lab" / "demo" / "cluster.json"
-CONNTRACK = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
 
 
 def at_once(node: Node, module: str, tasks: List[Dict[str, Any]], look: str, seconds: float) -> None:
@@ -56,7 +55,6 @@ def test_services_are_those_of_one_convergence(node: Node) -> None:
     fewer = node.scratch / "fewer.json"
     fewer.write_text(json.dumps(document))
     common = {"node_name": "lab-iptables", "mode": "nftables", "max_unserved_percent": 100}
-    configuration = {"clusterCIDR": "10.244.0.0/16", "conntrack": CONNTRACK}
-    tasks = [{"snapshot": str(path), "configuration": configuration, **common} for path in (SNAPSHOT, fewer)]
+    tasks = [{"snapshot": str(path), "configuration": CONFIGURATION, **common} for path in (SNAPSHOT, fewer)]
     look = "nft -s list table ip kube-proxy | tr -d ' \\t' | tr ',' '\\n' | sort; cat /run/kubenode-proxy/ledger.json"
     at_once(node, "service_proxy", tasks, look, 1.0)
