@@ -36,17 +36,8 @@ from tests.modules.file_faults import (
 
 SERVE = module("service_proxy", snapshot=str(SNAPSHOT), node_name=NODE, mode="nftables", configuration=CONFIGURATION)
 CONVERGE = command(
-    *(
-        "converge",
-        "--snapshot",
-        str(SNAPSHOT),
-        "--node-name",
-        NODE,
-        "--mode",
-        "nftables",
-        "--config",
-        "/run/config.json",
-    )
+    *("converge", "--snapshot", str(SNAPSHOT), "--node-name", NODE),
+    *("--mode", "nftables", "--config", "/run/config.json"),
 )
 ROLLBACK = command("rollback", "--accept-loss")
 VALUES = {"values": {"net.ipv4.ip_forward": 1}, "persistent_file": "/etc/sysctl.d/50-web.conf"}

@@ -56,7 +56,7 @@ def fates(found: Traversals) -> Outcomes:
     return {packet: way.outcomes for packet, way in found.items()}
 
 
-class Check(Changes):
+class Check(Changes[Optional[State]]):
     """Changes from state to state. ``faults``: what went wrong; ``states``: the tables that packets could meet.
 
     ``prepare``: may alter the kernel with its planner before a change, as seeded faults do.
@@ -66,7 +66,8 @@ class Check(Changes):
         self, node: Node = NODE, most_elements: int = 1, old_kernel: bool = False,
         prepare: Callable[[Kernel], None] = lambda _kernel: None,
     ) -> None:  # fmt: skip
-        super().__init__(node)
+        super().__init__()
+        self.node = node
         self.most_elements = most_elements
         self.old_kernel = old_kernel
         self.prepare = prepare

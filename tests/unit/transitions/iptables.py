@@ -158,14 +158,15 @@ def steady(state: Optional[State], node: Node, services: int) -> Outcomes:
     return traced(loaded(state, node), services, node)
 
 
-class Check(Changes):
+class Check(Changes[Optional[State]]):
     """Changes from state to state in iptables mode. ``faults``: what went wrong; ``states``: how many commits.
 
     ``portion``: the number of chains of a transaction of iptables-nft, 0 for that of legacy iptables.
     """
 
     def __init__(self, node: Node = NODE, portion: int = 0) -> None:
-        super().__init__(node)
+        super().__init__()
+        self.node = node
         self.variant = NFT if portion else "legacy"
         self._sizes = {"WHOLE": portion - 1, "PORTION": portion} if portion else {}
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from functools import cache
-from typing import Any, Callable, FrozenSet, List, Mapping, Set, Tuple
+from functools import cache, partial
+from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, Optional, Set, Tuple
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables import portions
@@ -22,7 +22,7 @@ from .check import wrong
 from .iptables import Held, Programs, empty
 from .nftables import Crashed, Kernel, Table
 from .states import NODE, NODES, Changes, Node, Packet, State, packets
-from .traversal import Traversal, Way
+from .traversal import Traversal, Walk, Way
 
 #: The tables of iptables by hook, with their priorities.
 _PLACES = {
@@ -48,16 +48,12 @@ class Together(Traversal):
         self._first = first
         super().__init__(table, packet)
 
-    def _hook(self, name: str, start: Way) -> Set[Tuple[str, Way]]:
+    def _chains(self, hook: str) -> Iterator[Walk]:
         order = {self._first: 0}
-        found = [(priority, order.get("nftables", 1), chain, "") for priority, chain in self._hooks.get(name, ())]
-        found += [(priority, order.get("iptables", 1), chain, table) for priority, table, chain in _PLACES[name]]
-        ways, ended = {start}, set()
+        found = [(priority, order.get("nftables", 1), chain, "") for priority, chain in self._hooks.get(hook, ())]
+        found += [(priority, order.get("iptables", 1), chain, table) for priority, table, chain in _PLACES[hook]]
         for _priority, _order, chain, table in sorted(found):
-            results = {result for way in ways for result in self._in(chain, table, name, way)}
-            ended |= {(verdict, way) for verdict, way in results if verdict in ("drop", "reject")}
-            ways = {way for verdict, way in results if verdict not in ("drop", "reject")}
-        return ended | {("accept", way) for way in ways}
+            yield partial(self._in, chain, table, hook)
 
     def _in(self, chain: str, table: str, hook: str, way: Way) -> Set[Tuple[str, Way]]:
         base = None if table else self._table.chains[chain].base
@@ -90,45 +86,48 @@ def outcomes(both: Both, services: int, node: Node, first: str) -> Outcomes:
     return {each: Together(both, each, first).outcomes for each in packets(services, node.family)}
 
 
-class Check(Changes):
+class Check(Changes[Optional[State]]):
     """Changes of one mode to the other, with other Services or not. ``faults``: what went wrong.
 
-    ``states``: transactions and commits. ``portion``: see :class:`.iptables.Check`. ``prepare``: may alter the order of
-    the steps, which it is given as functions.
+    ``to_nftables``: the direction. ``states``: transactions and commits. ``portion``: see :class:`.iptables.Check`.
+    ``prepare``: may alter the order of the steps, which it is given as functions.
     """
 
     def __init__(
-        self, node: Node = NODE, most_elements: int = 1, portion: int = 0,
+        self, to_nftables: bool, node: Node = NODE, most_elements: int = 1, portion: int = 0,
         prepare: Callable[[List[Callable[[], None]]], List[Callable[[], None]]] = lambda steps: steps,
     ) -> None:  # fmt: skip
-        super().__init__(node)
+        super().__init__()
+        self.node = node
+        self.to_nftables = to_nftables
         self.most_elements = most_elements
         self.prepare = prepare
         self._variant = iptables.NFT if portion else "legacy"
         self._sizes = {"WHOLE": portion - 1, "PORTION": portion} if portion else {"WHOLE": portions.WHOLE}
 
-    def between(self, old: State, new: State, to_nftables: bool, crash: int = -1) -> bool:
+    def change(self, old: Optional[State], new: Optional[State], crash: int = -1) -> bool:
         """Change the mode; return whether the process has ended after ``crash`` steps and another has continued."""
-        table = Table(check.desired(old, self.node) if not to_nftables else {})
-        held = iptables.loaded(old, self.node) if to_nftables else empty()
-        goal = Table(check.desired(new, self.node)), empty()
-        if not to_nftables:
-            goal = Table({}), iptables.loaded(new, self.node)
+        start = self._in_iptables_mode(old) if self.to_nftables else self._in_nftables_mode(old)
+        goal = self._in_nftables_mode(new) if self.to_nftables else self._in_iptables_mode(new)
         crashed = False
         for first in ("nftables", "iptables"):
-            ends = [outcomes(each, len(old), self.node, first) for each in ((table, held), goal)]
-            where = f"{old} to {new}, {'nftables' if to_nftables else 'iptables'} mode, {first} first"
-            both, now, crashed = self._made(where, (table, held), new, to_nftables, ends, first, crash)
+            ends = [outcomes(each, len(old or ()), self.node, first) for each in (start, goal)]
+            where = f"{old} to {new}, {'nftables' if self.to_nftables else 'iptables'} mode, {first} first"
+            both, now, crashed = self._made(where, start, new, ends, first, crash)
             if crashed:
-                both, now, _again = self._made(
-                    f"{where}, after a crash", both, new, to_nftables, [now, ends[1]], first, -1
-                )
+                both, now, _again = self._made(f"{where}, after a crash", both, new, [now, ends[1]], first, -1)
             if now != ends[1]:
                 self.faults.append(f"{where}: not as desired")
         return crashed
 
+    def _in_nftables_mode(self, state: Optional[State]) -> Both:
+        return Table(check.desired(state, self.node)), empty()
+
+    def _in_iptables_mode(self, state: Optional[State]) -> Both:
+        return Table({}), iptables.loaded(state, self.node)
+
     def _made(
-        self, where: str, both: Both, new: State, to_nftables: bool, ends: List[Outcomes], first: str, crash: int
+        self, where: str, both: Both, new: Optional[State], ends: List[Outcomes], first: str, crash: int
     ) -> Tuple[Both, Outcomes, bool]:
         now, left = ends[0], crash
 
@@ -136,7 +135,7 @@ class Check(Changes):
             nonlocal now, left
             left -= 1
             self.states += 1
-            now = outcomes((kernel.held, programs.held), len(new), self.node, first)
+            now = outcomes((kernel.held, programs.held), len(new or ()), self.node, first)
             self.faults.extend(wrong(where, now, ends[0], ends[1]))
             if not left:
                 raise Crashed
@@ -145,15 +144,17 @@ class Check(Changes):
         programs = Programs(both[1], seen)
 
         def apply_table() -> None:
-            kernel.apply(difference(kernel.observe(), check.desired(new, self.node) if to_nftables else {}))
+            kernel.apply(difference(kernel.observe(), check.desired(new, self.node) if self.to_nftables else {}))
 
         def apply_chains() -> None:
             resource = iptables.resource_of(self.node, self._variant)
             observed = resource.observe()
-            resource.apply(difference(observed, {} if to_nftables else iptables.desired(new, self.node)))
+            resource.apply(
+                difference(observed, {} if self.to_nftables or new is None else iptables.desired(new, self.node))
+            )
 
         # As ``converge``: what the mode needs, then what others have left.
-        steps = self.prepare([apply_table, apply_chains] if to_nftables else [apply_chains, apply_table])
+        steps = self.prepare([apply_table, apply_chains] if self.to_nftables else [apply_chains, apply_table])
         with programs.used(), mock.patch.multiple(portions, **self._sizes), contextlib.suppress(Crashed):
             for step in steps:
                 step()

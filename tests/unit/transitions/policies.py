@@ -37,6 +37,7 @@ from tests.netpol.interpreter import Interpreter
 from tests.netpol.oracle import Packet
 
 from .nftables import Crashed, Simulated, Steps, Table
+from .states import Changes
 
 Objects = Dict[Tuple[str, str, str], Dict[str, Any]]
 #: Tables of policies and of the ports of bridges.
@@ -321,7 +322,7 @@ def loaded(desired: Mapping[Key, Value]) -> Tables:
 SETTINGS = NetworkPolicySettings(enabled=True, cluster_policies=True)
 
 
-class Check:
+class Check(Changes[State]):
     """Changes from state to state. ``faults``: what went wrong; ``states``: how many transactions; ``late``: steps in
     which grants were still to follow.
 
@@ -332,11 +333,11 @@ class Check:
         self, settings: NetworkPolicySettings = SETTINGS, portion: int = 0,
         prepare: Callable[[Kernel], None] = lambda _kernel: None,
     ) -> None:  # fmt: skip
+        super().__init__()
         self.settings = settings
         self.portion = portion
         self.prepare = prepare
-        self.faults: List[str] = []
-        self.states = self.packets = self.late = 0
+        self.packets = self.late = 0
         self._known: Dict[Any, Verdicts] = {}
 
     def change(self, old: State, new: State, crash: int = -1, to: Optional[NetworkPolicySettings] = None) -> bool:

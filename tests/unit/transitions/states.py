@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
@@ -131,6 +132,7 @@ def ones(masks: Sequence[int] = (0, 1, 2, 3, 5), traits: Sequence[str] = tuple(T
 
 
 Change = Tuple[State, State]
+AnyState = TypeVar("AnyState")
 
 
 def all_changes() -> List[Change]:
@@ -255,22 +257,22 @@ def packets(services: int, family: str = "IPv4") -> List[Packet]:
     return [Packet(source, *goal) for goal in goals for source in sources]
 
 
-class Changes:
+class Changes(ABC, Generic[AnyState]):
     """What makes changes from state to state, and records in ``faults`` what went wrong."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self) -> None:
         self.faults: List[str] = []
         self.states = 0
 
-    def change(self, old: Optional[State], new: Optional[State], crash: int = -1, to: Optional[Node] = None) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def change(self, old: AnyState, new: AnyState, crash: int = -1) -> bool:
+        """Make a change; return whether the process has ended after ``crash`` of its steps and another continued."""
 
-    def changes(self, several: Iterable[Change]) -> None:
+    def changes(self, several: Iterable[Tuple[AnyState, AnyState]]) -> None:
         for old, new in several:
             self.change(old, new)
 
-    def crashes(self, several: Iterable[Change]) -> None:
+    def crashes(self, several: Iterable[Tuple[AnyState, AnyState]]) -> None:
         """Make each change again and again, with a crash after each of its steps."""
         for old, new in several:
             crash = 1

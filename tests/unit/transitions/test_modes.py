@@ -27,9 +27,8 @@ def ones(masks: Any) -> List[State]:
 
 @DIRECTIONS
 def test_the_same_services(to_nftables: bool) -> None:
-    check = Check(most_elements=EVERY)
-    for state in ones((3,))[to_nftables::2]:
-        check.between(state, state, to_nftables)
+    check = Check(to_nftables, most_elements=EVERY)
+    check.changes((state, state) for state in ones((3,))[to_nftables::2])
     assert check.faults == []
 
 
@@ -37,29 +36,24 @@ def test_the_same_services(to_nftables: bool) -> None:
 @DIRECTIONS
 @pytest.mark.parametrize("node", VARIETIES, ids=str)
 def test_every_state_of_one_service(node: Node, to_nftables: bool) -> None:
-    check = Check(node, most_elements=EVERY)
-    for state in ones((0, 2, 3)):
-        check.between(state, state, to_nftables)
+    check = Check(to_nftables, node, most_elements=EVERY)
+    check.changes((state, state) for state in ones((0, 2, 3)))
     assert check.faults == []
 
 
 @DIRECTIONS
 @pytest.mark.parametrize(("portion", "count"), [(0, 1), pytest.param(2, 10, marks=full)])
 def test_the_services_change_as_well(portion: int, count: int, to_nftables: bool) -> None:
-    check = Check(most_elements=3 if portion else EVERY, portion=portion)
-    for old, new in random_changes(4, count, 2):
-        check.between(old, new, to_nftables)
+    check = Check(to_nftables, most_elements=3 if portion else EVERY, portion=portion)
+    check.changes(random_changes(4, count, 2))
     assert check.faults == []
 
 
 @DIRECTIONS
 @pytest.mark.parametrize("count", [1, pytest.param(8, marks=full)])
 def test_a_crash_after_each_step(count: int, to_nftables: bool) -> None:
-    check = Check(most_elements=EVERY)
-    for state in ones((3,))[4 : 4 + count]:
-        crash = 1
-        while check.between(state, state, to_nftables, crash):
-            crash += 1
+    check = Check(to_nftables, most_elements=EVERY)
+    check.crashes((state, state) for state in ones((3,))[4 : 4 + count])
     assert check.faults == [] and check.states > 10
 
 
@@ -74,13 +68,13 @@ ORDERS: Dict[str, Callable[[Steps], Steps]] = {
 @DIRECTIONS
 @pytest.mark.parametrize("order", ORDERS)
 def test_another_order_is_found(order: str, to_nftables: bool) -> None:
-    check = Check(most_elements=EVERY, prepare=ORDERS[order])
-    check.between((("narrow", 3),), (("open", 1),), to_nftables)
+    check = Check(to_nftables, most_elements=EVERY, prepare=ORDERS[order])
+    check.change((("narrow", 3),), (("open", 1),))
     assert check.faults
 
 
 def test_other_commits_are_found() -> None:
-    check = Check(most_elements=EVERY)
+    check = Check(False, most_elements=EVERY)
     with mock.patch.object(chains, "commits", lambda change: commits(change)[:-1]):
-        check.between((("narrow", 3),), (("narrow", 3),), False)
+        check.change((("narrow", 3),), (("narrow", 3),))
     assert check.faults

@@ -40,8 +40,7 @@ def sample(seed: int, count: int) -> List[Any]:
 @pytest.mark.parametrize("part", range(4))
 def test_every_change_of_one_thing(part: int) -> None:
     check = Check()
-    for old, new in NEIGHBOURS[part::4]:
-        check.change(old, new)
+    check.changes(NEIGHBOURS[part::4])
     assert check.faults == [] and check.states > 1500
 
 
@@ -49,8 +48,7 @@ def test_every_change_of_one_thing(part: int) -> None:
 @pytest.mark.parametrize("settings", MADE.values(), ids=MADE)
 def test_many_changes_with_other_settings(settings: Any) -> None:
     check = Check(settings)
-    for old, new in sample(2, 1000):
-        check.change(old, new)
+    check.changes(sample(2, 1000))
     assert check.faults == []
 
 
@@ -76,11 +74,8 @@ def test_a_crash_before_and_after_the_only_transaction() -> None:
 def test_late_grants_open_nothing() -> None:
     """A new pod is isolated at once; what it is granted may follow later."""
     check = Check(portion=1)
-    for old, new in [
-        *sample(5, 20),
-        *((old, new) for old, new in NEIGHBOURS[::20] if {old.pods, new.pods} == {"none", "one"}),
-    ]:
-        check.change(old, new)
+    check.changes(sample(5, 20))
+    check.changes((old, new) for old, new in NEIGHBOURS[::20] if {old.pods, new.pods} == {"none", "one"})
     assert check.faults == [] and check.late > 1
 
 

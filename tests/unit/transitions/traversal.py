@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.expressions import register_word
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
@@ -35,6 +36,8 @@ class Way(NamedTuple):
 
 
 Registers = bytes
+#: Takes a packet through a chain; returns verdicts with the packet behind it.
+Walk = Callable[[Way], Set[Tuple[str, Way]]]
 #: A verdict, None where the next expression or rule follows, with the packet and the registers.
 Step = Tuple[Optional[str], Way, Registers]
 _LOCAL = {ipaddress.ip_address(node).packed for node in NODES}
@@ -79,11 +82,16 @@ class Traversal:
 
     def _hook(self, name: str, start: Way) -> Set[Tuple[str, Way]]:
         ways, ended = {start}, set()
-        for _priority, chain in sorted(self._hooks.get(name, ())):
-            results = {result for way in ways for result in self._chain(chain, way)}
+        for chain in self._chains(name):
+            results = {result for way in ways for result in chain(way)}
             ended |= {(verdict, way) for verdict, way in results if verdict in ("drop", "reject")}
             ways = {way for verdict, way in results if verdict not in ("drop", "reject")}
         return ended | {("accept", way) for way in ways}
+
+    def _chains(self, hook: str) -> Iterator[Walk]:
+        """Yield the base chains of a hook in the order in which the kernel asks them."""
+        for _priority, name in sorted(self._hooks.get(hook, ())):
+            yield partial(self._chain, name)
 
     def _chain(self, name: str, start: Way) -> Set[Tuple[str, Way]]:
         """Return verdicts, ``return`` at the end of the chain, with the packet behind it."""
