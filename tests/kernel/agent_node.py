@@ -137,6 +137,11 @@ class AgentNode:
         """Start the API server, on the same port as before."""
         self.api = ApiServer(self.store, self.certificates, address=("127.0.0.1", self.port), bookmark_seconds=2.0)
 
+    def put_service(self, number: int, endpoints: int = 2) -> None:
+        """Store a Service and its endpoints."""
+        self.store.put(endpoint_slice(number, endpoints))
+        self.store.put(service(number))
+
     def stop_api(self) -> None:
         """Stop the API server: connections are refused."""
         if self.api is not None:

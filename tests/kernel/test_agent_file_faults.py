@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, Tuple
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
+from tests.kernel.agent_node import AgentNode, cluster_ip
 from tests.lab.faulty_disk import CALLS, REASONS, mount_script, tracer
 from tests.waiting import wait_for
 
@@ -43,21 +43,15 @@ def node(tmp_path: Path) -> Iterator[AgentNode]:
     """Provide an agent with file systems of its own and one Service."""
     agent_node = SavingNode(tmp_path, "nftables")
     agent_node.prefix = ["unshare", "--mount", "--propagation", "private"]
-    put(agent_node, 1)
+    agent_node.put_service(1)
     agent_node.start()
     yield agent_node
     agent_node.close()
 
 
-def put(node: AgentNode, number: int) -> None:
-    """Add a Service with endpoints."""
-    node.store.put(service(number))
-    node.store.put(endpoint_slice(number))
-
-
 def serve(node: AgentNode, number: int) -> None:
     """Add a Service and wait until the kernel has it."""
-    put(node, number)
+    node.put_service(number)
     wait_for(lambda: cluster_ip(number) in node.kernel_text(""), 60.0)
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service
+from tests.kernel.agent_node import AgentNode, endpoint_ip
 from tests.lab.background import lock_holder
 from tests.waiting import wait_for
 
@@ -22,13 +22,11 @@ def test_an_agent_that_never_gets_the_xtables_lock_says_so_and_stops_in_time(tmp
     lock = tmp_path / "xtables.lock"
     node = AgentNode(tmp_path, "iptables", "legacy")
     node.environment["XTABLES_LOCKFILE"] = str(lock)
-    node.store.put(service(1))
-    node.store.put(endpoint_slice(1))
+    node.put_service(1)
     try:
         node.start()
         with lock_holder(lock) as holder:
-            node.store.put(service(2))
-            node.store.put(endpoint_slice(2))
+            node.put_service(2)
             held = f"{lock} is held by process {holder.pid} (sleep)"
             wait_for(lambda: held in node.log, 60.0)
             # What was programmed still serves, and the agent answers.

@@ -55,8 +55,7 @@ def node(group: MemoryGroup, tmp_path: Path) -> Iterator[AgentNode]:
 def put(node: AgentNode, first: int, last: int) -> None:
     """Write Services with five endpoints each."""
     for number in range(first, last + 1):
-        node.store.put(service(number))
-        node.store.put(endpoint_slice(number, 5))
+        node.put_service(number, 5)
 
 
 def memory(node: AgentNode) -> dict:

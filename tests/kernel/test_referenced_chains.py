@@ -11,7 +11,7 @@ from typing import Iterator
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
+from tests.kernel.agent_node import AgentNode, cluster_ip
 from tests.waiting import wait_for
 
 
@@ -19,15 +19,10 @@ from tests.waiting import wait_for
 def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentNode]:
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
     agent_node = AgentNode(tmp_path, "iptables", request.param)
-    put(agent_node, 1)
-    put(agent_node, 2)
+    agent_node.put_service(1)
+    agent_node.put_service(2)
     yield agent_node
     agent_node.close()
-
-
-def put(node: AgentNode, number: int) -> None:
-    node.store.put(endpoint_slice(number))
-    node.store.put(service(number))
 
 
 def delete(node: AgentNode, number: int) -> None:
@@ -52,12 +47,12 @@ def test_the_agent_and_convergences_keep_a_referenced_chain_empty(node: AgentNod
     nat(node, "-N", "OTHERS")
     chain = refer_to(node, 1)
     delete(node, 1)
-    put(node, 3)
+    node.put_service(3)
     wait_for(lambda: cluster_ip(3) in nat(node, "-S") and cluster_ip(1) not in nat(node, "-S"), 30)
     assert nat(node, "-S", chain) == f"-N {chain}\n"
     wait_for(lambda: f'chain="nat {chain}"' in node.log, 30)
     assert node.log.count("sync failed") == 0 and node.status()["lastError"] == ""
-    put(node, 1)
+    node.put_service(1)
     wait_for(lambda: cluster_ip(1) in nat(node, "-S"), 30)
     node.stop()
 
