@@ -108,13 +108,10 @@ class Agent:
             stack.enter_context(lock)
             stack.enter_context(self.components.handles)
             stack.callback(self.components.surface.close)
-            if self.options.control:
-                self._control = ControlServer(self.options.control, self._inbox.deliver)
-                stack.callback(self._control.close)
-                self.supervisor.start("control", self._control.run)
-                self._control_timer.start(CONTROL_SECONDS)
             self.components.api.start(self.supervisor)
             try:
+                if self.options.control:
+                    self._keep_control()
                 self.components.drain.read()
                 self.components.ports.open()
                 self.readiness.start()
@@ -182,12 +179,16 @@ class Agent:
         self._follow_listeners()
 
     def _keep_control(self) -> None:
+        """Listen for commands. A disk on which no socket can be created is no reason not to serve."""
         self._control_timer.start(CONTROL_SECONDS)
         try:
-            if self._control is not None and self._control.renew():
+            if self._control is None:
+                self._control = ControlServer(self.options.control, self._inbox.deliver)
+                self.supervisor.start("control", self._control.run)
+            elif self._control.renew():
                 self.log.warning("the control socket was removed by another program; created it again")
         except KernelError as error:
-            self.limited.warning("control", "the control socket cannot be created again, retrying", error=error)
+            self.limited.once("control", "the control socket cannot be created, retrying", error=error)
 
     def _collect(self) -> None:
         self._collect_timer.start(COLLECT_SECONDS)
@@ -287,6 +288,8 @@ class Agent:
     def _end(self) -> None:
         self.systemd.stopping()
         self._reloads.refuse("the agent is stopping")
+        if self._control is not None:
+            self._control.close()
         self.components.checks.stop()
         self.sync.watching.close()
         self.policy.close()

@@ -20,7 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, by_kind
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import WARNING, LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.systemd import Systemd
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.inbox import Inbox
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
@@ -78,7 +78,7 @@ def test_lines_that_clients_can_cause_are_limited_and_the_rest_counted():
     limited = LimitedLog(Log(stream), burst=2, seconds=60.0, clock=lambda: now[0])
     written = [limited.warning("a", "repaired", number=number) for number in range(800)]
     assert written == [True, True] + [False] * 798
-    assert limited.once("b", WARNING, "other") and not limited.once("b", WARNING, "other")
+    assert limited.once("b", "other") and not limited.once("b", "other")
     assert limited.pending
     limited.report()
     assert len(stream.getvalue().splitlines()) == 3

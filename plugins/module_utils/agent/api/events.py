@@ -20,7 +20,6 @@ from ...cluster.api.client import ApiClient
 from ...cluster.api.errors import ApiStatusError
 from ...cluster.api.resource_types import NODES
 from ...event_reasons import Reason, Subject
-from ..telemetry.log import WARNING as WARNING_LEVEL
 from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metrics import Metrics
 from ..threads.supervision import Task
@@ -191,7 +190,7 @@ class EventPoster:
         if full or not self._budget.admits(reason, namespace, self._clock(), about_node=about_node):
             self._metrics.events_dropped.labels(reason.value).inc()
             text = "Events are dropped, because there are too many of them"
-            self._limited.once("events", WARNING_LEVEL, text, reason=reason.value, namespace=namespace)
+            self._limited.once("events", text, reason=reason.value, namespace=namespace)
             return
         event = make_event(self._host, regarding, kind=kind, reason=reason, action=action, note=note, related=related)
         is_common = not about_node and reason.subject is Subject.OBJECT

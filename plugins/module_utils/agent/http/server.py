@@ -267,7 +267,7 @@ class HttpServer:
         last = traceback.extract_tb(error.__traceback__)[-1:]
         where = [(frame.filename, frame.lineno) for frame in last]
         self._log.once(
-            ("crash", type(error).__name__, *where), ERROR, "a request failed", error=error, traceback="".join(lines)
+            ("crash", type(error).__name__, *where), "a request failed", ERROR, error=error, traceback="".join(lines)
         )
 
 

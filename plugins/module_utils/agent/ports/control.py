@@ -48,16 +48,16 @@ def _listening(path: str) -> socket.socket:
     """Return a socket that listens at a path, and replace any file that exists there. Raises KernelError."""
     with os_errors(KernelError, f"{path}: cannot listen"):
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    with os_errors(KernelError, f"{path}: cannot listen"), closed_on_error(made):
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        before = os.umask(0o177)
-        try:
-            made.bind(path)
-        finally:
-            os.umask(before)
-        made.listen(128)
+        with closed_on_error(made):
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            before = os.umask(0o177)
+            try:
+                made.bind(path)
+            finally:
+                os.umask(before)
+            made.listen(128)
     return made
 
 

@@ -39,7 +39,7 @@ class LimitedLog:
         """Write one line, or count it; returns whether it was written."""
         return self._write(self._burst, key, level, message, fields)
 
-    def once(self, key: Hashable, level: str, message: str, **fields: Any) -> bool:
+    def once(self, key: Hashable, message: str, level: str = WARNING, **fields: Any) -> bool:
         """Write a long line if it is the first one with its key; else count it."""
         return self._write(1, key, level, message, fields)
 

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ...base.regular_files import parse_json, read_trusted
@@ -92,10 +91,5 @@ def forget_record(directory: str) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             if name == FILE or name.startswith(f".{FILE}."):
-                _remove(os.path.join(directory, name))
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            os.unlink(path)
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(directory, name))

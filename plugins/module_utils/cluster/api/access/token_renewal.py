@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import Callable
 
-from ....base.errors import ConfigurationError, ProxyError
+from ....base.errors import ConfigurationError, ProxyError, errors_as
 from ....base.log import Log
 from ....base.timestamps import timestamp
 from .abortable import AbortableClient, Connect, Expect
@@ -68,9 +68,11 @@ class TokenRenewal:
 
     def _step(self, expect: Expect) -> float:
         try:
-            token = parse_token(read_token(self._path))
+            text = read_token(self._path)
         except FileNotFoundError:
             return CHECK_SECONDS
+        with errors_as(ConfigurationError, self._path, ConfigurationError):
+            token = parse_token(text)
         if not token.expires:
             return CHECK_SECONDS
         if token.expires != self._expires:
