@@ -79,6 +79,7 @@ options:
       - V(present) loads the modules and, with O(persistent), writes O(persistent_file) and O(parameters_file).
       - V(absent) removes O(persistent_file) and, with O(parameters), O(parameters_file). Modules remain loaded unless
         O(unload=true).
+      - V(absent) keeps a file whose first line this collection has not written, with a warning.
     type: str
     choices: [present, absent]
     default: present

@@ -118,6 +118,7 @@ options:
     description:
       - V(present) sets the values and, with O(persistent), writes O(persistent_file).
       - V(absent) removes O(persistent_file), with O(persistent). Running values are not changed.
+      - V(absent) keeps a file whose first line this collection has not written, with a warning.
     type: str
     choices: [present, absent]
     default: present
@@ -326,8 +327,8 @@ def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
     cores = facts.cores()
     path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"])
     chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
-    refuse_unwritable(chosen.planned)
-    for warning in [*chosen.warnings, *(_unread(path) if present and path else ())]:
+    kept = refuse_unwritable(chosen.planned)
+    for warning in [*kept, *chosen.warnings, *(_unread(path) if present and path else ())]:
         module.warn(warning)
     known["keys_set"] = chosen.keys_set
     try:

@@ -13,6 +13,7 @@ import sys
 import pytest
 import yaml
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.whole_files import MANAGED_LINE
 from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.namespaces import ROOT
 
@@ -56,10 +57,25 @@ OWN = "# of the administrator\nkernel.panic = 5\n"
         ("kernel_modules", {"modules": ["dummy"]}, "/etc/modules-load.d/own.conf"),
     ),
 )
-def test_a_file_that_others_have_written_is_not_removed(node, module, options, path):
+def test_a_file_that_others_have_written_is_kept_and_named_in_a_warning(node, module, options, path):
     node.run("sh", "-c", f"cat > {path}", text=OWN)
     task = {**options, "state": "absent", "persistent_file": path}
     runs = json.dumps([(module, task, True), (module, task, False)])
     for result in json.loads(node.run(sys.executable, "-m", "tests.modules.many_runs", text=runs).stdout):
-        assert "was not written by this collection" in result["msg"] and "\n" not in result["msg"]
+        assert not result["changed"] and not result.get("failed")
+        (warning,) = result["warnings"]
+        assert f"{path}: is kept" in str(warning)
     assert node.run("cat", path).stdout == OWN
+
+
+def test_what_is_beside_an_edited_file_is_removed(node):
+    present = {"modules": ["nf-conntrack"], "parameters": {"nf_conntrack.hashsize": 16384}, "unchangeable": "warn"}
+    files = {"persistent_file": "/etc/modules-load.d/own.conf", "parameters_file": "/etc/modprobe.d/own.conf"}
+    for path in files.values():
+        node.run("sh", "-c", f"cat > {path}", text=f"{MANAGED_LINE}\n")
+    node.run("sh", "-c", f"cat > {files['persistent_file']}", text=OWN)
+    runs = json.dumps([("kernel_modules", {**present, **files, "state": "absent"}, False)])
+    (result,) = json.loads(node.run(sys.executable, "-m", "tests.modules.many_runs", text=runs).stdout)
+    assert result["changed"] and len(result["warnings"]) == 1
+    assert node.run("cat", files["persistent_file"]).stdout == OWN
+    assert node.run("test", "!", "-e", files["parameters_file"]).returncode == 0

@@ -34,6 +34,8 @@ BESIDE = (
     "/run/kubenode-proxy2/file",
     "/var/lib/kubenode-proxy2/file",
 )
+#: Files of the collection from which an operator has removed the first line.
+EDITED = ("/etc/sysctl.d/99-kubenode-proxy.conf", "/etc/modules-load.d/kubenode-proxy.conf")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,8 @@ def test_nothing_of_the_collection_is_left(node, cluster):
     wait_for(lambda: dataplane(node) != rules, what="Services are served")
     # Files of other programs in a directory that the role has created are kept, and so is the directory.
     node.write(f"{METRICS}/other.prom", "")
+    node.run("sed", "-i", "1d", *EDITED)
+    kept = node.output("cat", *EDITED)
     preview = run_playbook([node], "kubenode.proxy.cleanup", variables, {}, "--check")[node.name]
     assert preview.changed > 5
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
@@ -72,8 +76,9 @@ def test_nothing_of_the_collection_is_left(node, cluster):
     assert done.changed > 5
     assert dataplane(node) == rules
     assert node.output("ls", METRICS).split() == ["other.prom"]
-    node.run("rm", "-r", "/var/lib/prometheus")
-    assert differences(before, picture(node)) == []
-    assert {node.output("cat", path) for path in BESIDE} == {"# of another program\n"}
+    assert node.output("cat", *EDITED) == kept
     again = run_playbook([node], "kubenode.proxy.cleanup", variables, {})[node.name]
     assert again.changed_tasks == []
+    node.run("rm", "-r", "/var/lib/prometheus", *EDITED)
+    assert differences(before, picture(node)) == []
+    assert {node.output("cat", path) for path in BESIDE} == {"# of another program\n"}

@@ -76,17 +76,18 @@ class FilesResource(Resource[str, str]):
         return value.splitlines()
 
 
-def refuse_unwritable(planned: Iterable[PlannedChange]) -> None:
+def refuse_unwritable(planned: Iterable[PlannedChange]) -> List[str]:
     """Raise KernelError if a planned change of a file cannot be made, before any other change of the plan is.
 
-    A file of another program or of the administrator is not removed.
+    A file of another program or of the administrator leaves the plan: it is kept. Return a warning for each.
     """
+    warnings = []
     for resource, change, *_observed in planned:
         if isinstance(resource, FilesResource):
+            for path in [path for path, content in change.removed.items() if not is_managed(content)]:
+                del change.removed[path]
+                warnings.append(f"{path}: is kept, since this collection has not written its first line")
             for path in [*change.added, *change.replaced, *change.removed]:
-                if path in change.removed and not is_managed(change.removed[path]):
-                    raise KernelError(
-                        f"{path}: was not written by this collection, as its first line shows: not removed"
-                    )
                 with os_errors(KernelError, f"{path}: cannot be written"):
                     check_room(path, room=0 if path in change.removed else 1)
+    return warnings

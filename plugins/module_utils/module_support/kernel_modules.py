@@ -172,11 +172,11 @@ def changed(module: AnsibleModule) -> Dict[str, Any]:
     loading, resource = next((item, item.resource) for item in planned if isinstance(item.resource, ModulesResource))
     _refuse_unavailable(resource, loading)
     _refuse_used(resource, loading)
-    refuse_unwritable(planned)
+    kept = refuse_unwritable(planned)
     # An earlier run has written the file before it loaded the module.
     written = {path for item in planned for path in item.change.new_values()}
     check_parameters(module, planned, bool(options_path), doubtful=not options_path or options_path in written)
-    for warning in _unread_warnings(path, options_path) if present else ():
+    for warning in [*kept, *(_unread_warnings(path, options_path) if present else ())]:
         module.warn(warning)
     if not module.check_mode:
         apply_plan(planned)
