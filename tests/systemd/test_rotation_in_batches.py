@@ -1,19 +1,25 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rotation of the agents' access, one batch of nodes after the other: it revokes once, and no node is skipped."""
+"""Rotation of the agents' access in batches of nodes, and a node that was off when its token expired."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from tests.apiserver.accounts import claims_of, sign
 from tests.waiting import wait_for
 
+from .agent import UNIT, log_since, mark, status, wait_for_activity
 from .cluster import POD, Cluster, endpoint_slice
 from .node import run_playbook
 
 TOKEN_FILE = "/var/lib/kubenode-proxy/agent/token"
 ACCOUNT = "/serviceaccounts/kubenode-proxy"
+#: An endpoint that is added while the access is refused.
+LATER = "10.244.1.10"
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +80,29 @@ def test_tokens_are_revoked_once_and_every_batch_gets_another_one(nodes, cluster
     again = install(nodes, cluster)
     assert [again[node.name].changed_tasks for node in nodes] == [[], []]
     assert tokens(nodes) == renewed
+
+
+@pytest.mark.full
+def test_a_node_whose_token_expired_while_it_was_off_serves_and_follows_after_the_next_run(nodes, cluster):
+    install(nodes, cluster)
+    served(nodes, POD)
+    node, accounts = nodes[0], cluster.server.accounts
+    node.run("systemctl", "stop", UNIT)
+    now = int(time.time())
+    claims = claims_of(tokens(nodes)[0])
+    expired = sign({**claims, "iat": now - 7200, "exp": now - 3600})
+    node.run("sh", "-c", f"cat >{TOKEN_FILE}", text=expired)
+    assert not accounts.review(expired)
+    cursor = mark(node)
+    node.restart()
+    served([node], POD)
+    wait_for_activity(node)
+    wait_for(lambda: "run the role agent again" in log_since(node, cursor), what="the agent says that it has expired")
+    wait_for(lambda: "Unauthorized" in str(status(node)["apiServer"]), what="the status says that access is refused")
+    cluster.store.put(endpoint_slice("web", [POD, LATER]))
+    assert status(node)["startedFromCache"] and LATER not in node.output("nft", "list", "ruleset")
+    install(nodes, cluster)
+    served([node], LATER)
+    assert accounts.review(tokens(nodes)[0])
+    said = log_since(node, cursor)
+    assert said.count("run the role agent again") == 1 and "Traceback" not in said
