@@ -25,15 +25,16 @@ REASONS = {
 }
 
 
-def mount_script(kind: str, directory: Union[str, Path], kept: Union[str, Path]) -> str:
+def mount_script(kind: str, directory: Union[str, Path], kept: Union[str, Path], size: str = "1m") -> str:
     """Return the shell script that makes a directory READ_ONLY, FULL or one in which NO_FILES can be created.
 
-    The last two have copies of the files; ``kept``: where the directory itself is mounted then.
+    The last two have copies of the files; ``kept``: where the directory itself is mounted then. ``size``: of one that
+    is full.
     """
     where, there = shlex.quote(str(directory)), shlex.quote(str(kept))
     if kind == READ_ONLY:
         return f"mount --bind {where} {where}; mount -o remount,bind,ro {where}"
-    fill, limits = f"dd if=/dev/zero of={where}/.filled bs=4096 2>/dev/null || true", "size=1m"
+    fill, limits = f"dd if=/dev/zero of={where}/.filled bs=4096 2>/dev/null || true", f"size={size}"
     if kind == NO_FILES:
         fill, limits = (
             f"number=0; while (: >{where}/.filled$number) 2>/dev/null; do number=$((number+1)); done",
