@@ -68,13 +68,16 @@ def node_object(**more: Any) -> Object:
 
 
 class AgentNode:
-    """An API server with a store, and an agent process that tests start, stop and kill."""
+    """An API server with a store, and an agent process that tests start, stop and kill.
+
+    ``mode``: of ipvs mode may name the filter backend after a blank, ``ipvs nftables``.
+    """
 
     def __init__(self, scratch: Path, mode: str, variant: str = "", min_sync: str = "10ms", api: bool = True) -> None:
         #: Additional command-line options of the next start.
         self.options: List[str] = []
         self.scratch = scratch
-        self.mode = mode
+        self.mode, _space, filter_backend = mode.partition(" ")
         self.kernel_variant = variant
         self.store = Store()
         self.store.put(node_object())
@@ -99,7 +102,7 @@ class AgentNode:
         self.configuration: Object = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
-            "mode": mode,
+            "mode": self.mode,
             "hostnameOverride": NODE,
             "clusterCIDR": "10.244.0.0/16",
             "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
@@ -115,6 +118,7 @@ class AgentNode:
             "apiVersion": "kubenode.proxy/v1alpha1",
             "kind": "NodeProxyConfiguration",
             "staticServices": {"directory": str(self.services)},
+            **({"ipvsFilterBackend": filter_backend} if filter_backend else {}),
         }
         self.write_configuration()
 

@@ -1,7 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Node ports at loopback addresses in nftables mode (KEP-6032): what a reload changes, the metrics, and a registry."""
+"""Node ports at loopback addresses in nftables mode (KEP-6032): what a reload changes, the metrics, and a registry.
+
+In ipvs mode, with either filter backend, these addresses are left to the programs of the host.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ V6_BACKEND = "2001:db8::21"
 
 
 @pytest.fixture
-def node(tmp_path) -> Iterator[AgentNode]:
+def node(request, tmp_path) -> Iterator[AgentNode]:
     ip_batch(
         [
             "link set lo up",
@@ -44,7 +47,8 @@ def node(tmp_path) -> Iterator[AgentNode]:
         ]
     )
     backends = [Backend(address) for address in (*BACKENDS, V6_BACKEND)]
-    agent_node = userspace_node(tmp_path, "nftables")
+    mode = getattr(request, "param", "nftables")
+    agent_node = userspace_node(tmp_path, mode, variant="" if mode.endswith("nftables") else "legacy")
     dual = {"type": "NodePort", "ipFamilies": ["IPv4", "IPv6"], "clusterIPs": ["10.96.0.1", "fd00:96::1"]}
     served = service_of(1, PROTOCOLS, **dual)
     for port in served["spec"]["ports"]:
@@ -126,6 +130,22 @@ def test_a_port_that_another_program_has_is_counted_and_tried_again(node: AgentN
         assert values(node, "listener_creation_failures_total")["IPv6"] == 0
     wait_for(lambda: values(node, "listeners") == {"IPv4": 1, "IPv6": 1}, 60.0)
     assert answering("127.0.0.1", PORT) == set(BACKENDS)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [pytest.param("ipvs", marks=pytest.mark.uml), pytest.param("ipvs nftables", marks=pytest.mark.ipvs)],
+    indirect=True,
+)
+def test_ipvs_mode_leaves_loopback_addresses_to_the_host(node: AgentNode) -> None:
+    node.write_configuration(nodePortAddresses=["primary", "localhost"])
+    node.start()
+    assert answering("192.0.2.1", PORT) == set(BACKENDS)
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        assert all(refused(address, kind) for address in LOOPBACK.values())
+    with socket.create_server(("127.0.0.1", PORT)):
+        assert answers(PORT)
+    assert not node.differences()["changed"]
 
 
 def test_a_single_run_says_that_the_agent_is_needed(node: AgentNode) -> None:

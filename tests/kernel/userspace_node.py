@@ -125,7 +125,7 @@ def node_in_mode(scratch: Path, mode: str, api: bool = True) -> AgentNode:
     """Return an agent in any mode, with the legacy iptables where the mode uses it."""
     if mode == "userspace":
         return userspace_node(scratch, api=api)
-    return AgentNode(scratch, mode, variant="" if mode == "nftables" else "legacy", api=api)
+    return AgentNode(scratch, mode, variant="" if mode.endswith("nftables") else "legacy", api=api)
 
 
 def descriptors(process: int) -> Dict[str, str]:
