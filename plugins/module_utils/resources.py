@@ -114,15 +114,19 @@ class Change(Generic[Key, Value]):
         """Return the value that each added or replaced key gets."""
         return {**self.added, **{key: new for key, (_old, new) in self.replaced.items()}}
 
-    def without_removals(self) -> Change[Key, Value]:
-        """Return the additions and replacements; they are applied first, in the order of the resources."""
-        return Change(self.added, self.replaced, {})
+    def passes(self, inverse: Callable[[Key], bool] = lambda _key: False) -> Passes[Key, Value]:
+        """Return the additions and replacements, and the removals.
 
-    def removals(self) -> Change[Key, Value]:
-        """Return the removals; they are applied last, in reverse order of the resources."""
-        return Change({}, {}, self.removed)
+        Entries with an ``inverse`` key limit others: they are removed with the additions, and added with the removals.
+        """
+        late = {key: value for key, value in self.added.items() if inverse(key)}
+        early = {key: value for key, value in self.removed.items() if inverse(key)}
+        now, rest = difference(late, self.added), difference(early, self.removed)
+        return Change(now.added, self.replaced, early), Change(late, removed=rest.added)
 
 
+#: What of a change is applied in the first pass, and what in the second.
+Passes = Tuple[Change[Key, Value], Change[Key, Value]]
 #: Never changed.
 NO_CHANGE: Change[Any, Any] = Change()
 
@@ -218,6 +222,10 @@ class Resource(Generic[Key, Value]):
         """Make the change in one batch; all or nothing where the kernel allows. Raises KernelError."""
         raise NotImplementedError(self.label)
 
+    def passes(self, change: Change[Key, Value]) -> Passes[Key, Value]:
+        """Return what of a change belongs into the first pass, and what into the second: see the class."""
+        return (change, NO_CHANGE) if self.atomic else change.passes()
+
     def describe(self, key: Key, value: Value) -> List[str]:
         """Return lines that show one entry to users, in the syntax of the usual tool (``iptables-save``, ...)."""
         return [f"{key} {value}"]
@@ -250,6 +258,10 @@ class ObservedOnce(Resource[Key, Value]):
         """Apply the change to the resource. Raises KernelError."""
         self._table = None
         self._resource.apply(change)
+
+    def passes(self, change: Change[Key, Value]) -> Passes[Key, Value]:
+        """See the base class."""
+        return self._resource.passes(change)
 
     def describe(self, key: Key, value: Value) -> List[str]:
         """Describe the entry as the resource itself does."""
@@ -354,9 +366,9 @@ def apply_plan(
             resource.apply(change)
             seconds[resource.label] = seconds.get(resource.label, 0.0) + clock() - started
 
-    for resource, change, *_observed in planned:
-        run(resource, change if resource.atomic else change.without_removals())
-    for resource, change, *_observed in reversed(planned if removals else ()):
-        if not resource.atomic:
-            run(resource, change.removals())
+    passes = [(resource, resource.passes(change)) for resource, change, *_observed in planned]
+    for resource, (first, _second) in passes:
+        run(resource, first)
+    for resource, (_first, second) in reversed(passes if removals else []):
+        run(resource, second)
     return seconds

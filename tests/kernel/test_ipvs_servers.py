@@ -27,8 +27,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import (
     with_draining,
-    with_excluded_real_servers,
-    with_excluded_servers,
+    with_excluded,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
@@ -183,8 +182,8 @@ def test_external_servers_are_kept_only_inside_excluded_ranges(ipvs):
     for expected_changes in (True, False):
         planned = plan(
             [
-                Stage(VirtualServersResource(ipvs), lambda seen: with_excluded_servers(wanted, seen, excluded)),
-                Stage(RealServersResource(ipvs), lambda seen: with_excluded_real_servers(real, seen, wanted, excluded)),
+                Stage(VirtualServersResource(ipvs), lambda seen: with_excluded(wanted, seen, wanted, excluded)),
+                Stage(RealServersResource(ipvs), lambda seen: with_excluded(real, seen, wanted, excluded)),
             ]
         )
         assert any(one.change for one in planned) is expected_changes

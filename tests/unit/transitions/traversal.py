@@ -48,14 +48,19 @@ class Traversal:
     """The ways of a packet through a table: all, where random numbers decide.
 
     ``outcomes``: ``drop``, ``reject``, or where the packet goes and whether it is masqueraded. ``read``: the objects
-    on which they depend.
+    on which they depend. ``more_local``: further addresses of the node.
     """
+
+    more_local: FrozenSet[bytes] = frozenset()
+    #: The verdicts after which no hook is asked.
+    ends: Tuple[str, ...] = ("drop", "reject")
 
     def __init__(self, table: Table, packet: Packet) -> None:
         self._table = table
         self._packet = packet
         self._source, self._destination = (ipaddress.ip_address(each).packed for each in packet[:2])
         self.read: Set[Object] = {HOOKS}
+        self.local = _LOCAL | self.more_local
         chains = ((name, chain.base) for name, chain in table.chains.items() if chain.base is not None)
         self._hooks: Dict[str, List[Tuple[int, str]]] = {}
         for name, base in chains:
@@ -64,28 +69,31 @@ class Traversal:
         self.outcomes: FrozenSet[Any] = frozenset(self._through())
 
     def _through(self) -> Iterator[Any]:
-        from_node = self._source in _LOCAL
+        from_node = self._source in self.local
         start = Way(self._destination, self._packet.port)
         for verdict, way in self._hook("output" if from_node else "prerouting", start):
-            to_node = way.address in _LOCAL
+            to_node = way.address in self.local
             rest = [*(["postrouting"] if from_node else []), *(["input"] if to_node else [])]
             yield from self._rest(verdict, way, rest if from_node or to_node else ["forward", "postrouting"])
 
     def _rest(self, verdict: str, way: Way, hooks: List[str]) -> Iterator[Any]:
-        if verdict in ("drop", "reject"):
-            yield verdict
+        if verdict in self.ends:
+            yield from self._end(verdict, way)
         elif hooks:
             for next_verdict, after in self._hook(hooks[0], way):
                 yield from self._rest(next_verdict, after, hooks[1:])
         else:
             yield way._replace(mark=0)
 
+    def _end(self, verdict: str, _way: Way) -> Iterator[Any]:
+        yield verdict
+
     def _hook(self, name: str, start: Way) -> Set[Tuple[str, Way]]:
         ways, ended = {start}, set()
         for chain in self._chains(name):
             results = {result for way in ways for result in chain(way)}
-            ended |= {(verdict, way) for verdict, way in results if verdict in ("drop", "reject")}
-            ways = {way for verdict, way in results if verdict not in ("drop", "reject")}
+            ended |= {(verdict, way) for verdict, way in results if verdict in self.ends}
+            ways = {way for verdict, way in results if verdict not in self.ends}
         return ended | {("accept", way) for way in ways}
 
     def _chains(self, hook: str) -> Iterator[Walk]:
@@ -168,7 +176,7 @@ class Traversal:
 
     def _fib(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
         address = self._source if part.get(3) == 1 else way.address
-        return [(None, way, self._with(registers, part.get(1), struct.pack("=I", 2 if address in _LOCAL else 1)))]
+        return [(None, way, self._with(registers, part.get(1), struct.pack("=I", 2 if address in self.local else 1)))]
 
     def _cmp(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
         data = part.get(3)

@@ -24,11 +24,10 @@ from ...rendering.ipvs.draining import (
     ended,
     leaving,
     with_draining,
-    with_excluded_real_servers,
-    with_excluded_servers,
+    with_excluded,
 )
 from ...rendering.ipvs.own_servers import OwnServers
-from ...resources import Change, Stage
+from ...resources import NO_CHANGE, Change, Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
@@ -102,8 +101,7 @@ class IpvsMode(Mode):
 
     def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
         """See the base class; IPVS keeps affinity for each virtual server, by client or by prefix of clients."""
-        arrival = flow.arrival
-        server = ipvs.VirtualServerKey(arrival.protocol, arrival.address, arrival.port)
+        server = ipvs.VirtualServerKey(*flow.arrival[:3])
         bits = ipvs.host_prefix(flow.family)
         netmask = (port.policy.persistence_v6 if bits > 32 else port.policy.persistence_v4) or bits
         group = parse_network(f"{flow.client.address}/{netmask}")
@@ -132,10 +130,10 @@ def _server_stages(family: FamilyTables, resources: IpvsResources, handles: Kern
         return OwnServers(record.observe() if record is not None else (), (), addresses)
 
     def all_servers(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        return with_excluded_servers(servers, observed, excluded, own())
+        return with_excluded(servers, observed, servers, excluded, own())
 
     def all_real_servers(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        kept = with_excluded_real_servers(real_servers, observed, servers, excluded, own())
+        kept = with_excluded(real_servers, observed, servers, excluded, own())
         return with_draining(kept, observed, resources.connections(), servers)
 
     return [
@@ -160,9 +158,8 @@ class ServersInUse(Adjustments):
 
     def adjust(self, changes: Changes) -> None:
         """See the base class."""
-        nothing: Change[Any, Any] = Change()
-        servers = changes.get(ipvs.VIRTUAL_SERVERS, nothing)
-        real_servers = changes.get(ipvs.REAL_SERVERS, nothing)
+        servers = changes.get(ipvs.VIRTUAL_SERVERS, NO_CHANGE)
+        real_servers = changes.get(ipvs.REAL_SERVERS, NO_CHANGE)
         if real_servers:
             connections = self._connections(leaving(real_servers, servers.removed))
             drain_change(real_servers, self._draining, connections, servers.removed)
@@ -176,14 +173,7 @@ class ServersInUse(Adjustments):
 
     def drain(self) -> int:
         """See the base class."""
-        if not self._draining:
-            return 0
-        gone = ended(self._draining, self._connections(self._draining))
-        if gone:
-            self._resource.apply(Change(removed=gone))
-            for key in gone:
-                del self._draining[key]
-        return len(gone)
+        return self._remove(ended(self._draining, self._connections(self._draining)))
 
     def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> int:
         """Remove the real servers of an endpoint that are kept at weight 0.
@@ -199,11 +189,16 @@ class ServersInUse(Adjustments):
                 (key.server.port == port.port and key.server.address in addresses) or key.server.port == port.node_port
             )
         }
+        self._remove(gone)
+        return 0
+
+    def _remove(self, gone: Mapping[ipvs.RealServerKey, ipvs.RealServer]) -> int:
+        """Remove draining real servers; return their number."""
         if gone:
-            self._resource.apply(Change(removed=gone))
+            self._resource.apply(Change(removed=dict(gone)))
             for key in gone:
                 del self._draining[key]
-        return 0
+        return len(gone)
 
     def _connections(self, keys: Iterable[ipvs.RealServerKey]) -> Mapping[ipvs.RealServerKey, int]:
         """Return the connections of all real servers of the virtual servers that these keys belong to."""

@@ -16,9 +16,9 @@ from ...base.addresses import IPV4
 from ...base.closing import Closing, closed_on_error
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import SetDefinition, SetElementKey
-from ...rendering.ipvs.sets import BITMAP_PORT
+from ...rendering.ipvs.sets import BITMAP_PORT, keeps_source
 from ...rendering.ipvs.text import set_line
-from ...resources import Change, Kind, Resource
+from ...resources import Change, Kind, Passes, Resource
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_forbidden, is_missing
 from ..netlink.protocol import NETLINK_NETFILTER, Slice
 from ..netlink.socket import NetlinkSocket
@@ -136,7 +136,8 @@ class IpsetSocket(Closing):
         for key in keys:
             by_set.setdefault(key.set, []).append(key.element)
         batches: List[messages.ElementBatch] = []
-        for name, elements in by_set.items():
+        # The names of sets for allowed sources follow that of the set of firewalled frontends: they are filled first.
+        for name, elements in sorted(by_set.items(), reverse=command == messages.ADD):
             if name not in sets:
                 raise KernelError(f"set {name}: elements cannot be changed, its type is not known")
             batches += messages.element_batches(self.protocol, command, name, sets[name].type, elements)
@@ -209,7 +210,10 @@ class SetsResource(_OfKnownSets, Resource[str, SetDefinition]):
 
 
 class SetElementsResource(_OfKnownSets, Resource[SetElementKey, bool]):
-    """The elements of the sets: SetElementKey -> True."""
+    """The elements of the sets: SetElementKey -> True.
+
+    Those of sets for policy Local exempt their frontends from masquerading.
+    """
 
     kind = Kind.SET_ELEMENTS
 
@@ -226,6 +230,10 @@ class SetElementsResource(_OfKnownSets, Resource[SetElementKey, bool]):
         """Remove and add elements in a few messages per set. Raises KernelError naming set and element."""
         self._socket.change_elements(messages.DELETE, change.removed, self._known)
         self._socket.change_elements(messages.ADD, change.added, self._known)
+
+    def passes(self, change: Change[SetElementKey, bool]) -> Passes[SetElementKey, bool]:
+        """See the base class."""
+        return change.passes(keeps_source)
 
     @staticmethod
     def describe(key: SetElementKey, value: bool) -> List[str]:

@@ -213,7 +213,7 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
     """The virtual servers of a family: VirtualServerKey -> VirtualServer.
 
     It sees all of the family, since virtual servers do not record which program created them; use
-    ``draining.with_excluded_servers`` to keep those that excludeCIDRs assign to other programs. Those of firewall marks
+    ``draining.with_excluded`` to keep those that excludeCIDRs assign to other programs. Those of firewall marks
     are never kube-proxy's; they are omitted unless ``marks`` is set.
     """
 

@@ -5,13 +5,22 @@
 
 from __future__ import annotations
 
-from ...rendering.ipvs.nftables_layout import IPVS_TABLE
-from ...resources import Kind
+from ...rendering.ipvs.nftables_layout import IPVS_TABLE, SETTLING, keeps_source
+from ...rendering.nftables.objects import Key, Value
+from ...resources import Change, Kind, Passes
 from .resource import NftablesResource
 
 
 class IpvsTableResource(NftablesResource):
-    """Table ``kubenode-ipvs`` of one family in the network namespace of the calling thread."""
+    """Table ``kubenode-ipvs`` of one family in the network namespace of the calling thread.
+
+    What it loses is removed after virtual servers and addresses: until then it masquerades and filters connections to
+    these. Where it loses its hooks it changes at once.
+    """
 
     kind = Kind.IPVS_OBJECTS
     table = IPVS_TABLE
+
+    def passes(self, change: Change[Key, Value]) -> Passes[Key, Value]:
+        """See the base class."""
+        return super().passes(change) if SETTLING in change.removed else change.passes(keeps_source)

@@ -9,11 +9,13 @@ for ``resources.Stage``; the others adjust the changes of a partial sync, which 
 
 from __future__ import annotations
 
-from typing import Any, Collection, Container, Dict, Iterable, List, Mapping, MutableMapping
+from typing import Any, Collection, Container, Dict, Iterable, List, Mapping, MutableMapping, TypeVar
 
 from ...base.addresses import Network
 from ...resources import Change
-from .model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
+from .model import RealServer, RealServerKey, VirtualServerKey, server_of
+
+AnyKey = TypeVar("AnyKey", VirtualServerKey, RealServerKey)
 
 
 def may_drain(key: RealServerKey) -> bool:
@@ -92,41 +94,24 @@ def in_networks(address: str, networks: Iterable[Network]) -> bool:
     return any(network.contains(address) for network in networks)
 
 
-def with_excluded_servers(
-    desired: Mapping[VirtualServerKey, VirtualServer],
-    observed: Mapping[VirtualServerKey, VirtualServer],
-    excluded: Collection[Network],
-    own: Container[VirtualServerKey] = (),
-) -> Mapping[VirtualServerKey, VirtualServer]:
-    """Return the desired virtual servers, plus other observed ones in the ``excluded`` networks, unchanged.
-
-    ``own``: those that are known to be ours are not kept.
-    """
-    external = {
-        key: value
-        for key, value in (observed.items() if excluded else ())
-        if key not in desired and in_networks(key.address, excluded) and key not in own
-    }
-    return {**desired, **external} if external else desired
-
-
-def with_excluded_real_servers(
-    desired: Mapping[RealServerKey, RealServer],
-    observed: Mapping[RealServerKey, RealServer],
+def with_excluded(
+    desired: Mapping[AnyKey, Any],
+    observed: Mapping[AnyKey, Any],
     servers: Collection[VirtualServerKey],
     excluded: Collection[Network],
     own: Container[VirtualServerKey] = (),
-) -> Mapping[RealServerKey, RealServer]:
-    """Return the desired real servers, plus those of virtual servers that ``with_excluded_servers`` keeps, unchanged.
+) -> Mapping[AnyKey, Any]:
+    """Return the desired virtual or real servers, plus other observed ones in the ``excluded`` networks, unchanged.
 
-    ``servers`` are the desired virtual servers: their real servers are ours even in excluded networks.
+    ``servers`` are the desired virtual servers: their real servers are ours even in excluded networks. ``own``: virtual
+    servers that are known to be ours are not kept either.
     """
     external = {
         key: value
         for key, value in (observed.items() if excluded else ())
         if key not in desired
-        and key.server not in servers
-        and in_networks(key.server.address, excluded)
-        and key.server not in own
+        and server_of(key) not in servers
+        and in_networks(server_of(key).address, excluded)
+        and server_of(key) not in own
     }
     return {**desired, **external} if external else desired

@@ -66,6 +66,11 @@ _COMMON_CHAINS = (
 )
 
 
+def keeps_source(key: nft.Key) -> bool:
+    """Return whether connections to the frontend of an element are not masqueraded although another set has it."""
+    return key.kind == "element" and key.name in (LOCAL_NODE_PORTS, FRONTENDS[sets.LOAD_BALANCER_LOCAL])
+
+
 def ipvs_set_role(family: str, name: str) -> nft.SetRole:
     """Return the role of a set: its elements change with all others of their address, or of their node port."""
     if name in (NODE_PORTS, LOCAL_NODE_PORTS, HEALTH_CHECKS):

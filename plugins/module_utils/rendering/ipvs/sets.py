@@ -9,7 +9,7 @@ from typing import Dict, NamedTuple, Tuple
 
 from ...base.addresses import IPV6
 from ...configuration.behaviour import KUBE_PROXY, Behaviour
-from .model import SetDefinition
+from .model import SetDefinition, SetElementKey
 
 LOOP_BACK = "KUBE-LOOP-BACK"
 CLUSTER_IP = "KUBE-CLUSTER-IP"
@@ -110,6 +110,15 @@ FAMILY_OF_SET: Dict[str, str] = {actual: family for family, names in NAMES.items
 PROTOCOL_OF_NODE_PORTS: Dict[str, str] = {
     names[name]: protocol for names in NAMES.values() for protocol, plain in NODE_PORT_SETS.items() for name in plain
 }
+
+
+_KEEP_SOURCE = (LOAD_BALANCER_LOCAL, *(local for _plain, local in NODE_PORT_SETS.values()))
+_KEEPING_SOURCE = frozenset(names[name] for names in NAMES.values() for name in _KEEP_SOURCE)
+
+
+def keeps_source(key: SetElementKey) -> bool:
+    """Return whether connections to the frontend of an element are not masqueraded although another set has it."""
+    return key.set in _KEEPING_SOURCE
 
 
 def known_definitions(family: str) -> Dict[str, SetDefinition]:

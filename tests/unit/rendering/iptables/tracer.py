@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     ChainKey,
@@ -57,7 +57,14 @@ def _inverted(test: Callable[[_State], Union[bool, None]], negated: bool) -> Cal
 
 
 class Tracer:
-    """Trace packets through a chain table; ``local_addresses`` are those of the node, without loopback."""
+    """Trace packets through a chain table; ``local_addresses`` are those of the node, without loopback.
+
+    ``sets``: the elements of each ipset. ``virtual_server``: protocol number, address and port of the one that has sent
+    the packet on, None before IPVS.
+    """
+
+    sets: Mapping[str, FrozenSet[str]] = {}
+    virtual_server: Optional[Tuple[str, str, str]] = None
 
     def __init__(self, table: ChainTable, local_addresses: Iterable[str] = ()) -> None:
         self._local = frozenset(ipaddress.ip_address(address) for address in local_addresses)
@@ -177,7 +184,7 @@ class Tracer:
                 if count is None:
                     raise UnknownRule(f"{word} in {text}")
                 values = [words.pop(0) for _ in range(count)]
-                if word in _TESTS or word in ("--src-type", "--dst-type"):
+                if word in _TESTS or word in _OWN_TESTS:
                     tests.append(_inverted(self._test(word, values), negated))
             negated = False
         return _Rule(tuple(tests), target, options)
@@ -189,7 +196,23 @@ class Tracer:
             if word == "--src-type":
                 return lambda state: self._is_local(state.packet.source)
             return lambda state: self._is_local(state.packet.destination)
+        if word == "--match-set":
+            return lambda state: self._in_set(values[0], values[1].split(","), state.packet)
+        if word in _OF_VIRTUAL_SERVER:
+            number = _OF_VIRTUAL_SERVER.index(word)
+            return lambda state: self.virtual_server is not None and self.virtual_server[number] == values[0]
         return _TESTS[word](values)
+
+    def _in_set(self, name: str, directions: List[str], packet: Packet) -> bool:
+        held = self.sets.get(name, frozenset())
+        first, *_port, last = [packet.source if word == "src" else packet.destination for word in directions] * 2
+        if len(directions) == 1:
+            return first in held or str(packet.port) in held
+        frontend = f"{first},{packet.protocol}:{packet.port}"
+        if len(directions) == 2:
+            return frontend in held
+        networks = (each.rpartition(",")[2] for each in held if each.startswith(f"{frontend},"))
+        return any(_in_network(last, network) for network in networks)
 
 
 def _in_network(address: str, network: str) -> bool:
@@ -219,8 +242,12 @@ _VALUES = {
         ("--comment", "-s", "-d", "-i", "-p", "--dport", "--mode", "--probability", "--mark", "--ctstate"), 1
     ),
     **dict.fromkeys(("--src-type", "--dst-type", "--name", "--mask", "--seconds", "--nfacct-name"), 1),
-    **dict.fromkeys(("--rcheck", "--set", "--reap", "--rsource"), 0),
+    **dict.fromkeys(("--rcheck", "--set", "--reap", "--rsource", "--physdev-is-in"), 0),
+    **dict.fromkeys(("--vproto", "--vaddr", "--vport"), 1),
+    "--match-set": 2,
 }
+_OF_VIRTUAL_SERVER = ("--vproto", "--vaddr", "--vport")
+_OWN_TESTS = ("--src-type", "--dst-type", "--match-set", *_OF_VIRTUAL_SERVER)
 _TESTS: Dict[str, Callable[[List[str]], Callable[[_State], Union[bool, None]]]] = {
     "-s": lambda values: lambda state: _in_network(state.packet.source, values[0]),
     "-d": lambda values: lambda state: _in_network(state.packet.destination, values[0]),
@@ -231,4 +258,5 @@ _TESTS: Dict[str, Callable[[List[str]], Callable[[_State], Union[bool, None]]]] 
     "--mark": _mark,
     "--ctstate": _state,
     "--rcheck": lambda values: lambda state: False,
+    "--physdev-is-in": lambda values: lambda state: False,
 }

@@ -8,8 +8,7 @@ from __future__ import annotations
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import (
     with_draining,
-    with_excluded_real_servers,
-    with_excluded_servers,
+    with_excluded,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
@@ -77,10 +76,10 @@ def test_excluded_virtual_servers_and_their_real_servers_are_unchanged():
     networks = [network for network in map(parse_network, ("10.250.0.0/24", "fd00::/64")) if network]
     odd = VirtualServer("wlc", 1, 60, 24)
     observed = {external: odd, ours: odd, stale: odd}
-    desired = with_excluded_servers({ours: SETTINGS}, observed, networks)
+    desired = with_excluded({ours: SETTINGS}, observed, {ours}, networks)
     assert desired == {ours: SETTINGS, external: odd}
     observed_real = {real(external): RealServer(7, "tunnel"), real(ours): WANTED, real(stale): WANTED}
-    wanted = with_excluded_real_servers({real(ours, 2): WANTED}, observed_real, {ours}, networks)
+    wanted = with_excluded({real(ours, 2): WANTED}, observed_real, {ours}, networks)
     assert wanted == {real(ours, 2): WANTED, real(external): RealServer(7, "tunnel")}
-    assert with_excluded_servers({}, observed, ()) == {}
-    assert with_excluded_real_servers({}, observed_real, set(), ()) == {}
+    assert with_excluded({}, observed, (), ()) == {}
+    assert with_excluded({}, observed_real, (), ()) == {}
