@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ..base.errors import ConfigurationError
 from ..explain.target import parse_target
-from .options import STATUS, Options
+from .options import STATUS, Options, option
 from .result import UsageError
 
 #: For how many seconds ``explain --live`` follows packets at most.
@@ -31,41 +31,22 @@ def _end(text: str, destination: bool) -> Any:
     return parse_end(text, destination)
 
 
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target",
-        nargs="?",
-        type=partial(_argument, parse_target),
-        metavar="ADDRESS:PORT[/PROTOCOL]|SERVICE",
-        help="10.96.0.10:53/udp, or a Service: shop/web, shop/web:http, web.shop:80",
-    )
-    parser.add_argument(
-        "--from",
-        dest="source",
-        type=partial(_argument, partial(_end, destination=False)),
-        metavar="END",
-        help="a pod (shop/web) or an address, with :PORT for one flow; with a Service, the address of a client",
-    )
-    parser.add_argument(
-        "--to",
-        dest="destination",
-        type=partial(_argument, partial(_end, destination=True)),
-        metavar="END:PORT",
-        help="shop/db:5432/tcp, 10.0.0.1:80",
-    )
-    parser.add_argument("--why-not", action="store_true", help="show why each rule does not allow it")
-    parser.add_argument("--no-kernel", action="store_true", help="show only what is desired")
-    parser.add_argument(
-        "--live",
-        type=float,
-        nargs="?",
-        const=10.0,
-        metavar="SECONDS",
-        help="with --from and --to: follow packets, as root, for this time (10)",
-    )
+_TARGET_FORM = "ADDRESS:PORT[/PROTOCOL]|SERVICE"
+_TARGET_TEXT = "10.96.0.10:53/udp, or a Service: shop/web, shop/web:http, web.shop:80"
+_FROM_TEXT = "a pod (shop/web) or an address, with :PORT for one flow; with a Service, the address of a client"
+_LIVE_TEXT = "with --from and --to: follow packets, as root, for this time (10)"
+_FROM = partial(_argument, partial(_end, destination=False))
+_TO = partial(_argument, partial(_end, destination=True))
 
-
-EXPLAIN: Options = (_add, *STATUS)
+EXPLAIN: Options = (
+    option("target", nargs="?", type=partial(_argument, parse_target), metavar=_TARGET_FORM, help=_TARGET_TEXT),
+    option("--from", dest="source", type=_FROM, metavar="END", help=_FROM_TEXT),
+    option("--to", dest="destination", type=_TO, metavar="END:PORT", help="shop/db:5432/tcp, 10.0.0.1:80"),
+    option("--why-not", action="store_true", help="show why each rule does not allow it"),
+    option("--no-kernel", action="store_true", help="show only what is desired"),
+    option("--live", type=float, nargs="?", const=10.0, metavar="SECONDS", help=_LIVE_TEXT),
+    *STATUS,
+)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -75,8 +56,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError("explain: give either a Service, or both --from and --to")
     if arguments.target is not None and source is not None and (source.port or not source.address):
         raise UsageError("explain: with a Service, --from is the address of a client")
-    for option, given in (("--why-not", arguments.why_not), ("--live", arguments.live is not None)):
+    for name, given in (("--why-not", arguments.why_not), ("--live", arguments.live is not None)):
         if given and not connection:
-            raise UsageError(f"explain: {option} needs --from and --to")
+            raise UsageError(f"explain: {name} needs --from and --to")
     if arguments.live is not None and not 0 < arguments.live <= _LONGEST_LIVE:
         raise UsageError(f"explain: --live lasts at most {_LONGEST_LIVE} seconds")

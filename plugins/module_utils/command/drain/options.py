@@ -9,7 +9,7 @@ import argparse
 
 from ...base.durations import parse_duration
 from ...convergence.drain.record import DEFAULT_SECONDS, MOST_SECONDS
-from ..options import Options, add_control, add_drain_file, add_json, add_output
+from ..options import AddOption, Options, add_control, add_drain_file, add_json, add_output, option
 from ..result import UsageError
 
 DEADLINE_SECONDS, QUIET_SECONDS = 300.0, 30.0
@@ -22,28 +22,28 @@ def _duration(text: str) -> float:
     return seconds
 
 
-def _add(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("action", choices=["start", "status", "stop"], metavar="start|status|stop", help="what to do")
-    _add_duration(parser, "--for", "when the drain ends by itself", DEFAULT_SECONDS, dest="seconds")
-    add("--wait", action="store_true", help="wait until no external connection is left")
-    _add_duration(parser, "--deadline", "how long to wait; then exit with 5", DEADLINE_SECONDS)
-    _add_duration(parser, "--quiet", "how long no new connection must begin", QUIET_SECONDS)
-
-
-DRAIN: Options = (_add, add_control, add_drain_file, add_output, add_json)
-
-
-def _add_duration(parser: argparse.ArgumentParser, name: str, text: str, default: float, dest: str = "") -> None:
-    text = f"{text} (default: {_text(default)})"
-    dest = dest or name.strip("-")
-    parser.add_argument(name, dest=dest, type=_duration, default=None, metavar="DURATION", help=text)
-
-
 def _text(seconds: float) -> str:
     """Return a whole number of the largest unit that fits."""
     size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "m"), (1, "s")) if not seconds % size)
     return f"{seconds / size:g}{unit}"
+
+
+def _limit(name: str, text: str, default: float, dest: str = "") -> AddOption:
+    text = f"{text} (default: {_text(default)})"
+    return option(name, dest=dest or name.strip("-"), type=_duration, default=None, metavar="DURATION", help=text)
+
+
+DRAIN: Options = (
+    option("action", choices=["start", "status", "stop"], metavar="start|status|stop", help="what to do"),
+    _limit("--for", "when the drain ends by itself", DEFAULT_SECONDS, dest="seconds"),
+    option("--wait", action="store_true", help="wait until no external connection is left"),
+    _limit("--deadline", "how long to wait; then exit with 5", DEADLINE_SECONDS),
+    _limit("--quiet", "how long no new connection must begin", QUIET_SECONDS),
+    add_control,
+    add_drain_file,
+    add_output,
+    add_json,
+)
 
 
 def check(arguments: argparse.Namespace) -> None:

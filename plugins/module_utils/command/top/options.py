@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..options import Options, add_control, add_json, add_output, number
+from ..options import Options, add_control, add_json, add_output, numeric, option
 from ..result import UsageError
 
 #: Rows that fit a terminal of 24 lines.
@@ -15,17 +15,18 @@ DEFAULT_LIMIT = 20
 _LONGEST_INTERVAL = 3600.0
 
 
-def _add(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    text = "repeat, and show new connections, packets and bytes per second (every 1)"
-    add("--watch", "-w", type=float, nargs="?", const=1.0, metavar="SECONDS", help=text)
-    add("--namespace", "-n", default="", metavar="NAME", help="only the Services of this namespace")
-    text = f"the most ports of Services to show, 0 for all (default: {DEFAULT_LIMIT}, with JSON all)"
-    add("--limit", type=number("limit", int), default=None, metavar="N", help=text)
-    add("--endpoints", action="store_true", help="show the endpoints of each port as well")
+_WATCH_TEXT = "repeat, and show new connections, packets and bytes per second (every 1)"
+_LIMIT_TEXT = f"the most ports of Services to show, 0 for all (default: {DEFAULT_LIMIT}, with JSON all)"
 
-
-TOP: Options = (_add, add_control, add_output, add_json)
+TOP: Options = (
+    option("--watch", "-w", type=float, nargs="?", const=1.0, metavar="SECONDS", help=_WATCH_TEXT),
+    option("--namespace", "-n", default="", metavar="NAME", help="only the Services of this namespace"),
+    numeric("--limit", int, None, "N", _LIMIT_TEXT),
+    option("--endpoints", action="store_true", help="show the endpoints of each port as well"),
+    add_control,
+    add_output,
+    add_json,
+)
 
 
 def check(arguments: argparse.Namespace) -> None:
