@@ -16,6 +16,8 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.collection_loader._collection_finder import _get_collection_playbook_path
 from ansible.utils.vars import load_extra_vars
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import variable_names
 
 _COLLECTION = Path(__file__).resolve().parents[2]
@@ -24,6 +26,7 @@ _ARGUMENTS = {
     "facts": {"type": "list", "elements": "str", "default": []},
     "files": {"type": "list", "elements": "str", "default": []},
     "writes": {"type": "list", "elements": "str", "default": []},
+    "configuration": {"type": "list", "elements": "str", "default": []},
 }
 # What runs with any --tags, and does nothing by itself.
 _CHECKS = ("kubenode.proxy.role_variables", "ansible.builtin.validate_argument_spec", "meta", "ansible.builtin.meta")
@@ -77,11 +80,19 @@ class ActionModule(ActionBase):
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
         here = os.environ.get("PWD", "")
-        unusable = variable_names.unusable_files(
-            options["files"], options["writes"], lambda name: self._templar.template(task_vars.get(name)), here
-        )
+
+        def value_of(name: str) -> Any:
+            return self._templar.template(task_vars.get(name))
+
+        unusable = variable_names.unusable_files(options["files"], options["writes"], value_of, here)
         if unusable:
             return {**result, "failed": True, "msg": "; ".join(unusable)}
+        # Only now: the variables have the content of a file.
+        for configuration, of_node in zip(options["configuration"][::2], options["configuration"][1::2]):
+            try:
+                warnings.update(load(value_of(configuration), "", value_of(of_node)).warnings)
+            except ConfigurationError as error:
+                invalid.add(str(error))
         errors = [*sorted(invalid), *(item.text(owner) for item in misspelt if options["strict"])]
         if errors:
             return {**result, "failed": True, "msg": "; ".join(errors)}

@@ -49,6 +49,13 @@ options:
     type: list
     elements: str
     default: []
+  configuration:
+    description:
+      - The variable with the KubeProxyConfiguration of the host, and that with its NodeProxyConfiguration. Fails if the
+        agent would refuse them, in the same words, and shows its warnings.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Nothing is changed in any mode.

@@ -5,13 +5,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sys
-from typing import Any, Dict, List, NamedTuple
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple
 
 import pytest
 
+from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.lab import manifests
+from tests.lab.ansible_playbook import ansible_playbook
+from tests.lab.background import Background
+from tests.modules.harness import ROOT, Node
 
 COMMAND = [sys.executable, "-m", "ansible_collections.kubenode.proxy.plugins.module_utils.command.cli"]
 PORT = manifests.port(80)
@@ -68,14 +75,32 @@ INPUTS = {
 }
 
 
+def played(node: Node, playbook: str, *options: str, **variables: Any) -> List[str]:
+    """Run a playbook on the node, whose name is that of its Node, and return its errors and warnings."""
+    given = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False}
+    given.update(service_proxy_node_name="node-a", kernel_install_packages=False, kernel_unchangeable="warn")
+    hosts = node.scratch / "hosts.json"
+    hosts.write_text(json.dumps({"k8s_cluster": {"hosts": {"node": {**given, **variables}}}}))
+    words = [*ansible_playbook(), "-i", str(hosts), *options, f"kubenode.proxy.{playbook}"]
+    # Ansible breaks warnings where a line of the terminal ends.
+    done = node.run("env", "COLUMNS=10000", *words, check=False)
+    errors = re.findall(r"^fatal: .*FAILED! => (.*)", done.stdout, re.MULTILINE)
+    warnings = re.findall(r"^\[WARNING\]: (.*)", done.stdout + done.stderr, re.MULTILINE)
+    return [json.loads(error)["msg"] for error in errors] + warnings
+
+
 #: The others take the same ways.
 IN_FULL = ("nothing", "no such node", "table", "another file", "one page", "invalid annotation")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name in IN_FULL else name for name in INPUTS]
+    ("name", "roles"),
+    [
+        *(pytest.param(name, False, marks=[pytest.mark.full] if name in IN_FULL else []) for name in INPUTS),
+        *(pytest.param(name, True, marks=pytest.mark.full, id=f"{name}, roles") for name in INPUTS),
+    ],
 )
-def test_what_is_wrong_with_the_input_is_said_in_the_same_words(node, tmp_path, name):
+def test_what_is_wrong_with_the_input_is_said_in_the_same_words(node, tmp_path, name, roles):
     given = INPUTS[name]
     path = tmp_path / "snapshot.json"
     path.write_text(json.dumps(given.snapshot))
@@ -98,10 +123,19 @@ def test_what_is_wrong_with_the_input_is_said_in_the_same_words(node, tmp_path, 
     for command, words in commands.items():
         done = node.run("env", "PYTHONPATH=collections", *COMMAND, *words, *options, check=False)
         said[command] = f"{done.stdout}{done.stderr}".splitlines()
+    if roles:
+        given_file = {"service_proxy_snapshot": str(path), "service_proxy_mode": "nftables"}
+        said["role"] = played(node, "converge", "--check", **given_file)
+        if given.warns != "all":
+            said["comparison"] = played(node, "verify", **given_file)
+    same_line(said, given.line)
+
+
+def same_line(said: Dict[str, List[str]], part: str) -> None:
+    """Check that each way says one and the same line with this part; commands put the program's name before it."""
     lines = {}
     for way, texts in said.items():
-        # Commands put the program's name before a line.
-        own = [text[text.index(given.line) :] for text in texts if given.line in text]
+        own = [text[text.index(part) :].rstrip('"') for text in texts if part in text]
         assert own, (way, texts)
         lines[way] = own[0]
     assert len(set(lines.values())) == 1, lines
@@ -126,16 +160,39 @@ CONFIGURATIONS = {
 }
 
 
+@contextlib.contextmanager
+def agent(node: Node, path: Path) -> Iterator[List[str]]:
+    """Have an agent run on the node, to which no API server answers; yield the options with which it is asked."""
+    scratch = node.scratch
+    path.write_text(f"{HEADER}mode: nftables\n{NODE_PROXY}staticServices: {{directory: {scratch}/none}}\n")
+    authority = make_certificates(scratch / "tls").authority
+    kubeconfig = write_kubeconfig(scratch / "kubeconfig", "https://127.0.0.1:1", authority, "token")
+    control = ["--control", str(scratch / "agent.sock")]
+    words = ["run", "--config", str(path), "--kubeconfig", str(kubeconfig), "--node-name", "node-a", *control]
+    words += ["--state-directory", str(scratch / "run"), "--cache", str(scratch / "cache")]
+    words += ["--drain-file", str(scratch / "drain")]
+    command = [*node.enter(ROOT), "env", "PYTHONPATH=collections", *COMMAND, *words]
+    with Background(command, ready=lambda _process: (scratch / "agent.sock").exists(), log=scratch / "log"):
+        yield control
+
+
 @pytest.mark.parametrize(
     "name",
     [name if name == "mode" else pytest.param(name, marks=pytest.mark.full) for name in CONFIGURATIONS],
 )
 def test_what_is_wrong_with_the_configuration_is_said_in_the_same_words(node, tmp_path, name):
-    """By the start of the agent, the check before that, and commands; a warning by all of them as well."""
+    """By the start of the agent, the check before that, its reload, and commands; a warning by all of them as well."""
     text, line = CONFIGURATIONS[name]
     path = tmp_path / "configuration.yaml"
-    if text:
-        path.write_text(text)
+    said: Dict[str, str] = {}
+    with agent(node, path) as control:
+        path.unlink()
+        if text:
+            path.write_text(text)
+        reloaded = node.run("env", "PYTHONPATH=collections", *COMMAND, "reload", *control, check=False)
+        assert reloaded.returncode == 1
+        said["reload"] = reloaded.stderr
+        said["log of the agent"] = (node.scratch / "log").read_text().replace('\\"', '"')
     snapshot = tmp_path / "snapshot.json"
     snapshot.write_text(json.dumps(listed(*web(), NODE)))
     options = ["--config", str(path), "--snapshot", str(snapshot), "--node-name", "node-a"]
@@ -156,10 +213,24 @@ def test_what_is_wrong_with_the_configuration_is_said_in_the_same_words(node, tm
         "status": ["status", *options],
         "explain": ["explain", "default/web", *options],
     }
-    lines = {}
     for way, words in ways.items():
         done = node.run("env", "PYTHONPATH=collections", "timeout", "15", *COMMAND, *words, check=False)
-        said = [each for each in f"{done.stdout}{done.stderr}".splitlines() if line in each]
-        assert said, (way, done.stdout, done.stderr)
-        lines[way] = said[0][said[0].index(line) :].rstrip('"')
-    assert len(set(lines.values())) == 1, lines
+        said[way] = f"{done.stdout}{done.stderr}"
+    same_line({way: given.splitlines() for way, given in said.items()}, line)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name != "missing"])
+def test_roles_say_what_is_wrong_with_the_configuration_before_they_change_anything(node, tmp_path, name):
+    text, line = CONFIGURATIONS[name]
+    path, snapshot = tmp_path / "configuration.yaml", tmp_path / "snapshot.json"
+    path.write_text(text)
+    snapshot.write_text(json.dumps(listed(*web(), NODE)))
+    checked = node.run("env", "PYTHONPATH=collections", *COMMAND, "check-configuration", str(path), check=False)
+    said = {"check-configuration": checked.stderr.splitlines()}
+    given = {"agent_configuration_file": str(path), "service_proxy_snapshot": str(snapshot)}
+    for playbook in ("converge", "verify", "agent"):
+        said[playbook] = played(node, playbook, **given, agent_kubeconfig=str(snapshot))
+    same_line(said, line)
+    left = "/etc/kubenode-proxy /etc/modules-load.d /etc/sysctl.d /usr/local/lib/kubenode-proxy /var/lib/kubenode-proxy"
+    assert node.run("sh", "-c", f"find {left} -type f 2>/dev/null", check=False).stdout == ""

@@ -15,8 +15,10 @@ from errno import EISDIR
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set
 
+from ..base.errors import ConfigurationError
 from ..base.ranges import out_of_range
 from ..base.whole_files import check_room
+from ..configuration.documents import parse_documents
 
 #: What does not have the variables that the two functions for a whole run return.
 OWNER = "this collection"
@@ -42,23 +44,6 @@ _PRECEDENCE = {
         "service_proxy_ipvs_filter_backend",
         "service_proxy_node_configuration",
     ),
-}
-_SWITCHES = """drain_cut drain_verify migrate_agent migrate_manage_kube_proxy migrate_remove_rule
-    proxy_prepare_kernel proxy_report_live rollback_accept_loss verify_traffic"""
-_PROBE: Dict[str, Any] = {
-    "host": {"required": True},
-    "port": {"type": "int", "required": True},
-    "timeout": {"type": "int"},
-}
-# Variables of the playbooks that are no text. Those of the roles are in their argument_specs.
-_OF_PLAYBOOKS: Dict[str, Dict[str, Any]] = {
-    **{name: {"type": "bool"} for name in _SWITCHES.split()},
-    **{name: {"type": "int"} for name in ("drain_agent_timeout", "migrate_wait_timeout")},
-    **{name: {"type": "float"} for name in ("proxy_max_fail_percentage", "proxy_report_stale_after")},
-    "migrate_configuration": {"choices": ["compare", "kube-proxy", "own"]},
-    "migrate_direction": {"choices": ["forward", "back"]},
-    "migrate_probes": {"type": "list", "elements": "dict", "options": _PROBE},
-    "proxy_serial": {"type": "raw"},
 }
 
 
@@ -112,7 +97,7 @@ def number_options(role: Path) -> Dict[str, Dict[str, Any]]:
 
 def options_of(collection: Path) -> Dict[str, Dict[str, Any]]:
     """Return the options of all roles and playbooks by name, as Ansible describes arguments."""
-    found = dict(_OF_PLAYBOOKS)
+    found = dict(_read(collection / "meta" / "playbook_options.yml"))
     for path in sorted((collection / "roles").glob("*/meta/argument_specs.yml")):
         found.update(_role_options(path.parents[1]))
     return found
@@ -208,7 +193,8 @@ def unusable_files(
 ) -> List[str]:
     """Return a line for each variable that names a file that cannot be read, or one of ``written`` that cannot be made.
 
-    Also for variables that name a file and an API server as the source of the cluster's state.
+    Also for the file of a configuration that is none, in the words of the agent, and for variables that name a file and
+    an API server as the source of the cluster's state.
 
     ``files``: their names, those of directories with a slash at the end, those of absolute paths with one at the start.
     ``value_of``: returns the value of a variable; ``here``: the directory to which relative paths refer.
@@ -236,9 +222,13 @@ def unusable_files(
             elif value and item.endswith("/"):
                 next(path.iterdir(), None)
             elif value:
-                path.open("rb").close()
+                content = path.read_bytes()
+                if name == "agent_configuration_file":
+                    parse_documents(content, [])
         except OSError as error:
             found.append(f"{name}: {path} on the controller cannot be {verb}: {error.strerror}")
+        except ConfigurationError as error:
+            found.append(f"{path}: {error}")
     return found
 
 
