@@ -1,14 +1,30 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run kubenode.proxy.node_programs, the first module on a node, and name a Python that cannot run modules."""
+"""Run kubenode.proxy.node_programs, the first module on a node, for one run of Ansible at a time.
+
+It names a Python that cannot run modules.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 from typing import Any, Dict, Optional
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import is_running
+
+_RECORD = "/run/kubenode-run"
+# Two runs at once would leave files of one with a unit of the other. A file names the run, since no lock outlives a
+# task. The lock on the directory, during a change of the file, leaves nothing.
+_END = f'[ "$(cat {_RECORD})" != "$0" ] || rm {_RECORD}'
+_TAKE = (
+    f'find {_RECORD} -mmin +60 -delete 2>/dev/null; [ "$(cat {_RECORD} 2>/dev/null)" != "$1" ] || rm {_RECORD}; '
+    f'[ -e {_RECORD} ] || echo "$0" >{_RECORD} || exit; cat {_RECORD}'
+)
 
 
 class ActionModule(ActionBase):
@@ -19,12 +35,17 @@ class ActionModule(ActionBase):
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         """Return the result of the task."""
         result: Dict[str, Any] = super().run(tmp, task_vars)
+        turn = self._task.args.get("turn")
         try:
-            found = self._execute_module(task_vars=task_vars)
+            # What ends the turn of a run is no module, for speed.
+            found = {} if turn == "end" else self._execute_module(task_vars=task_vars)
         except AnsibleConnectionFailure:
             raise
         except AnsibleError as error:
             found = {"failed": True, "msg": str(error)}
+        if not found.get("failed") and turn in ("take", "end") and not self._task.check_mode:
+            error = self._change_turn(_TAKE if turn == "take" else _END)
+            found = {"failed": True, "msg": error, "error_kind": "preflight"} if error else {**found, "taken": True}
         if not found.get("failed") or "error_kind" in found or "invocation" in found:
             return {**result, **found}
         # Not a failure of the module. Ansible's own words differ between its versions.
@@ -39,6 +60,27 @@ class ActionModule(ActionBase):
         problem = f"{host}: the Python of this host cannot run modules: {said[-1]}"
         remedy = "install Python 3.9 or later, or set ansible_python_interpreter to it"
         return {**result, "failed": True, "msg": f"{problem}; {remedy}", "error_kind": "python"}
+
+    def _change_turn(self, script: str) -> str:
+        """Record that this run changes the host, or that it does no more; return an error if another run does.
+
+        Every task is a child of the process that the run is. One that was killed here is known to have ended.
+        """
+        here, ended = os.uname().nodename, ""
+        run = f"{os.getppid()} {here}"
+        while True:
+            words = " ".join(map(shlex.quote, (script, run, ended)))
+            done = self._low_level_execute_command(f"flock /run sh -c {words}", sudoable=True)
+            holder = done["stdout"].strip()
+            process, _blank, place = holder.partition(" ")
+            if done["rc"]:
+                return f"{_RECORD} cannot be written: {done['stderr'].strip()}"
+            if holder in ("", run):
+                return ""
+            if ended or place != here or is_running(process):
+                problem = f"{_RECORD}: another run of Ansible changes this node: process {process} on {place}"
+                return f"{problem}; run this again when it has ended, or remove the file if it was killed"
+            ended = holder
 
     def _why_not_become(self) -> str:
         """Return why the host refuses to become another user, with which Ansible runs modules; empty if it does not."""

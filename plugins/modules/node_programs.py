@@ -45,12 +45,8 @@ options:
         not exist and could not be written, for example on a file system that is read-only or full.
     type: dict
     default: {}
-  room:
-    description: The size of each of these files in bytes.
-    type: int
-    default: 4096
   sizes:
-    description: The sizes of single files among O(writes) in bytes, by their paths.
+    description: The sizes of files among O(writes) in bytes, by their paths; others have 4096.
     type: dict
     default: {}
   version_file:
@@ -70,9 +66,23 @@ options:
         3.9.
     type: dict
     default: {}
+  turn:
+    description:
+      - V(take) records in C(/run/kubenode-run) that this run of Ansible changes the node, and fails if another run
+        does; V(end) records that it does no more, and checks nothing. The record of a run that was killed is ignored if
+        that was on this controller, and after an hour.
+      - Two runs at once would leave files of one with a unit of the other. Check mode records nothing.
+    type: str
+    choices: [none, take, end]
+    default: none
+  lock_timeout:
+    description:
+      - Fail if a convergence would, because the agent runs, or because another convergence does not end within this
+        number of seconds. Not in check mode.
+    type: float
 attributes:
   check_mode:
-    description: Nothing is changed in any mode.
+    description: Nothing is changed in any mode, except who may change the node next.
     support: full
   diff_mode:
     description: Nothing is changed.
@@ -111,6 +121,11 @@ missing:
   elements: str
   returned: success
   sample: [ip6tables]
+taken:
+  description: Whether O(turn) is V(take). The task fails if another run changes the node.
+  type: bool
+  returned: success
+  sample: true
 error_kind:
   description: The kind of failure, V(python), V(preflight), V(kernel) or V(configuration).
   type: str
@@ -131,6 +146,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
     os_errors,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.whole_files import check_room
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import (
+    DEFAULT_DIRECTORY,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import read_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import run as execute
@@ -154,12 +173,12 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
                 reasons.append(f"{variable}: {error}" if variable else str(error))
     if reasons:
         raise PreflightError("; ".join(reasons))
-    found: Dict[str, str] = {}
-    for name in module.params["names"]:
-        path = find_program(name)
-        if path:
-            found[name] = path
-    missing = [name for name in module.params["names"] if name not in found]
+    if module.params["lock_timeout"] is not None and not module.check_mode:
+        with ConvergenceLock(DEFAULT_DIRECTORY, module.params["lock_timeout"]):
+            pass
+    paths = {name: find_program(name) for name in module.params["names"]}
+    found = {name: path for name, path in paths.items() if path}
+    missing = [name for name, path in paths.items() if not path]
     return {"changed": False, "found": found, "missing": missing}
 
 
@@ -167,7 +186,7 @@ def _check_written(path: str, parameters: Dict[str, Any]) -> None:
     """Raise KernelError if a file could not be written; one that exists and may stay as it is could."""
     with os_errors(KernelError, f"{path} cannot be written"):
         if not os.path.exists(path) or _is_upgrade(parameters):
-            check_room(path, int(parameters["sizes"].get(path, parameters["room"])))
+            check_room(path, int(parameters["sizes"].get(path, 4096)))
 
 
 def _is_upgrade(parameters: Dict[str, Any]) -> bool:
@@ -197,12 +216,13 @@ _OPTIONS = {
     "exclusive": {"type": "bool", "default": False},
     "ignore_findings": {"type": "list", "elements": "str", "default": []},
     "writes": {"type": "dict", "default": {}},
-    "room": {"type": "int", "default": 4096},
     "sizes": {"type": "dict", "default": {}},
     "version_file": {"type": "path"},
     "version": {"type": "str", "default": ""},
     "reads": {"type": "dict", "default": {}},
     "pythons": {"type": "dict", "default": {}},
+    "turn": {"type": "str", "choices": ["none", "take", "end"], "default": "none"},
+    "lock_timeout": {"type": "float"},
 }
 
 

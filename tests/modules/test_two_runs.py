@@ -1,7 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two runs that change one node at the same moment: it ends with what one of them declares, nothing of the other."""
+"""Two runs that change one node at the same moment: it ends with what one of them declares, nothing of the other.
+
+tests/systemd/test_two_playbooks.py has whole playbooks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 
 from tests.lab.cluster import SNAPSHOT
 from tests.modules.file_faults import CONFIGURATION
-from tests.modules.harness import Node
+from tests.modules.harness import Node, Task
 
 ROUNDS = 20
 FILE = "/etc/sysctl.d/50-web.conf"
@@ -58,3 +61,28 @@ def test_services_are_those_of_one_convergence(node: Node) -> None:
     tasks = [{"snapshot": str(path), "configuration": CONFIGURATION, **common} for path in (SNAPSHOT, fewer)]
     look = "nft -s list table ip kube-proxy | tr -d ' \\t' | tr ',' '\\n' | sort; cat /run/kubenode-proxy/ledger.json"
     at_once(node, "service_proxy", tasks, look, 1.0)
+
+
+RECORD = "/run/kubenode-run"
+
+
+def shell(script: str) -> Task:
+    return {"ansible.builtin.shell": {"cmd": script}, "changed_when": False}
+
+
+def test_one_run_of_ansible_changes_a_node_at_a_time(node: Node) -> None:
+    take, end = ({"kubenode.proxy.node_programs": {"names": [], "turn": turn}} for turn in ("take", "end"))
+    look = shell(f"cat {RECORD} 2>/dev/null || echo nobody")
+    found = node.play(
+        *(shell(f"echo 1 elsewhere >{RECORD}"), take, end, look),
+        *({**take, "check_mode": True}, look),
+        # No process has this number.
+        *(shell(f'echo 4194305 "$(uname -n)" >{RECORD}'), take, take, look, end, look),
+        *(shell(f"echo 1 elsewhere >{RECORD}; touch -d '61 minutes ago' {RECORD}"), take, end, look),
+    )
+    held = f"{RECORD}: another run of Ansible changes this node: process 1 on elsewhere; "
+    assert found[1]["msg"] == held + "run this again when it has ended, or remove the file if it was killed"
+    for number, holder in ((3, "1 elsewhere"), (5, "1 elsewhere"), (11, "nobody"), (15, "nobody")):
+        assert found[number]["stdout"] == holder, (number, found[number])
+    assert found[9]["stdout"].split()[0] != "4194305"
+    assert all(not found[number].get("failed") for number in (2, 4, 7, 8, 10, 13, 14)), found

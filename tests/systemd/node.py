@@ -221,7 +221,23 @@ def run_playbook(
     command line that runs Ansible elsewhere, in a network namespace for example. Fails if the run does, or, with
     ``failing``, if it does not.
     """
-    scratch = nodes[0].scratch
+    run = begin_playbook(nodes, playbook, variables, of_hosts, *options, enter=enter)
+    output, errors = run.communicate()
+    if bool(run.returncode) is not failing:
+        raise AssertionError(f"status {run.returncode}: {output[-3000:]}{errors[-2000:]}{nodes[0].journal()}")
+    return {node.name: recap(node.name, output) for node in nodes}
+
+
+def begin_playbook(
+    nodes: Sequence[Node],
+    playbook: str,
+    variables: Mapping[str, Any],
+    of_hosts: Mapping[str, Mapping[str, Any]],
+    *options: str,
+    enter: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """Start a playbook in a session of its own, with pipes for its output; see :func:`run_playbook`."""
+    scratch = Path(tempfile.mkdtemp(dir=nodes[0].scratch))
     hosts = {
         node.name: {"ansible_connection": "container", "ansible_host": str(node.pid), **of_hosts.get(node.name, {})}
         for node in nodes
@@ -235,7 +251,7 @@ def run_playbook(
         **image.environment(),
         "ANSIBLE_COLLECTIONS_PATH": str(collection()),
         "ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"),
-        "ANSIBLE_HOME": str(scratch / "ansible"),
+        "ANSIBLE_HOME": str(nodes[0].scratch / "ansible"),
         "ANSIBLE_LOCAL_TEMP": str(scratch / "local"),
         "ANSIBLE_PIPELINING": "1",
         "ANSIBLE_NOCOLOR": "1",
@@ -247,15 +263,19 @@ def run_playbook(
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [*enter, *ansible_playbook(), "-i", str(inventory), "--diff", *options, playbook]
-    done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
-    if bool(done.returncode) is not failing:
-        raise AssertionError(
-            f"status {done.returncode}: {done.stdout[-3000:]}{done.stderr[-2000:]}{nodes[0].journal()}"
-        )
-    return {node.name: _recap(node.name, done.stdout) for node in nodes}
+    return subprocess.Popen(
+        command,
+        env=environment,
+        cwd=nodes[0].scratch,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
-def _recap(name: str, output: str) -> Recap:
+def recap(name: str, output: str) -> Recap:
+    """Return the recap of a node in the output of a playbook."""
     line = next(line for line in output.rsplit("PLAY RECAP", 1)[1].splitlines() if line.startswith(f"{name} "))
     counts = dict(word.split("=") for word in line.split(" : ", 1)[1].split())
     changed, task = [], ""

@@ -119,7 +119,7 @@ class ConvergenceLock:
             # Otherwise the file has the name of an earlier holder: the present one is another program.
             if process in others:
                 others = {}
-            if not others and holder == AGENT and not self._outlasts_agent and _is_running(process):
+            if not others and holder == AGENT and not self._outlasts_agent and is_running(process):
                 raise KernelError(
                     f"{self._path}: held by process {process}: {holder} of this node is running and programs the node "
                     "until it is stopped"
@@ -153,8 +153,8 @@ def task_lock(directory: str) -> Iterator[None]:
             lock.remove()
 
 
-def _is_running(process: str) -> bool:
-    """Return whether a process with that ID exists; the text is from the file, so it may be anything."""
+def is_running(process: str) -> bool:
+    """Return whether a process with that ID exists; the text is from a file, so it may be anything."""
     try:
         os.kill(int(process), 0)
     except PermissionError:
