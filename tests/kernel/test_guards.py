@@ -192,6 +192,20 @@ def test_the_node_with_the_address_of_the_host_is_named(tmp_path):
     assert "Node worker-1 has this host's address 192.0.2.11: set node_name" in reason
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_name_of_the_node_of_another_host_is_refused(tmp_path, mode):
+    """One name for all hosts, in group_vars for example, would make the pods of that Node local everywhere."""
+    other = {"kind": "Node", "metadata": {"name": "worker-2"}}
+    other["status"] = {"addresses": [{"type": "InternalIP", "address": "192.0.2.12"}]}
+    state = ClusterState.from_objects([service(1), *slices(1), NODE, other])
+    assert run(tmp_path, mode, state, node_name="worker-2").warnings == run(tmp_path, mode, state).warnings
+    subprocess.run(["ip", "address", "add", "192.0.2.11/32", "dev", "lo"], check=True)
+    reason = refusal(tmp_path, mode, state, node_name="worker-2")
+    assert "Node worker-2 has no address of this host; Node worker-1 has this host's address 192.0.2.11: set" in reason
+    subprocess.run(["ip", "address", "add", "192.0.2.12/32", "dev", "lo"], check=True)
+    assert not any("[node]" in item for item in run(tmp_path, mode, state, node_name="worker-2").warnings)
+
+
 def test_a_host_outside_the_cluster_needs_no_node(tmp_path):
     objects = [service(1), *slices(1)]
     for state in (ClusterState.from_objects(objects), cluster(1, 1)):

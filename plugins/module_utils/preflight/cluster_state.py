@@ -55,8 +55,8 @@ def completeness_findings(
     ]
 
 
-def _likely_node(nodes: Mapping[str, Node], host: Host) -> str:
-    """Return which Node is probably meant and what it has in common with the host, or empty text."""
+def _node_of_name(nodes: Mapping[str, Node], host: Host) -> str:
+    """Return which Node is probably meant by the host's names and why, or empty text."""
     names = {name.strip().lower() for name in (host.node_name, *host.host_names) if name.strip()}
     short = {name.partition(".")[0] for name in names}
     by_name = [name for name in nodes if name in names or name.partition(".")[0] in short]
@@ -65,27 +65,33 @@ def _likely_node(nodes: Mapping[str, Node], host: Host) -> str:
     by_label = [node.name for node in nodes.values() if node.hostname and node.hostname.lower() in names | short]
     if len(by_label) == 1:
         return f"Node {by_label[0]} has this host's name in its label kubernetes.io/hostname"
-    by_address = [
-        (node.name, address)
-        for node in nodes.values()
-        for address in (*node.internal_ips, *node.external_ips)
-        if address in host.addresses
-    ]
-    if len({name for name, _address in by_address}) == 1:
-        return "Node {} has this host's address {}".format(*by_address[0])
     return ""
 
 
-def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
-    """Return an error if no Node of the cluster has the host's node name; it suggests the Node that is probably meant.
+def _node_of_address(nodes: Mapping[str, Node], host: Host) -> str:
+    """Return the name of the only Node with an address of the host, or empty text."""
+    names = [node.name for node in nodes.values() if not set(node.addresses).isdisjoint(host.addresses)]
+    return names[0] if len(names) == 1 else ""
 
-    Without a Node no endpoint is local, so the host would drop traffic of policy Local.
+
+def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
+    """Return an error if the host's node name is that of no Node, or of another host; it suggests the right one.
+
+    Without a Node no endpoint is local, and with that of another host the wrong ones are: the host would drop traffic
+    of policy Local.
     """
-    if host.node_name in cluster.nodes or not cluster.nodes:
+    owner = _node_of_address(cluster.nodes, host)
+    is_named = host.node_name in cluster.nodes
+    if not cluster.nodes or (is_named and owner in ("", host.node_name)):
         return []
+    likely = "" if is_named else _node_of_name(cluster.nodes, host)
+    if owner and not likely:
+        address = next(address for address in cluster.nodes[owner].addresses if address in host.addresses)
+        likely = f"Node {owner} has this host's address {address}"
     listed = some_of(sorted(cluster.nodes), _NAMED)
     what = f"no Node is named {host.node_name} (the cluster state has {listed})"
-    likely = _likely_node(cluster.nodes, host)
+    if is_named:
+        what = f"Node {host.node_name} has no address of this host"
     if likely:
         return [Finding(NODE, ERROR, f"{what}; {likely}", "set node_name (role: service_proxy_node_name) to its name")]
     remedy = (
