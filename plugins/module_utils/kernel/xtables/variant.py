@@ -118,7 +118,8 @@ class Survey:
         prefix = _PREFIX[family]
         found: Dict[str, _Programs] = {}
         default = ""
-        for name in (prefix, f"{prefix}-{LEGACY}", f"{prefix}-{NFT}"):
+        # Alternatives can make the plain names another variant at any time, while rules stay where they are.
+        for name in (f"{prefix}-{LEGACY}", f"{prefix}-{NFT}", prefix):
             main = find_program(name)
             save, restore = find_program(f"{name}-save"), find_program(f"{name}-restore")
             if not main:
