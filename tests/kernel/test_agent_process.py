@@ -344,6 +344,18 @@ def test_reload_applies_a_changed_node_name(one_node):
     node.store.put(other)
     wait_for(lambda: json.loads(node.fetch("/healthz", node.health_port))["nodeEligible"] is True, 30.0)
     assert node.differences()["changed"] is False
+    # Of no Node: endpoints on this node are not local, and the status says so until there is one.
+    node.write_configuration(hostnameOverride="absent")
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: node.status().get("node") == "absent", 30.0)
+    (caution,) = node.status()["ignored"]
+    assert caution.startswith("no Node is named absent (the cluster state has none)"), caution
+    assert f"caution:    {caution}" in node.run("status", "--control", str(node.scratch / "agent.sock")).stdout
+    node.store.put({**other, "metadata": {"name": "absent"}})
+    wait_for(lambda: node.status()["ignored"] == [], 30.0)
+    node.write_configuration(hostnameOverride="node2")
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: node.status().get("node") == "node2", 30.0)
     node.stop_api()
     node.write_configuration(hostnameOverride="node3")
     node.process.send_signal(signal.SIGHUP)

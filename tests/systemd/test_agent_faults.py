@@ -181,14 +181,16 @@ def test_upgrade_keeps_the_dataplane_and_all_connections(members, installed):
 
 
 def test_alternatives_of_iptables_do_not_lead_the_agent_elsewhere(members, installed):
-    """The agent goes on in the variant with its chains when the plain names of the programs become the other one."""
+    """The agent stays in the variant with its chains when the plain names of the programs become the other one."""
     node, cluster, _before = members["iptables"]
     pairs = [(program, variant) for variant in ("legacy", "nft") for program in ("iptables", "ip6tables")]
     for address, switched in (("10.96.0.31", pairs[:2]), ("10.96.0.32", pairs[2:])):
         for program, variant in switched:
             node.run("update-alternatives", "--set", program, f"/usr/sbin/{program}-{variant}")
         cluster.store.put(service("switched", address))
-        wait_for(lambda wanted=address: f"-d {wanted}/32" in node.output("iptables-nft-save"), what=f"rules of {address}")
+        wait_for(
+            lambda wanted=address: f"-d {wanted}/32" in node.output("iptables-nft-save"), what=f"rules of {address}"
+        )
     assert "KUBE-" not in node.output("iptables-legacy-save")
     cluster.store.delete("Service", "default", "switched")
 

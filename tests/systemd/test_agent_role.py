@@ -254,10 +254,11 @@ def test_a_configuration_that_the_agent_cannot_apply_fails_the_role_until_it_can
     ("wrong", "reason"),
     [
         ({"agent_kubeconfig": "/nope"}, "agent_kubeconfig: /nope on the controller cannot be read: No such file"),
+        ({"agent_kubeconfig": "/etc/hostname"}, "agent_kubeconfig: /etc/hostname: is not a valid kubeconfig: "),
         ({"agent_python": "/nope"}, "agent_python: /nope: cannot be run: No such file"),
     ],
 )
-def test_a_file_that_does_not_exist_is_named_before_anything_is_written(node, installed, variables, wrong, reason):
+def test_a_file_that_cannot_be_used_is_named_before_anything_is_written(node, installed, variables, wrong, reason):
     other = {**variables, "agent_configuration": {"mode": "iptables"}, **wrong}
     result = node.role("agent", other, failing=True)
     assert reason in result.output and result.changed == 0

@@ -106,6 +106,7 @@ def _status_lines(document: AgentStatus) -> List[str]:
         count = f"{check['failures']} failed in a row" if check["failures"] else f"{check['checks']} checks"
         lines.append(f"check:      {check['service']} {check['endpoint']}: {state} ({count}{error})")
     lines += [f"port:       {line}, retrying" for line in document.get("closedPorts", ())]
+    lines += [f"caution:    {line}" for line in document.get("ignored", ())]
     lines += [f"unchecked:  {line}" for line in document.get("unchecked", ())]
     lines += _named("skipped:    ", document["refused"], document.get("refusedCount", 0))
     lines += _named("failed:     ", document.get("failed", []), document.get("failedCount", 0))

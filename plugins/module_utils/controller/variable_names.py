@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 from ..base.errors import ConfigurationError
 from ..base.ranges import out_of_range
 from ..base.whole_files import check_room
+from ..cluster.api.access.kubeconfig import read_choice
 from ..configuration.documents import parse_documents
 
 #: What does not have the variables that the two functions for a whole run return.
@@ -225,10 +226,13 @@ def unusable_files(
                 content = path.read_bytes()
                 if name == "agent_configuration_file":
                     parse_documents(content, [])
+                elif name == "agent_kubeconfig":
+                    read_choice(str(path))
         except OSError as error:
             found.append(f"{name}: {path} on the controller cannot be {verb}: {error.strerror}")
         except ConfigurationError as error:
-            found.append(f"{path}: {error}")
+            # The second file is named already.
+            found.append(f"{path if name == 'agent_configuration_file' else name}: {error}")
     return found
 
 

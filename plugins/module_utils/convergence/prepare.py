@@ -45,8 +45,11 @@ def _incomplete(request: Request) -> List[Finding]:
 
 
 def missing_node(request: Request, view: NodeView) -> List[Finding]:
-    """Return a finding if the cluster has no Node of this host although it should have one."""
-    if request.needs_no_node:
+    """Return a finding if the cluster has no Node of this host although it should have one.
+
+    An agent may read only the Node of its own name. Otherwise the lack of all Nodes is an incomplete cluster state.
+    """
+    if request.needs_no_node or not (request.agent or request.cluster.nodes):
         return []
     host = Host(view.name, (os.uname().nodename,), {address for _interface, address in view.addresses})
     return node_findings(request.cluster, host)
@@ -58,7 +61,7 @@ def rendering_warnings(request: Request, node_name: str) -> List[str]:
     They refuse nothing, since nothing is programmed.
     """
     findings = _incomplete(request) if request.whole_cluster else []
-    if not request.needs_no_node:
+    if not request.needs_no_node and request.cluster.nodes:
         findings += node_findings(request.cluster, Host(node_name, (), request.node_addresses))
     return judge([finding._replace(severity=WARNING) for finding in findings], request.ignore_findings)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from ..base.addresses import family_of, without_brackets
+from ..base.addresses import family_of
 from ..base.errors import ProxyError, UnknownDestination
 from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
@@ -15,7 +15,7 @@ from ..convergence.modes.mode import Mode
 from ..serviceports.service_ports import cluster_ip_of
 from .explain import ExplainedFamily, explain
 from .flows import FlowExplainer, Kernel
-from .policy import PolicyExplainer, Resolved, service_endpoints, service_target
+from .policy import PolicyExplainer, Resolved, resolved, service_endpoints, service_target
 from .target import PROTOCOLS, Destination, End
 
 Policies = Callable[[Sequence[Resolved]], PolicyExplainer]
@@ -123,10 +123,5 @@ def _cluster_ips(subject: Subject, end: End) -> Iterator[str]:
 
 def _chosen(flows: Sequence[Dict[str, Any]]) -> List[Resolved]:
     """Return the endpoints that the flows may reach."""
-    found: Dict[Resolved, None] = {}
-    for flow in flows:
-        for item in flow["endpoints"]:
-            if item["chosen"]:
-                address, _colon, port = item["endpoint"].rpartition(":")
-                found[Resolved(without_brackets(address), int(port), flow["protocol"], flow["service"])] = None
-    return list(found)
+    chosen = ((item["endpoint"], flow) for flow in flows for item in flow["endpoints"] if item["chosen"])
+    return list(dict.fromkeys(resolved(endpoint, flow["protocol"], flow["service"]) for endpoint, flow in chosen))

@@ -37,6 +37,12 @@ class Resolved(NamedTuple):
     via: str = ""
 
 
+def resolved(endpoint: str, protocol: str, service: str) -> Resolved:
+    """Return what an endpoint of a Service, ADDRESS:PORT, is to network policies."""
+    address, _colon, port = endpoint.rpartition(":")
+    return Resolved(without_brackets(address), int(port), protocol, service)
+
+
 def service_target(end: End) -> Target:
     """Return the target of a destination that is a Service."""
     protocol = "" if end.protocol not in SERVICE_PROTOCOLS else end.protocol
@@ -47,13 +53,8 @@ def service_target(end: End) -> Target:
 
 def service_endpoints(explained: Explained) -> List[Resolved]:
     """Return the endpoints to which connections to a Service are sent."""
-    found: Dict[Resolved, None] = {}
-    for item in explained.found:
-        for verdict in item.endpoints:
-            if verdict.chosen:
-                address, _colon, port = verdict.endpoint.rpartition(":")
-                found[Resolved(without_brackets(address), int(port), item.protocol, item.service)] = None
-    return list(found)
+    chosen = ((verdict.endpoint, item) for item in explained.found for verdict in item.endpoints if verdict.chosen)
+    return list(dict.fromkeys(resolved(endpoint, item.protocol, item.service) for endpoint, item in chosen))
 
 
 def _key(end: End) -> NamespacedName:

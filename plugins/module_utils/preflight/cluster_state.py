@@ -60,11 +60,10 @@ def _node_of_name(nodes: Mapping[str, Node], host: Host) -> str:
     names = {name.strip().lower() for name in (host.node_name, *host.host_names) if name.strip()}
     short = {name.partition(".")[0] for name in names}
     by_name = [name for name in nodes if name in names or name.partition(".")[0] in short]
-    if len(by_name) == 1:
-        return f"Node {by_name[0]} has the same short name"
     by_label = [node.name for node in nodes.values() if node.hostname and node.hostname.lower() in names | short]
-    if len(by_label) == 1:
-        return f"Node {by_label[0]} has this host's name in its label kubernetes.io/hostname"
+    for found, what in (by_name, "the same short name"), (by_label, "this host's name in its label {}"):
+        if len(found) == 1:
+            return f"Node {found[0]} has {what}".format("kubernetes.io/hostname")
     return ""
 
 
@@ -82,13 +81,13 @@ def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
     """
     owner = _node_of_address(cluster.nodes, host)
     is_named = host.node_name in cluster.nodes
-    if not cluster.nodes or (is_named and owner in ("", host.node_name)):
+    if is_named and owner in ("", host.node_name):
         return []
     likely = "" if is_named else _node_of_name(cluster.nodes, host)
     if owner and not likely:
         address = next(address for address in cluster.nodes[owner].addresses if address in host.addresses)
         likely = f"Node {owner} has this host's address {address}"
-    listed = some_of(sorted(cluster.nodes), _NAMED)
+    listed = some_of(sorted(cluster.nodes), _NAMED) or "none"
     what = f"no Node is named {host.node_name} (the cluster state has {listed})"
     if is_named:
         what = f"Node {host.node_name} has no address of this host"

@@ -97,9 +97,8 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
             findings.append(Finding(EMBEDDED_KUBE_PROXY, WARNING, what, remedy))
         elif "cilium-agent" in names:
             what = f"the Cilium agent runs on this node {where}; with kubeProxyReplacement it serves Services itself"
-            findings.append(
-                Finding(CILIUM, WARNING, what, "set kubeProxyReplacement=false, or use no other service proxy")
-            )
+            remedy = "set kubeProxyReplacement=false, or use no other service proxy"
+            findings.append(Finding(CILIUM, WARNING, what, remedy))
         elif "firewalld" in names:
             what = f"firewalld is active {where}; each reload of it drops the rules of other programs"
             remedy = "systemctl disable --now firewalld, or converge again after every firewall-cmd --reload"
@@ -117,14 +116,10 @@ def service_proxy_findings(root: str = "") -> List[Finding]:
 
 def removal_findings(running: Sequence[Process]) -> List[Finding]:
     """Return findings for a kube-proxy that would lose its rules, which have the same names, if all were removed."""
-    findings = []
-    for process in running:
-        if "kube-proxy" in programs(process):
-            where = f"(process {process.number})"
-            what = f"kube-proxy runs on this node {where}, and the rules with which it serves would be removed"
-            remedy = "stop it first, or give the node back (kubenode.proxy.migrate with migrate_direction=back)"
-            findings.append(Finding(KUBE_PROXY, ERROR, what, remedy))
-    return findings
+    what = "kube-proxy runs on this node (process {}), and the rules with which it serves would be removed"
+    remedy = "stop it first, or give the node back (kubenode.proxy.migrate with migrate_direction=back)"
+    numbers = [process.number for process in running if "kube-proxy" in programs(process)]
+    return [Finding(KUBE_PROXY, ERROR, what.format(number), remedy) for number in numbers]
 
 
 def ufw_findings(root: str = "") -> List[Finding]:

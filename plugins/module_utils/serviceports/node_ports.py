@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Sequence, Tuple
 
 from ..base.addresses import IPV4, IPV6, Network, family_of, is_loopback, networks_of, parse_network
 from ..base.errors import ConfigurationError
@@ -33,13 +33,9 @@ class NodePortAddresses(NamedTuple):
         ``addresses``: (interface, canonical address) of all interfaces and families, loopback included.
         """
         networks = networks_of(self.cidrs)
-        chosen: Dict[str, None] = {}
-        for _interface, address in addresses:
-            if family_of(address) != self.family:
-                continue
-            if self.match_all or any(network.contains(address) for network in networks):
-                chosen[address] = None
-        return tuple(chosen)
+        of_family = (address for _interface, address in addresses if family_of(address) == self.family)
+        chosen = (item for item in of_family if self.match_all or any(network.contains(item) for network in networks))
+        return tuple(dict.fromkeys(chosen))
 
 
 def resolve_primary(values: Sequence[str], node_ips: Iterable[str]) -> Tuple[str, ...]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
 
 from ...base.addresses import canonical_address
 from ...base.errors import ProxyError
@@ -16,6 +16,7 @@ from ...cluster.state import ClusterState
 from ...convergence.agent_comparison import QUESTION as COMPARISON
 from ...convergence.agent_comparison import AgentComparison, comparison_document
 from ...convergence.drain.external import serving_document
+from ...convergence.prepare import missing_node
 from ...convergence.report import table_changes
 from ...convergence.request import TableChange
 from ...convergence.runtime.agent_client import ENDPOINTS
@@ -90,7 +91,7 @@ def status_document(components: Components) -> AgentStatus:
         "refusedCount": len(refused),
         "failed": [f"{item.name}: {item.error}" for item in failed[:_MOST_NAMED]],
         "failedCount": len(failed),
-        "ignored": _ignored(proxiers),
+        "ignored": _ignored(components),
         "conflicts": [str(conflict) for conflict in view.state.conflicts.first(_MOST_NAMED)],
         "conflictCount": len(view.state.conflicts),
         "families": families,
@@ -101,10 +102,14 @@ def status_document(components: Components) -> AgentStatus:
     }
 
 
-def _ignored(proxiers: Optional[Proxiers]) -> List[str]:
-    """Return what annotations request that the mode or the kernel cannot do."""
-    families = proxiers.families if proxiers is not None else ()
-    return _named(sorted({line for family in families for lines in family.ignored.values() for line in lines}))
+def _ignored(components: Components) -> List[str]:
+    """Return that no Node is this host's, and what annotations request that the mode or the kernel cannot do."""
+    proxiers = components.sync.proxiers
+    if proxiers is None:
+        return []
+    missing = [str(finding) for finding in missing_node(components.request(), proxiers.node_view)]
+    annotations = {line for family in proxiers.families for lines in family.ignored.values() for line in lines}
+    return _named([*missing, *sorted(annotations)])
 
 
 def _named(lines: List[str]) -> List[str]:
