@@ -46,6 +46,22 @@ def served(monkeypatch):
     return dict(bench.table)
 
 
+def test_a_service_that_is_deleted_before_the_next_attempt_is_not_programmed(monkeypatch):
+    """The desired tables have it, since the attempt that has failed."""
+    bench = SyncBench(monkeypatch)
+    bench.put(service("s1", 1), service("s2", 2))
+    works_again = failing(monkeypatch, "full")
+    bench.sync.sync(first=True)
+    works_again()
+    bench.delete(service("s2", 2))
+    bench.sync.sync()
+    assert bench.sync.syncer.started
+    alone = SyncBench(monkeypatch)
+    alone.put(service("s1", 1))
+    alone.sync.sync(first=True)
+    assert bench.table == alone.table
+
+
 @pytest.mark.parametrize("families", [("IPv4",), ("IPv4", "IPv6")])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_first_sync_that_fails_removes_nothing(served, monkeypatch, step, families):

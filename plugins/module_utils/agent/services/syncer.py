@@ -112,10 +112,10 @@ class Syncer:
     def start(self, proxiers: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
         self.started = False
-        self.view.pop_dirty()
         self._portions.clear()
         self._comparisons.clear()
-        services = list(self.view.state.services)
+        # Since an attempt that has failed, the desired tables may have Services that were deleted.
+        services = list(dict.fromkeys([*self.view.state.services, *self.view.pop_dirty(), *self._unapplied]))
         self._unapplied = set(services)
         begun, self.begun = self.begun, frozenset()
         try:
