@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import portions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services import portions, proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import table_sync
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import NO_CHANGE, Change, Part
 from tests.unit.agent.sync_bench import DictResource, SyncBench
@@ -37,6 +37,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SyncBench:
     monkeypatch.setattr(portions, "MOST_ENTRIES", 5_000)
     monkeypatch.setattr(table_sync, "STEP_SECONDS", 0.0)
     monkeypatch.setattr(DictResource, "parts", parts)
+    # As if the table were a large one.
+    monkeypatch.setattr(proxier, "ELEMENTS_OF_PART", 0)
     made = SyncBench(monkeypatch)
     for number in range(1, 4):
         put(made, large(f"large{number}", number))

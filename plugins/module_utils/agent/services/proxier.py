@@ -18,6 +18,7 @@ from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Mode
 from ...convergence.report import ignored_annotations, unserved
 from ...convergence.schedulers import requested, with_schedulers
+from ...kernel.nftables.parts import ELEMENTS_OF_PART
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Totals
@@ -312,8 +313,12 @@ class Proxier(SyncedTables):
 
     @property
     def is_divisible(self) -> bool:
-        """Whether :meth:`compare` takes steps: there is one resource, whose desired table does not depend on it."""
-        return len(self.stages) == 1 and not callable(self.stages[0].desired)
+        """Whether :meth:`compare` takes steps: there is one resource, whose desired table does not depend on it.
+
+        Packets may meet the state between two steps, so a table that is compared in no time is compared in one.
+        """
+        desired = self.stages[0].desired
+        return len(self.stages) == 1 and not callable(desired) and len(desired) > ELEMENTS_OF_PART
 
     def compare(self, later: Callable[[], Iterable[NamespacedName]]) -> Iterator[SyncResult]:
         """See the base class.
@@ -363,8 +368,7 @@ class Proxier(SyncedTables):
 
         Returns how many were reset at once. Raises KernelError.
         """
-        serving = self.mode.serving(port)
-        used = self._adjustments
+        serving, used = self.mode.serving(port), self._adjustments
         if serving is not self.mode:
             used = serving.adjustments(self.context, self.stages, self._handles)
         return used.drop(port, endpoint)
