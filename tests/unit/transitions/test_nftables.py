@@ -31,6 +31,14 @@ def test_one_service(node: Node) -> None:
     assert check.faults == []
 
 
+def test_a_restriction_ends_together_with_the_chain_that_is_replaced() -> None:
+    """The frontend leads to the same chain, whose rules remember other clients."""
+    check = Check()
+    for old, new in ((("wide+affinity", 3), ("open+affinity", 2)), (("open+affinity", 2), ("wide+affinity", 3))):
+        check.change((old,), (new,))
+    assert check.faults == []
+
+
 @full
 def test_every_change_of_one_service() -> None:
     check = Check()

@@ -68,6 +68,7 @@ _COMMON_CHAINS = (
 )
 #: Maps of node ports; others have names that begin with ``nodeport-``.
 _NODE_PORT_MAPS = (NO_ENDPOINT_NODE_PORTS, NODE_PORT_FIREWALLED, LOCALHOST_REJECTED)
+_REFUSING = (NO_ENDPOINT_SERVICES, FIREWALLED, *_NODE_PORT_MAPS)
 
 
 @lru_cache(maxsize=4096)
@@ -76,8 +77,7 @@ def set_role(family: str, name: str) -> nft.SetRole:
     if name in (HAIRPIN, LOCALHOST_COUNTS) or SOURCE_RANGES in name:
         return nft.SetRole(nft.Part.HELPS)
     by_port = name in _NODE_PORT_MAPS or (name.startswith(NODE_PORT_KEY) and name != NODE_PORT_IPS)
-    refuses = name in (NO_ENDPOINT_SERVICES, NO_ENDPOINT_NODE_PORTS, LOCALHOST_REJECTED)
-    part = nft.Part.REFUSES if refuses else nft.Part.SELECTS
+    part = nft.Part.REFUSES if name in _REFUSING else nft.Part.SELECTS
     return nft.SetRole(part, nft.key_length((nft.PROTOCOL, nft.PORT) if by_port else (nft.ADDRESS_TYPES[family],)))
 
 

@@ -146,7 +146,7 @@ class Part(Enum):
 
     #: They decide what becomes of the packets, so all those of a frontend change together.
     SELECTS = "selects"
-    #: As SELECTS, of packets that the chains of a frontend leave: they change together with such chains.
+    #: As SELECTS, of packets that the chains of a frontend leave or never reach: they change together with such chains.
     REFUSES = "refuses"
     #: They matter to packets that others select: added before and removed after those.
     HELPS = "helps"
