@@ -65,7 +65,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
+    ROOT = Path(__file__).resolve().parents[3]
+    WANTED = {"PYTHONHASHSEED": "0", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'collections'}"}
+    if not WANTED.items() <= os.environ.items():
         command = [sys.executable, "-m", "tests.unit.simulation", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(sys.executable, command, {**os.environ, **WANTED})
     sys.exit(min(main(), 1))

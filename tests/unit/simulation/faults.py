@@ -11,6 +11,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.notific
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.watch import Watching
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.node import NodeSync
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.proxier import Proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.syncer import Syncer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Known
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Reflector
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
@@ -23,6 +24,7 @@ _ended = Schedule.ended
 _apply = ClusterView.apply
 _replace = Known.replace
 _poll = NftWatch.poll
+_start = Syncer.start
 _transactions = Planner.transactions
 
 
@@ -58,6 +60,12 @@ def _rebuild(sync: NodeSync, request: Any) -> None:
     sync.schedule.request()
 
 
+def _start_without_the_deleted(syncer: Syncer, proxiers: Any) -> Any:
+    syncer.view.pop_dirty()
+    syncer._unapplied = set()
+    return _start(syncer, proxiers)
+
+
 def _reversed(planner: Planner, change: Any) -> Iterator[Transaction]:
     yield from list(_transactions(planner, change))[::-1]
 
@@ -77,5 +85,6 @@ FAULTS: Dict[str, Tuple[int, Any, str, Any]] = {
     "lost notifications not noticed": (27, NftWatch, "poll", _unless_lost),
     "a kernel that is not read at the start": (0, Proxier, "full", Proxier.partial),
     "Services not rendered again for a configuration": (0, NodeSync, "rebuild", _rebuild),
+    "Services deleted before another attempt": (163, Syncer, "start", _start_without_the_deleted),
     "transactions reversed": (1, Planner, "transactions", _reversed),
 }  # fmt: skip

@@ -14,7 +14,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING as CHAINS
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.observed_order import in_observed_order
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING as TABLE
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
@@ -64,7 +66,9 @@ class Dataplane(NamedTuple):
         else:
             programs = Programs(kernel.programs.held)
             with programs.used():
-                found = difference(iptables.resource_of(node, self.variant).observe(), wanted)
+                observed = iptables.resource_of(node, self.variant).observe()
+                # Rules of different Services in a chain keep their order.
+                found = difference(observed, in_observed_order(wanted, observed))
         parts = (("missing", found.added), ("wrong", found.replaced), ("left", found.removed))
         return [f"{word}: {key}" for word, part in parts for key in part]
 
@@ -128,12 +132,21 @@ class Judge:
         """Record that a sync has applied everything that is known."""
         self._allowed = {number: {known} for number, known in self._now.items()}
         kernel = self._kernel
-        if kernel.external and not self._plane.variant and kernel.table.observed() == desired:
+        if kernel.external and self._is_repaired(desired):
             kernel.external, kernel.touched = False, set()
 
-    def repaired(self) -> None:
-        """Record that no change of another program is left."""
-        self._kernel.external, self._kernel.touched = False, set()
+    def _is_repaired(self, desired: Mapping[Any, Any]) -> bool:
+        """Return whether no change of another program is left."""
+        if not self._plane.variant:
+            return self._kernel.table.observed() == desired
+        programs, node = Programs(self._kernel.programs.held), next(iter(self._now.values())).node
+        save = chains.save
+        chains.save = programs.save
+        try:
+            observed = iptables.resource_of(node, self._plane.variant).observe()
+            return not difference(observed, in_observed_order(desired, observed))
+        finally:
+            chains.save = save
 
     def __call__(self) -> None:
         """Judge every packet."""

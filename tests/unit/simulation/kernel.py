@@ -135,8 +135,10 @@ class LegacyWatch(Watch):
 
     def synced(self, _changed: bool, observed: bool) -> None:
         # A change by another program that comes between our own ones is found by the real watch, too: it counts ours.
-        if self._kernel.external is False or observed:
+        if not self._kernel.external or (observed and self._kernel.others == self._kernel.others_read):
             self._known = self._kernel.programs.held
+        elif self._known is None:
+            self._known = {}
 
 
 class MemoryReader:
@@ -219,6 +221,7 @@ class Restorer(Programs):
 
     def save(self, *arguments: Any) -> str:
         self._kernel.reading()
+        self._kernel.others_read = self._kernel.others
         return super().save(*arguments)
 
     def restore(self, variant: Any, text: str, *_arguments: Any) -> int:
@@ -265,7 +268,8 @@ class SimulatedKernel:
 
     ``judge``: called after each change by the agent, ``others_changed``: by another program. ``external``: whether such
     a change is not repaired yet; ``touched``: the objects that it concerns, in nftables mode. ``steps``: the changes by
-    the agent.
+    the agent. ``others``: those by other programs, ``others_read``: how many of them the agent has read. ``is_watched``
+    returns whether the agent watches the tables: a change in the middle of its first sync waits for the regular check.
     """
 
     def __init__(self, family: str, most_elements: int, chosen: random.Random, clock: Clock) -> None:
@@ -278,8 +282,10 @@ class SimulatedKernel:
         self.monitors: List[Monitor] = []
         self.judge: Callable[[], None] = lambda: None
         self.others_changed: Callable[[], None] = lambda: None
+        self.is_watched: Callable[[], bool] = lambda: True
         self.touched: Set[Object] = set()
-        self.external = self.external_policies = False
+        self.external = False
+        self.others = self.others_read = 0
         self.steps = 0
         self._chosen = chosen
         self._clock = clock
@@ -301,7 +307,7 @@ class SimulatedKernel:
         fault = self.refusals.next()
         if fault == "kill":
             raise Killed
-        if fault == "program":
+        if fault == "program" and self.is_watched():
             self.other_program()
         if fault in ("refuse", "busy"):
             if refused is TransactionRefused:
@@ -358,13 +364,16 @@ class SimulatedKernel:
         rules = list(held.get(place, ()))
         if rules:
             position = self._chosen.randrange(len(rules))
-            removed = slice(position, position + 1) if self._chosen.random() < 0.6 else slice(None)
+            # A single jump is inserted again as the first one, as by kube-proxy: another of two chains refuses.
+            one = place in ours and self._chosen.random() < 0.6
+            removed = slice(position, position + 1) if one else slice(None)
             del rules[removed]
             held[place] = tuple(rules)
             self.programs.held, self.external = held, True
             self._notify(self.family)
 
     def _notify(self, family: str) -> None:
+        self.others += 1
         self.others_changed()
         for monitor in self.monitors:
             monitor.notify(family)

@@ -153,7 +153,7 @@ class Process:
             finish(found, succeeded)
             if succeeded and not syncer.is_waiting and not syncer.view.dirty:
                 self.note_known()
-                self.judge.synced(found.families[0].tables.desired.get("table objects", {}))
+                self.judge.synced(next(iter(found.families[0].tables.desired.values())))
 
         source.apply, syncer._fill, syncer._finish, syncer._sync = applied, filled, finished, synced
         components.source._first._released = Released(self)

@@ -58,6 +58,7 @@ class World:
         self.kernel = SimulatedKernel(self.node.family, self.chosen.choice(_ELEMENTS), self.chosen, self.clock)
         self.judge = Judge(self.kernel, self.plane, self.node, self.chosen)
         self.judge.where = lambda: f"{self.clock.now:.3f}, step {self.kernel.steps}, after {self.trace[-1]!r}"
+        self.kernel.is_watched = lambda: self.process.agent.sync.watching.drift is not None
         self.kernel.judge, self.kernel.others_changed = self.judge, self.judge.others_changed
         self.configuration = directory / "config.conf"
         self.process: Any = None
