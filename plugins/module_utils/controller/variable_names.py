@@ -98,7 +98,7 @@ def number_options(role: Path) -> Dict[str, Dict[str, Any]]:
 
 def options_of(collection: Path) -> Dict[str, Dict[str, Any]]:
     """Return the options of all roles and playbooks by name, as Ansible describes arguments."""
-    found = dict(_read(collection / "meta" / "playbook_options.yml"))
+    found = dict(_read(collection / "meta" / "playbook-options.yml"))
     for path in sorted((collection / "roles").glob("*/meta/argument_specs.yml")):
         found.update(_role_options(path.parents[1]))
     return found
