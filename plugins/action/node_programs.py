@@ -20,9 +20,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 _RECORD = "/run/kubenode-run"
 # Two runs at once would leave files of one with a unit of the other. A file names the run, since no lock outlives a
 # task. The lock on the directory, during a change of the file, leaves nothing.
-_END = f'[ "$(cat {_RECORD})" != "$0" ] || rm {_RECORD}'
+_REMOVE = f'[ "$(cat {_RECORD} 2>/dev/null)" != "%s" ] || rm -f {_RECORD}'
+_END = f'{_REMOVE % "$0"}; echo "$0"'
 _TAKE = (
-    f'find {_RECORD} -mmin +60 -delete 2>/dev/null; [ "$(cat {_RECORD} 2>/dev/null)" != "$1" ] || rm {_RECORD}; '
+    f"find {_RECORD} -mmin +60 -delete 2>/dev/null; {_REMOVE % '$1'}; "
     f'[ -e {_RECORD} ] || echo "$0" >{_RECORD} || exit; cat {_RECORD}'
 )
 
@@ -71,11 +72,12 @@ class ActionModule(ActionBase):
         while True:
             words = " ".join(map(shlex.quote, (script, run, ended)))
             done = self._low_level_execute_command(f"flock /run sh -c {words}", sudoable=True)
-            holder = done["stdout"].strip()
+            # A terminal brings errors here too, and a user's shell may greet before the answer.
+            holder = (done["stdout"].strip().splitlines() or [""])[-1].strip()
             process, _blank, place = holder.partition(" ")
             if done["rc"]:
-                return f"{_RECORD} cannot be written: {done['stderr'].strip()}"
-            if holder in ("", run):
+                return f"{_RECORD} cannot be written: {done['stderr'].strip() or holder}"
+            if holder == run:
                 return ""
             if ended or place != here or is_running(process):
                 problem = f"{_RECORD}: another run of Ansible changes this node: process {process} on {place}"

@@ -50,9 +50,7 @@ class Restores:
         self.folder = folder
         folder.mkdir()
         for family in ("iptables", "ip6tables"):
-            for suffix in ("", "-save"):
-                (folder / f"{family}{suffix}").symlink_to(f"/usr/sbin/{family}-nft{suffix}")
-            recorder = folder / f"{family}-restore"
+            recorder = folder / f"{family}-nft-restore"
             recorder.write_text(RECORDER.format(folder=folder, program=f"/usr/sbin/{family}-nft-restore"))
             recorder.chmod(0o755)
 

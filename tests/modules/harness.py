@@ -33,6 +33,15 @@ UNPRIVILEGED: Task = {
 }
 
 
+def unanswered_kubeconfig(path: Path) -> str:
+    """Write a kubeconfig of an API server that does not answer, and return the file's path."""
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    content = {"clusters": [cluster], "contexts": [context], "users": [{"name": "u", "user": {}}]}
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "c", **content}))
+    return str(path)
+
+
 class Node(Namespaces):
     """A network and mount namespace that a process keeps alive and Ansible enters."""
 

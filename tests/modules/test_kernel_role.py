@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from tests.modules.harness import unanswered_kubeconfig
+
 ROLE = Path(__file__).resolve().parents[2] / "roles/kernel"
 
 
@@ -65,8 +67,11 @@ def test_the_filter_backend_of_ipvs_mode_decides_which_programs_are_needed(node)
 def test_for_an_agent_with_mode_auto_the_kernel_is_prepared_as_far_as_it_has_the_modules(node):
     (info,) = node.play({"kubenode.proxy.kernel_modules_info": {"modules": ["ip_vs"]}})
     role = {"name": "kubenode.proxy.agent", "tasks_from": "kernel"}
-    variables = {"agent_configuration": {"mode": "auto"}, "agent_kubeconfig": __file__, "kernel_unchangeable": "warn"}
-    variables["kernel_install_packages"] = False
+    variables = {"agent_configuration": {"mode": "auto"}, "kernel_unchangeable": "warn"}
+    variables |= {
+        "agent_kubeconfig": unanswered_kubeconfig(node.scratch / "kubeconfig"),
+        "kernel_install_packages": False,
+    }
     output = node._playbook({"tasks": [{"ansible.builtin.include_role": role}]}, variables, "--check", "-v").stdout
     has_ipvs = info["modules"]["ip_vs"]["present"] or info["modules"]["ip_vs"]["installed"]
     assert "failed=0" in output and ('"ip_vs"' in output.split("Load the kernel modules", 1)[1]) is has_ipvs, output

@@ -14,6 +14,7 @@ import yaml
 from tests.lab import manifests
 from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.namespaces import ROOT
+from tests.modules.harness import unanswered_kubeconfig
 
 BOOT_FILES = "/etc/modules-load.d /etc/sysctl.d"
 
@@ -102,21 +103,16 @@ def test_an_upgrade_of_the_agent_needs_room_beside_what_is_installed(operator):
     fill = f"{hide}; mkdir {directory}; mount -t tmpfs -o size=1m none {directory}; echo 1 >{directory}/VERSION"
     node.run("sh", "-c", f"{fill}; : >{directory}/source.pyz")
     named = f"{directory}/source.pyz cannot be written: No space left on device"
-    kubeconfig = operator.node.scratch / "kubeconfig"
-    kubeconfig.write_text("{}")
-    assert operator.run("agent", agent_kubeconfig=str(kubeconfig)) == (2, named)
-    assert operator.run("agent", agent_kubeconfig=str(kubeconfig), proxy_prepare_kernel=False) == (2, named)
+    kubeconfig = unanswered_kubeconfig(node.scratch / "kubeconfig")
+    assert operator.run("agent", agent_kubeconfig=kubeconfig) == (2, named)
+    assert operator.run("agent", agent_kubeconfig=kubeconfig, proxy_prepare_kernel=False) == (2, named)
     assert operator.programmed() == ""
 
 
 def test_an_account_that_cannot_be_created_is_named_before_anything_is_changed(operator):
-    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}
-    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
-    content = {"clusters": [cluster], "contexts": [context], "users": [{"name": "u", "user": {}}]}
-    kubeconfig = operator.node.scratch / "admin.conf"
-    kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "c", **content}))
+    kubeconfig = unanswered_kubeconfig(operator.node.scratch / "admin.conf")
     given = {"agent_create_access": True, "agent_api_server": "https://192.0.2.9:6443"}
-    status, error = operator.run("agent", agent_admin_kubeconfig=str(kubeconfig), **given)
+    status, error = operator.run("agent", agent_admin_kubeconfig=kubeconfig, **given)
     assert status and error.startswith("agent_create_access, with agent_admin_kubeconfig or KUBECONFIG: API server ")
     assert "Connection refused" in error and operator.programmed() == ""
 

@@ -54,11 +54,14 @@ def test_variables_of_the_other_roles_and_of_other_programs_are_not_misspelt(rol
 
 
 def run(tmp_path: Path, role: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run only the first task of a role, with its argument specification."""
+    """Run only the first task of a role, with its argument specification; it may read what the other roles hold."""
     copy = tmp_path / "roles" / role
-    for folder in ("meta", "defaults", "vars"):
+    copy.mkdir(parents=True)
+    for other in (ROOT / "roles").iterdir():
+        if other.name != role:
+            copy.with_name(other.name).symlink_to(other)
+    for folder in ("meta", "defaults", "vars", "templates"):
         if (ROOT / "roles" / role / folder).exists():
-            (copy / folder).parent.mkdir(parents=True, exist_ok=True)
             (copy / folder).symlink_to(ROOT / "roles" / role / folder)
     (copy / "tasks").mkdir()
     first = yaml.safe_load((ROOT / "roles" / role / "tasks" / "main.yml").read_text(encoding="utf-8"))[0]

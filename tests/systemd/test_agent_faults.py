@@ -193,6 +193,7 @@ def test_alternatives_of_iptables_do_not_lead_the_agent_elsewhere(members, insta
         )
     assert "KUBE-" not in node.output("iptables-legacy-save")
     cluster.store.delete("Service", "default", "switched")
+    wait_for(lambda: "default/switched" not in node.output("iptables-nft-save"), what="removed rules")
 
 
 def test_without_the_api_server_the_node_serves_and_repairs(members, outage):

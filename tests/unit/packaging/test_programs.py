@@ -36,7 +36,7 @@ OTHERS = """
     check-jsonschema cleanup confirm converge debian13 diff docker drain explain firewalld first fleet-earlier
     fleet-this kubenode-proxy kubenode.proxy.explain lab-iptables lab-ipvs link molecule mypy
     net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack oneshot outside pyenv python python3-yaml reload reuse
-    rollback ruff schedule second static status systemctl top verify yamllint
+    rollback ruff run schedule second static status systemctl top two verify yamllint
 """
 #: Programs that tests execute on nodes with systemd, and the packages that have them.
 ON_NODES = {

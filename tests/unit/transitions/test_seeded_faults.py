@@ -166,7 +166,7 @@ def test_frontends_that_lead_to_a_chain_by_another_one_are_found_apart(monkeypat
         "ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects.owner_of", str
     )
     check = Check()
-    check.change((("internal local+affinity", 5),), (("wide+affinity", 3),))
+    check.change((("node port+affinity", 5),), (("external IP+affinity", 3),))
     assert check.faults
 
 
