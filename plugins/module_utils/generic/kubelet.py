@@ -313,7 +313,9 @@ def read_record(path: str = RECORD) -> Optional[Record]:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path}: the record of the changed kubeconfig cannot be read: {error}") from error
+        problem = f"{path}: the record of the changed kubeconfig cannot be read: {error}"
+        remedy = f"write the server from the file's copy (*{_BACKUP}) back by hand, and remove the record"
+        raise ConfigurationError(f"{problem}; {remedy}") from error
 
 
 def _write_beside(path: str, text: str, original: bool, made: Record, record: str) -> None:
