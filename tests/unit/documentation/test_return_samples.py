@@ -36,7 +36,7 @@ TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "floa
 # Kinds that belong to neither family.
 NODE_WIDE = (Kind.SYSCTLS, Kind.MODULES, Kind.MODULE_PARAMETERS, Kind.FILES, Kind.DEVICES, Kind.TIMEOUTS)
 
-QUALIFIERS = ("", *VARIANTS, "shared with kubelet", "monitoring")
+QUALIFIERS = ("", *VARIANTS, "of iptables mode", "monitoring")
 
 
 def modules():

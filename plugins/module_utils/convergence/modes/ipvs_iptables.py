@@ -22,7 +22,7 @@ from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
 from .ipvs import IpvsMode
 from .mode import Families, Subsystems
-from .stages.chains import chain_stages, shared_chain_stages, xtables_families
+from .stages.chains import chain_stages, iptables_remainder_stages, xtables_families
 from .stages.ipvs_filter_backend import set_resources, unloaded_set_resources
 from .stages.still_connected import replaces_iptables_mode
 
@@ -62,8 +62,8 @@ class IpvsWithIptables(IpvsMode):
         ]
 
     def extra_stages(self, families: Sequence[FamilyContext]) -> List[Stage]:
-        """Return the stages that remove the chain which iptables mode shares with kubelet."""
-        return shared_chain_stages(families)
+        """Return the stages that remove what only iptables mode has."""
+        return iptables_remainder_stages(families)
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Count transactions that iptables-restore refused."""

@@ -21,7 +21,7 @@ from ....kernel.parameters.sysctls import SysctlsResource, unchangeable
 from ....kernel.xtables.chains import ChainsResource
 from ....kernel.xtables.empty_tables import EmptyTablesResource
 from ....kernel.xtables.variant import NFT, Survey, XtablesVariant, detect_variant, unsupported_reason
-from ....rendering.iptables.fixed import KUBE_FIREWALL
+from ....rendering.iptables.fixed import CANARIES, KUBE_FIREWALL
 from ....rendering.iptables.fixed import ownership as iptables_ownership
 from ....rendering.iptables.tables import Ownership
 from ....rendering.ipvs import chains as ipvs_chains
@@ -30,6 +30,8 @@ from ....resources import Change, Kind, ObservedOnce, Resource, Stage
 from ...family import FamilyContext
 
 ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"
+#: Chains of iptables mode in tables that ipvs mode does not use, so that their removal may leave a table empty.
+_BESIDE_IPVS = frozenset(CANARIES[:1])
 
 
 class LocalnetRouting(Resource[str, str]):
@@ -74,7 +76,9 @@ def chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownership
     """Return the ownership of chains for iptables and ipvs mode: both write to the same tables with the same names."""
     ours = iptables_ownership(settings)
     both = ours._replace(fixed=ours.fixed | ipvs_chains.ownership().fixed)
-    return both if with_shared else both._replace(shared=frozenset(), presence_only=frozenset())
+    if with_shared:
+        return both
+    return both._replace(fixed=both.fixed - _BESIDE_IPVS, shared=frozenset(), presence_only=frozenset())
 
 
 def chain_stages(context: FamilyContext, desired: Desired, with_shared: bool) -> List[Stage]:
@@ -120,28 +124,30 @@ def chain_removal_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
     for context in contexts:
         if context.variant is None:
             continue
-        chains = ChainsResource(context.variant, chain_ownership(context.settings, True), for_removal=True)
-        going = ObservedOnce(chains)
-        if context.family == IPV4:
-            stages.append(localnet_stage(going))
-        stages.append(Stage(going, {}))
-        if context.variant.name == NFT:
-            stages.append(Stage(EmptyTablesResource(chains), {}))
+        ours = chain_ownership(context.settings, True)
+        stages += _removed(context, ChainsResource(context.variant, ours, for_removal=True))
     return stages
 
 
-def shared_chain_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
-    """Return stages that remove the chain that iptables mode shares with kubelet, unless kubelet uses it."""
+def _removed(context: FamilyContext, chains: ChainsResource) -> List[Stage]:
+    """Return the stages that remove chains, and tables of iptables-nft that are empty without them."""
+    going = ObservedOnce(chains)
+    stages = [localnet_stage(going)] if context.family == IPV4 else []
+    stages.append(Stage(going, {}))
+    if chains.variant.name == NFT:
+        stages.append(Stage(EmptyTablesResource(chains), {}))
+    return stages
+
+
+def iptables_remainder_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
+    """Return stages that remove what ipvs mode does not use: empty tables, and KUBE-FIREWALL unless kubelet uses it."""
     stages = []
     for context in contexts:
         if context.variant is None:
             continue
         ours = iptables_ownership(context.settings)
-        shared = ours._replace(fixed=frozenset(), prefixes={}, presence_only=frozenset())
-        resource = ChainsResource(context.variant, shared, for_removal=True)
-        resource.qualifier = "shared with kubelet"
-        going = ObservedOnce(resource)
-        if context.family == IPV4:
-            stages.append(localnet_stage(going))
-        stages.append(Stage(going, {}))
+        remainder = ours._replace(fixed=_BESIDE_IPVS, prefixes={}, presence_only=frozenset())
+        resource = ChainsResource(context.variant, remainder, for_removal=True)
+        resource.qualifier = "of iptables mode"
+        stages += _removed(context, resource)
     return stages
