@@ -9,6 +9,7 @@ It names a Python that cannot run modules.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from typing import Any, Dict, Optional
 
@@ -21,11 +22,13 @@ _RECORD = "/run/kubenode-run"
 # Two runs at once would leave files of one with a unit of the other. A file names the run, since no lock outlives a
 # task. The lock on the directory, during a change of the file, leaves nothing.
 _REMOVE = f'[ "$(cat {_RECORD} 2>/dev/null)" != "%s" ] || rm -f {_RECORD}'
-_END = f'{_REMOVE % "$0"}; echo "$0"'
+_END = f'{_REMOVE % "$0"}; echo "{_RECORD}: $0"'
 _TAKE = (
     f"find {_RECORD} -mmin +60 -delete 2>/dev/null; {_REMOVE % '$1'}; "
-    f'[ -e {_RECORD} ] || echo "$0" >{_RECORD} || exit; cat {_RECORD}'
+    f'[ -e {_RECORD} ] || echo "$0" >{_RECORD} || exit; echo "{_RECORD}: $(cat {_RECORD})"'
 )
+# A user's shell may greet and take leave, and a terminal brings errors here too.
+_ANSWER = re.compile(rf"^{_RECORD}: (\d+ .*?)\s*$", re.MULTILINE)
 
 
 class ActionModule(ActionBase):
@@ -72,11 +75,11 @@ class ActionModule(ActionBase):
         while True:
             words = " ".join(map(shlex.quote, (script, run, ended)))
             done = self._low_level_execute_command(f"flock /run sh -c {words}", sudoable=True)
-            # A terminal brings errors here too, and a user's shell may greet before the answer.
-            holder = (done["stdout"].strip().splitlines() or [""])[-1].strip()
+            answer = _ANSWER.search(done["stdout"])
+            if done["rc"] or answer is None:
+                return f"{_RECORD} cannot be written: {(done['stderr'] or done['stdout']).strip()}"
+            holder = answer[1]
             process, _blank, place = holder.partition(" ")
-            if done["rc"]:
-                return f"{_RECORD} cannot be written: {done['stderr'].strip() or holder}"
             if holder == run:
                 return ""
             if ended or place != here or is_running(process):

@@ -5,10 +5,34 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping
+
+if TYPE_CHECKING:
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import Field
 
 PAGE = Path("docs/configuration.md")
+# Units that format_duration writes as 0 after a larger one.
+_ZERO_UNITS = re.compile("(?<=[hm])0[ms]")
+
+
+def documented_default(row: Field, model: Any) -> str:
+    """Return the default of a field as the tables show it; ``model``: with the default of every field."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.base.durations import format_duration
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import NO_MODE, value_of
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.values import PORT_RANGE
+
+    if row.default or row.kind is None:
+        return row.default or NO_MODE
+    value = row.kind.to_json(value_of(model, row.attribute))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if row.kind is PORT_RANGE:
+        value = "-".join(map(str, value))
+    elif row.kind.to_json is format_duration:
+        value = _ZERO_UNITS.sub("", value)
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value or value is False else "none"
 
 
 def fields() -> str:
@@ -21,7 +45,7 @@ def fields() -> str:
         "|---|---|---|---|---|",
     ]
     for row in FIELDS:
-        default = row.documented_default(KubeProxyConfiguration())
+        default = documented_default(row, KubeProxyConfiguration())
         lines.append(f"| `{row.name}` | {default} | {row.effect} | {row.text} | {row.modes} |")
     return "\n".join(lines)
 
@@ -34,7 +58,7 @@ def node_fields() -> str:
     lines = ["| Field | Default | Used by | What it does |", "|---|---|---|---|"]
     used_by = {"yes": "all", "agent": "agent"}
     for row in NODE_FIELDS:
-        default = row.documented_default(NodeProxyConfiguration())
+        default = documented_default(row, NodeProxyConfiguration())
         lines.append(f"| `{row.name}` | {default} | {used_by[row.effect]} | {row.text} |")
     return "\n".join(lines)
 

@@ -80,6 +80,11 @@ def test_one_run_of_ansible_changes_a_node_at_a_time(node: Node) -> None:
         *(shell(f'echo 4194305 "$(uname -n)" >{RECORD}'), take, take, look, end, look),
         *(shell(f"echo 1 elsewhere >{RECORD}; touch -d '61 minutes ago' {RECORD}"), take, end, look),
     )
+    # The shell of a user may say something before and after each command.
+    shell_script = '#!/bin/sh\necho hello; /bin/sh "$@"; status=$?; echo bye; exit $status\n'
+    node.run("sh", "-c", "cat >/run/shell; chmod 755 /run/shell", text=shell_script)
+    noisy = {"vars": {"ansible_shell_executable": "/run/shell"}}
+    assert not [each["msg"] for each in node.play({**take, **noisy}, {**end, **noisy}) if each.get("failed")]
     held = f"{RECORD}: another run of Ansible changes this node: process 1 on elsewhere; "
     assert found[1]["msg"] == held + "run this again when it has ended, or remove the file if it was killed"
     for number, holder in ((3, "1 elsewhere"), (5, "1 elsewhere"), (11, "nobody"), (15, "nobody")):

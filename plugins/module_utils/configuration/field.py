@@ -45,10 +45,6 @@ class Field(NamedTuple):
     default: str
     harmless: Tuple[Any, ...]
 
-    def documented_default(self, model: Any) -> str:
-        """Return the default for the documentation; ``model``: the model's default value."""
-        return self.default or (self.kind.documented(value_of(model, self.attribute)) if self.kind else NO_MODE)
-
 
 def honoured(
     name: str,

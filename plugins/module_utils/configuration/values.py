@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The types of the fields of a configuration: how each is read, validated, written and documented."""
+"""The types of the fields of a configuration: how each is read, validated and written."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ _NODE_PORT_WORDS: Mapping[str, Tuple[str, ...]] = {
 _PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _API_SERVER_PORT = 6443
 _HOST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.IGNORECASE)
-# Units that format_duration writes as 0 after a larger one.
-_ZERO_UNITS = re.compile("(?<=[hm])0[ms]")
-
-
-def _quoted(default: Any) -> str:
-    return f"`{default}`" if default else "none"
 
 
 class FieldType(NamedTuple):
@@ -38,13 +32,11 @@ class FieldType(NamedTuple):
 
     ``read`` returns the value of a field of a section, by name and default, and records a wrong type there. ``problem``
     returns why a value is invalid, or an empty string. ``to_json`` returns a value in the form of the file.
-    ``documented`` returns a default for the table of the documentation.
     """
 
     read: Callable[[Section, str, Any], Any]
     problem: Callable[[Any], str] = lambda _value: ""
     to_json: Callable[[Any], Any] = lambda value: value
-    documented: Callable[[Any], str] = _quoted
 
 
 def _not_host_port(value: Any) -> str:
@@ -85,11 +77,7 @@ def _canonical(values: Tuple[str, ...]) -> Tuple[str, ...]:
     return tuple(canonical_network(value) or value for value in values)
 
 
-def _short_duration(default: Any) -> str:
-    return f"`{_ZERO_UNITS.sub('', format_duration(default))}`"
-
-
-def converted(convert: Callable[[str], Any], expected: str, documented: Callable[[Any], str] = _quoted) -> FieldType:
+def converted(convert: Callable[[str], Any], expected: str) -> FieldType:
     """Return the type of a field whose text ``convert`` turns into its value, or None if it is not ``expected``."""
 
     def read(section: Section, name: str, default: Any) -> Any:
@@ -99,7 +87,7 @@ def converted(convert: Callable[[str], Any], expected: str, documented: Callable
             section.wrong(name, text, expected)
         return default if value is None else value
 
-    return FieldType(read, documented=documented)
+    return FieldType(read)
 
 
 def _reset_text(seconds: float) -> str:
@@ -147,7 +135,7 @@ def integer(
     def problem(value: Any) -> str:
         return "" if low <= value <= high else f"{value} is not between {low} and {high}"
 
-    return FieldType(read, problem, documented=str)
+    return FieldType(read, problem)
 
 
 def duration(*, zero_is_unset: bool = False, positive: bool = False) -> FieldType:
@@ -161,7 +149,7 @@ def duration(*, zero_is_unset: bool = False, positive: bool = False) -> FieldTyp
             return "" if value > 0 else "must be greater than 0"
         return "must not be negative" if value < 0 else ""
 
-    return FieldType(read, problem, format_duration, _short_duration)
+    return FieldType(read, problem, format_duration)
 
 
 def duration_between(low: float, high: float) -> FieldType:
@@ -198,16 +186,12 @@ ADDRESS = converted(canonical_address, "an IP address")
 # The default depends on other fields, so an absent field is read as an empty string.
 HOST_PORT = FieldType(lambda section, name, _default: section.text(name), _not_host_port)
 SCHEDULER = FieldType(Section.text, _not_scheduler)
-FLAG = FieldType(Section.flag, documented=lambda default: f"`{str(default).lower()}`")
-NUMBER = FieldType(
-    Section.number,
-    to_json=lambda value: int(value) if value == int(value) else value,
-    documented=lambda default: f"{default:g}",
-)
+FLAG = FieldType(Section.flag)
+NUMBER = FieldType(Section.number, to_json=lambda value: int(value) if value == int(value) else value)
 PERIOD = duration(zero_is_unset=True, positive=True)
 MINIMUM_PERIOD = duration(zero_is_unset=True)
 TIMEOUT = duration()
-FLUSH_FREQUENCY = FieldType(_flush_frequency, to_json=format_duration, documented=_short_duration)
+FLUSH_FREQUENCY = FieldType(_flush_frequency, to_json=format_duration)
 NETWORKS = FieldType(_networks, to_json=list)
 #: CIDRs, with the words ``all`` and ``localhost`` (Kubernetes 1.37) expanded; ``primary`` is kept.
 NODE_PORT_ADDRESSES = FieldType(_node_port_addresses, to_json=list)
@@ -218,14 +202,8 @@ CIDRS = list_of(canonical_network, "a CIDR")
 NAMESPACES = list_of(lambda text: text if is_dns_label(text) else None, "a namespace")
 SERVICES = list_of(_service_key, "a Service, NAMESPACE/NAME")
 API_SERVERS = list_of(_host_and_port, "of the form ADDRESS, NAME, ADDRESS:PORT or [ADDRESS]:PORT", most=64)
-PORT_RANGE = converted(
-    _port_range,
-    "a range of ports from 1 to 65535, such as 30000-32767",
-    lambda ports: f"`{ports[0]}-{ports[1]}`",
-)
-REMOVED_ENDPOINTS = converted(parse_reset_after, RESET_FORMS, lambda default: f"`{_reset_text(default)}`")._replace(
-    to_json=_reset_text
-)
+PORT_RANGE = converted(_port_range, "a range of ports from 1 to 65535, such as 30000-32767")
+REMOVED_ENDPOINTS = converted(parse_reset_after, RESET_FORMS)._replace(to_json=_reset_text)
 ABSOLUTE_PATH = converted(lambda text: text if text.startswith("/") else None, "an absolute path")
 
 

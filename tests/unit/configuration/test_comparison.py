@@ -14,6 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.docum
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import HONOURED, Field
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.fields import FIELDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
+from tests.documentation.settings import documented_default
 from tests.unit.configuration.kubeadm_configuration import KUBEADM
 
 PODS = "10.244.0.0/16,fd00:10:244::/48"
@@ -88,7 +89,7 @@ OF_FIELD: Dict[str, Any] = {
     ids=lambda field: field.name,
 )
 def test_every_field_that_changes_traffic_is_compared(field: Field) -> None:
-    default = field.documented_default(KubeProxyConfiguration())
+    default = documented_default(field, KubeProxyConfiguration())
     duration = "77s" if default.endswith(("s`", "h`")) else 7
     source: Dict[str, Any] = {"mode": "iptables" if field.modes == "all" else field.modes.split(",")[0]}
     mode = dict(source)

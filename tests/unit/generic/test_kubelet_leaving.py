@@ -154,5 +154,5 @@ def test_the_start_of_kubelet_is_read_from_systemd(monkeypatch, tmp_path, output
 
 def test_a_damaged_record_names_its_file(pointed):
     pointed.record.write_text("{}")
-    with pytest.raises(Exception, match="cannot be read: .*; write the server .* back by hand, and remove the record"):
+    with pytest.raises(Exception, match=r"cannot be read: .*; write the server .* back by hand, and remove the record"):
         read_record(str(pointed.record))
