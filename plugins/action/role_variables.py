@@ -12,6 +12,7 @@ from typing import Any, Dict, Optional
 from ansible import context
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.playbook import Playbook
+from ansible.playbook.role_include import IncludeRole
 from ansible.plugins.action import ActionBase
 from ansible.utils.collection_loader._collection_finder import _get_collection_playbook_path
 from ansible.utils.vars import load_extra_vars
@@ -42,7 +43,7 @@ class ActionModule(ActionBase):
         """Return the result of the task."""
         result: Dict[str, Any] = super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        if self._nothing_selected(task_vars):
+        if self._nothing_selected(task_vars) or self._is_hollow(task_vars):
             given = {"--tags": task_vars["ansible_run_tags"], "--skip-tags": task_vars["ansible_skip_tags"]}
             words = " ".join(f"{option} {','.join(tags)}" for option, tags in given.items() if tags and tags != ["all"])
             return {**result, "failed": True, "msg": f"{words}: this selects no task, so nothing would be done"}
@@ -65,17 +66,15 @@ class ActionModule(ActionBase):
                 if name in variables and name not in extra and task_vars.get(name, variables[name]) == variables[name]
             }
             names = frozenset(name for variables in hosts for name in variables)
-            owner, found = (
-                variable_names.OWNER,
-                variable_names.unknown_in_inventory(names, variable_names.collection_variables(_COLLECTION)),
-            )
+            owner = variable_names.OWNER
+            found = variable_names.unknown_in_inventory(names, variable_names.collection_variables(_COLLECTION))
         else:
             prefix = f"{role.get_name().rpartition('.')[2]}_"
             place = Path(role._role_path)
             known = variable_names.known_variables(place).union(options["facts"])
-            # Types and choices were checked with the role's arguments, which have no ranges.
-            numbers = variable_names.number_options(place)
-            invalid.update(variable_names.invalid_values(task_vars, numbers, ArgumentSpecValidator))
+            # The role's arguments, which Ansible has validated, have no ranges, and take texts for lists.
+            own = variable_names.role_options(place)
+            invalid.update(variable_names.invalid_values(task_vars, own, ArgumentSpecValidator))
             owner, found = "the role", variable_names.unknown_variables(task_vars, prefix, known)
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
@@ -99,6 +98,14 @@ class ActionModule(ActionBase):
         unknown = [item.text(owner) for item in (found if options["strict"] else misspelt)]
         result["warnings"] = [*sorted(warnings), *unknown]
         return result
+
+    def _is_hollow(self, task_vars: Dict[str, Any]) -> bool:
+        """Return whether an include_role is selected by tags, and gives the tasks of the role none (``apply``)."""
+        place = self._task._parent
+        while place is not None and not isinstance(place, IncludeRole):
+            place = place._parent
+        known = {"all", "tagged", "untagged", *self._task.tags}
+        return place is not None and not place.statically_loaded and known.isdisjoint(task_vars["ansible_run_tags"])
 
     def _nothing_selected(self, task_vars: Dict[str, Any]) -> bool:
         """Return whether the tags of the command line leave nothing but checks in all plays of the run."""

@@ -66,6 +66,12 @@ options:
         3.9.
     type: dict
     default: {}
+  accounts:
+    description:
+      - Names of accounts that the role P(kubenode.proxy.agent#role) would create, each with the variable that names it.
+        Fails if one is somebody else's, since the role would change it, and remove it later.
+    type: dict
+    default: {}
   turn:
     description:
       - V(take) records in C(/run/kubenode-run) that this run of Ansible changes the node, and fails if another run
@@ -133,18 +139,15 @@ error_kind:
   sample: preflight
 """
 
+import contextlib
 import os
+import pwd
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python as supported
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import (
-    KernelError,
-    PreflightError,
-    ProxyError,
-    os_errors,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import PreflightError, ProxyError, os_errors
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.whole_files import check_room
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import (
@@ -157,6 +160,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import judge
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import service_proxy_findings
 
+#: Of the account that the role agent creates.
+_HOME = "/var/lib/kubenode-proxy"
+
 
 def check_node(module: AnsibleModule) -> Dict[str, Any]:
     """Return the paths of programs. Raises PreflightError for what would fail later, or must not be."""
@@ -165,7 +171,8 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
     if module.params["exclusive"]:
         judge(service_proxy_findings(), module.params["ignore_findings"])
     reasons = []
-    for option, check in (("writes", _check_written), ("reads", _check_read), ("pythons", _check_python)):
+    checks = (_check_written, _check_read, _check_python, _check_account)
+    for option, check in zip(("writes", "reads", "pythons", "accounts"), checks):
         for path, variable in module.params[option].items():
             try:
                 check(path, module.params)
@@ -183,8 +190,8 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def _check_written(path: str, parameters: Dict[str, Any]) -> None:
-    """Raise KernelError if a file could not be written; one that exists and may stay as it is could."""
-    with os_errors(KernelError, f"{path} cannot be written"):
+    """Raise PreflightError if a file could not be written; one that exists and may stay as it is could."""
+    with os_errors(PreflightError, f"{path} cannot be written"):
         if not os.path.exists(path) or _is_upgrade(parameters):
             check_room(path, int(parameters["sizes"].get(path, 4096)))
 
@@ -196,19 +203,27 @@ def _is_upgrade(parameters: Dict[str, Any]) -> bool:
 
 
 def _check_read(path: str, _parameters: Dict[str, Any]) -> None:
-    """Raise KernelError if a file cannot be read."""
-    with os_errors(KernelError, f"{path} cannot be read"), open(path, "rb"):
+    """Raise PreflightError if a file cannot be read."""
+    with os_errors(PreflightError, f"{path} cannot be read"), open(path, "rb"):
         pass
 
 
 def _check_python(path: str, _parameters: Dict[str, Any]) -> None:
-    """Raise KernelError if an interpreter cannot run the agent."""
+    """Raise PreflightError if an interpreter cannot run the agent."""
     done = execute([path, "-I", "-c", "import sys; print(*sys.version_info[:2])"])
     version = done.output.split()
     if done.status or len(version) != 2:
-        raise KernelError(f"{path} is no Python: {done.errors[:200] or done.output[:200]}")
+        raise PreflightError(f"{path} is no Python: {done.errors[:200] or done.output[:200]}")
     if tuple(map(int, version)) < supported.MINIMUM:
-        raise KernelError(f"{path} is Python {'.'.join(version)}, the agent needs 3.9 or later")
+        raise PreflightError(f"{path} is Python {'.'.join(version)}, the agent needs 3.9 or later")
+
+
+def _check_account(name: str, _parameters: Dict[str, Any]) -> None:
+    """Raise PreflightError for an account of others, which would be changed now and removed later."""
+    with contextlib.suppress(KeyError):
+        if name == "root" or pwd.getpwnam(name).pw_dir == _HOME:
+            return
+        raise PreflightError(f"the account {name} exists, and is not the agent's own: name another one, or root")
 
 
 _OPTIONS = {
@@ -221,6 +236,7 @@ _OPTIONS = {
     "version": {"type": "str", "default": ""},
     "reads": {"type": "dict", "default": {}},
     "pythons": {"type": "dict", "default": {}},
+    "accounts": {"type": "dict", "default": {}},
     "turn": {"type": "str", "choices": ["none", "take", "end"], "default": "none"},
     "lock_timeout": {"type": "float"},
 }

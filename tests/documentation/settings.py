@@ -24,7 +24,7 @@ def documented_default(row: Field, model: Any) -> str:
     from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.values import PORT_RANGE
 
     if row.default or row.kind is None:
-        return row.default or NO_MODE
+        return str(row.default or NO_MODE)
     value = row.kind.to_json(value_of(model, row.attribute))
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)

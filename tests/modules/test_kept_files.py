@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any, Dict
 
 import pytest
 import yaml
@@ -79,3 +80,42 @@ def test_what_is_beside_an_edited_file_is_removed(node):
     assert result["changed"] and len(result["warnings"]) == 1
     assert node.run("cat", files["persistent_file"]).stdout == OWN
     assert node.run("test", "!", "-e", files["parameters_file"]).returncode == 0
+
+
+def role_task(role: str, file: str, name: str) -> Dict[str, Any]:
+    """Return a task of a role, which has one of this name."""
+    (found,) = (
+        task for task in yaml.safe_load((ROOT / "roles" / role / "tasks" / file).read_text()) if task["name"] == name
+    )
+    return dict(found)
+
+
+@pytest.mark.parametrize("others", [(), ("notes.txt", "state-000001.json.gz.old")])
+def test_of_the_directory_of_saved_states_only_these_are_removed(node, others):
+    directory = node.scratch / "states"
+    directory.mkdir()
+    own = ("state-000001.json.gz", ".state-000002.json.gz.x7", "outcomes.json", ".outcomes.json.x7")
+    for name in (*own, *others):
+        (directory / name).touch()
+    names = ("Remove the saved states", "Remove the directory of the saved states if it is empty")
+    first, second = (role_task("service_proxy", "absent.yml", name) for name in names)
+
+    def removal(number: int, checks: bool = False) -> Dict[str, Any]:
+        # The harness keeps results by these names, and runs playbooks without --check.
+        text = json.dumps(first).replace(first["register"], f"result_{number}")
+        return dict(json.loads(text.replace("ansible_check_mode", str(checks).lower())))
+
+    variables = {"service_proxy_history_directory": str(directory)}
+    (preview,) = node.play(removal(0, checks=True), variables=variables)
+    assert preview["changed"] and len(list(directory.iterdir())) == len(own) + len(others)
+    found = node.play(removal(0), second, removal(2), second, variables=variables)
+    assert [result["changed"] for result in found] == [True, False, False, False]
+    assert sorted(path.name for path in directory.glob("*")) == sorted(others) and directory.exists() is bool(others)
+
+
+def test_an_account_of_others_is_refused(node):
+    names = ("nobody", "root", "no-such-account")
+    asked = [{"kubenode.proxy.node_programs": {"names": [], "accounts": {name: "agent_user"}}} for name in names]
+    found = node.play(*asked)
+    problem = "agent_user: the account nobody exists, and is not the agent's own: name another one, or root"
+    assert [result.get("msg", "") for result in found] == [problem, "", ""]

@@ -52,6 +52,20 @@ def test_roles_that_are_not_selected_are_an_error_only_if_nothing_else_is_select
     assert done.returncode == 0 and "ran" in done.stdout and "changed=0" in done.stdout, done.stdout + done.stderr
 
 
+def test_tags_that_an_included_role_does_not_get_are_an_error(tmp_path):
+    """Other tasks are selected by the tag, and Ansible says nothing about those of the role."""
+    play = tmp_path / "play.yml"
+    other = {"name": "Another task", "ansible.builtin.debug": {"msg": "ran"}, "tags": "proxy"}
+    nothing, later = "--tags proxy: this selects no task, so nothing would be done", "set agent_kubeconfig"
+    for apply, expected in (({}, nothing), ({"apply": {"tags": "proxy"}}, later)):
+        include = {"name": "kubenode.proxy.agent", **apply}
+        role = {"name": "Role", "ansible.builtin.include_role": include, "tags": "proxy"}
+        play.write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [other, role]}]))
+        done = run(str(play), "proxy", "--check")
+        said = " ".join((done.stdout + done.stderr).split())
+        assert done.returncode and [text for text in (nothing, later) if text in said] == [expected], said
+
+
 def test_no_role_runs_without_its_checks(tmp_path):
     for role in ("agent", "kernel", "schedule", "service_proxy"):
         play = tmp_path / f"{role}.yml"

@@ -388,7 +388,12 @@ def test_absent_leaves_only_the_dataplane_unless_its_removal_is_requested(node, 
 
 @pytest.mark.full
 def test_absent_again_changes_nothing(node, before, installed, variables):
-    again = node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
+    """An account of others, which the role has not created, stays."""
+    node.run("useradd", "alice")
+    again = node.role(
+        "agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True, "agent_user": "alice"}
+    )
+    node.run("userdel", "alice")
     assert again.changed_tasks == []
 
 

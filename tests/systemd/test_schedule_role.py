@@ -250,7 +250,10 @@ def test_the_timer_fires_and_after_a_reboot_kubelet_finds_the_rules(node, schedu
 def test_absent_leaves_nothing(node, before, scheduled, variables):
     # As after a boot.
     node.run("systemctl", "start", BOOT)
-    node.role("schedule", {**variables, "schedule_state": "absent"})
+    # A directory of others, which no run of this role has made.
+    node.run("mkdir", "/srv/infra")
+    node.role("schedule", {**variables, "schedule_state": "absent", "schedule_pull_directory": "/srv/infra"})
+    node.run("rmdir", "/srv/infra")
     assert node.unit(TIMER, "LoadState")["LoadState"] == "not-found"
     assert [line for line in differences(before, picture(node)) if not OF_THE_DATAPLANE.match(line)] == []
     assert node.run("test", "-e", "/var/lib/prometheus", check=False).returncode != 0

@@ -1,11 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ranges of numbers that operators set, for options of modules and commands and for variables of roles alike."""
+"""The ranges of numbers and forms of texts that operators set: options of modules and commands, variables of roles."""
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+import re
+from typing import Dict, Tuple, Union
 
 _PERCENT = (0.0, 100.0)
 _PORT = (1.0, 65535.0)
@@ -27,9 +28,27 @@ _RANGES: Dict[str, Tuple[float, float]] = {
     "watchdog_seconds": (1.0, _MOST),
 }
 
+# Of systemd.time(7); systemd only warns of what it cannot read, and goes on without it.
+_TIME = r"(\d+(\.\d+)?\s*([mu]?s(ec)?|seconds?|m(in)?|minutes?|h(r|ours?)?|d(ays?)?|w(eeks?)?)?\s*)+"
+_SOME_TIME = (re.compile(rf"(?=.*[1-9]){_TIME}"), "a time above 0 in systemd's notation, such as 10min")
+#: By the same names: the form of a text that becomes part of a unit, and its name.
+_FORMS = {
+    "interval": _SOME_TIME,
+    "jitter": (re.compile(_TIME), "a time in systemd's notation, such as 30s"),
+    "memory_max": (re.compile(r"[1-9]\d*(\.\d+)?[MGT]|\d{8,}|[1-9]\d?%|infinity|"), "a size from 1M, such as 512M"),
+    "timeout": _SOME_TIME,
+}
+_ANY = (re.compile(".*", re.DOTALL), "")
 
-def out_of_range(name: str, value: float) -> str:
-    """Return why a number is not in the range of that option, or variable without prefix; empty if it is."""
+
+def unacceptable(name: str, value: Union[float, str]) -> str:
+    """Return why an option, or a variable without prefix, must not have a value; empty if it may.
+
+    The value is a number out of its range, or a text of another form.
+    """
+    if isinstance(value, str):
+        form, meaning = _FORMS.get(name, _ANY)
+        return "" if form.fullmatch(value.strip()) else f"{value!r} is not {meaning}"
     lowest, highest = _RANGES.get(name, (0.0, _MOST))
     # Not a number that is none, such as nan, either.
     return "" if lowest <= value <= highest else f"{value:.12g} is not between {lowest:.12g} and {highest:.12g}"

@@ -10,7 +10,7 @@ import os
 from typing import Any, Callable, Tuple, Type, Union
 
 from ..base.mode_names import AUTO, IPTABLES, MODES
-from ..base.ranges import out_of_range
+from ..base.ranges import unacceptable
 from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
@@ -30,7 +30,7 @@ def number(name: str, kind: Union[Type[int], Type[float]]) -> Callable[[str], fl
 
     def parse(text: str) -> float:
         value = kind(text)
-        reason = out_of_range(name, value)
+        reason = unacceptable(name, value)
         if reason:
             raise argparse.ArgumentTypeError(reason)
         return value

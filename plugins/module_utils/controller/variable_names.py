@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set
 
 from ..base.errors import ConfigurationError
-from ..base.ranges import out_of_range
+from ..base.ranges import unacceptable
 from ..base.whole_files import check_room
 from ..cluster.api.access.kubeconfig import read_choice
 from ..configuration.documents import parse_documents
@@ -75,7 +75,7 @@ def _read(path: Path) -> Any:
 
 def known_variables(role: Path) -> FrozenSet[str]:
     """Return the variables of a role: options of all its entry points, defaults, and constants."""
-    known: Set[str] = set(_role_options(role))
+    known: Set[str] = set(role_options(role))
     for folder in ("defaults", "vars"):
         path = role / folder / "main.yml"
         if path.exists():
@@ -83,24 +83,19 @@ def known_variables(role: Path) -> FrozenSet[str]:
     return frozenset(known)
 
 
-def _role_options(role: Path) -> Dict[str, Dict[str, Any]]:
+def role_options(role: Path) -> Dict[str, Dict[str, Any]]:
+    """Return the options of all entry points of a role by name, as Ansible describes arguments."""
     found: Dict[str, Dict[str, Any]] = {}
     for entry in _read(role / "meta" / "argument_specs.yml")["argument_specs"].values():
         found.update(entry.get("options", {}))
     return found
 
 
-def number_options(role: Path) -> Dict[str, Dict[str, Any]]:
-    """Return the options of a role that are numbers, or have some."""
-    numeric = ("int", "float")
-    return {name: item for name, item in _role_options(role).items() if item["type"] in numeric or "options" in item}
-
-
 def options_of(collection: Path) -> Dict[str, Dict[str, Any]]:
     """Return the options of all roles and playbooks by name, as Ansible describes arguments."""
     found = dict(_read(collection / "meta" / "playbook-options.yml"))
     for path in sorted((collection / "roles").glob("*/meta/argument_specs.yml")):
-        found.update(_role_options(path.parents[1]))
+        found.update(role_options(path.parents[1]))
     return found
 
 
@@ -129,6 +124,9 @@ def invalid_values(
             found += _invalid_serial(value)
         elif options[name].get("type") == "path" and value != options[name]["default"] and _is_relative(value):
             found.append(f"{name}: {value!r} is not an absolute path")
+        elif options[name].get("type") == "list" and isinstance(value, str):
+            # Ansible divides a text where it validates one, but does not pass the list on.
+            found.append(f"{name}: {value!r} is not a list; on the command line, pass JSON: -e '{{\"{name}\": [...]}}'")
         else:
             checked = validator({name: options[name]}).validate({name: value})
             wrong = checked.error_messages or _out_of_range(name, checked.validated_parameters[name])
@@ -164,14 +162,14 @@ def without_effect(variables: Mapping[str, Any]) -> List[str]:
 
 
 def _out_of_range(name: str, value: Any) -> List[str]:
-    """Return why numbers are out of their ranges: a value, those in a dict, or in the dicts of a list."""
+    """Return why numbers are out of their ranges, or a text wrong: a value, those in a dict, or in dicts of a list."""
     if isinstance(value, dict):
         return [f"{key}: {reason}" for key, item in value.items() for reason in _out_of_range(f"_{key}", item)]
     if isinstance(value, list):
         return [reason for item in value if isinstance(item, dict) for reason in _out_of_range(name, item)]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return []
-    reason = out_of_range(_PREFIX.sub("", name, count=1), value)
+    reason = unacceptable(_PREFIX.sub("", name, count=1), value)
     return [reason] if reason else []
 
 

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Sequence
 
 from ..base.errors import ProxyError, Refusal
-from ..base.ranges import out_of_range
+from ..base.ranges import unacceptable
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -61,7 +61,7 @@ def run(
     if needs_root and os.geteuid():
         module.fail_json(msg=root_needed(needs_root), error_kind="preflight")
     for name, value in module.params.items():
-        reason = isinstance(value, (int, float)) and not isinstance(value, bool) and out_of_range(name, value)
+        reason = isinstance(value, (int, float)) and not isinstance(value, bool) and unacceptable(name, value)
         if reason:
             module.fail_json(msg=f"{name}: {reason}", error_kind="configuration")
     # The process ends with the task and creates almost no reference cycles. Repeated collections over all the objects

@@ -36,23 +36,25 @@ def check_timeout(seconds: float) -> None:
         )
 
 
-def refuse_if_pending(check: bool = False) -> Optional[str]:
+def refuse_if_pending(check: bool = False, removes: bool = False) -> Optional[str]:
     """Raise HistoryError if a change waits to be confirmed; return a warning if its timer no longer exists.
 
-    With ``check`` only warn, and keep the file of the pending change. Raises KernelError if systemd does not answer.
+    With ``check`` only warn, and keep the file of the pending change; but a removal is refused before its first step,
+    which is such a check. Raises KernelError if systemd does not answer.
     """
     waiting = pending.read()
     if waiting is None:
         # A decision that was cut short leaves the directory, for which the runs of other users are refused.
         return None if check else _remove_leftovers()
-    if check:
+    if check and not removes:
         return str(waiting)
     if not units.why_not_systemd():
         if units.is_active(f"{pending.UNIT}.timer") or units.is_active(f"{pending.UNIT}.service"):
             raise HistoryError(
                 f"{waiting}: confirm it (service_proxy_confirm or kubenode-proxy confirm), roll it back, or wait"
             )
-        pending.clear()
+        if not check:
+            pending.clear()
         return (
             f"the change after state {waiting.saved_state} was not confirmed, but its timer no longer exists: "
             "the change stays in effect"
@@ -132,7 +134,7 @@ class SavingGuard(Guard):
             check_timeout(request.confirm_timeout)
             if not request.check:
                 HistoryDirectory(request.history_directory).check_writable()
-        warning = refuse_if_pending(check=request.check)
+        warning = refuse_if_pending(request.check, request.state == "absent")
         return [warning] if warning else []
 
     def target(self, configuration: KubeProxyConfiguration) -> None:

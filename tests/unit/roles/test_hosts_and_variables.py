@@ -193,6 +193,7 @@ def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
     wrong = {
         "agent_hold_loss": "nan",
         "agent_kubelet_delay": 11,
+        "agent_memory_max": "1Gi",
         "agent_python": "python3",
         "agent_token_seconds": 599,
         "agent_watchdog_seconds": 0,
@@ -205,9 +206,13 @@ def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
         "proxy_report_stale_after": -1,
         "proxy_serial": [1, "0%"],
         "schedule_check": "maybe",
+        "schedule_interval": "hourly",
+        "schedule_jitter": "30 sekunden",
+        "schedule_timeout": "0",
         "service_proxy_api_port": 65536,
         "service_proxy_configuration": "iptables",
         "service_proxy_directory": "",
+        "service_proxy_ignore_findings": "ufw,cilium",
     }
     lines = invalid_values(wrong, options, ArgumentSpecValidator)
     assert len(lines) == len(wrong) and all(line.startswith(f"{name}: ") for name, line in zip(wrong, lines))
@@ -223,7 +228,11 @@ def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
         "migrate_wait_timeout": "{{ seconds }}",
         "service_proxy_directory": None,
         "service_proxy_history_directory": "/srv/states",
-        "service_proxy_ignore_findings": "ufw,cilium",
+        "service_proxy_ignore_findings": ["ufw", "cilium"],
+        "agent_memory_max": "512M",
+        "schedule_interval": "1h 30min",
+        "schedule_jitter": "0",
+        "schedule_timeout": 600,
         "service_proxy_keep_states": "7",
         "service_proxy_kubelet_kubeconfig": "",
         "service_proxy_mode": "",

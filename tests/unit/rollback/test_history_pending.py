@@ -372,9 +372,11 @@ def test_another_convergence_is_refused_while_the_timer_runs(waiting, place, mon
     monkeypatch.setattr(guard.units, "is_active", lambda unit: unit in active)
     assert "waits to be confirmed until" in (guard.refuse_if_pending(check=True) or "")
     if waits:
-        with pytest.raises(HistoryError, match=r"confirm it .* roll it back, or wait"):
-            guard.refuse_if_pending()
+        for check, removes in ((False, False), (True, True)):
+            with pytest.raises(HistoryError, match=r"confirm it .* roll it back, or wait"):
+                guard.refuse_if_pending(check, removes)
     else:
+        assert guard.refuse_if_pending(check=True, removes=True) and pending.read() is not None
         assert "its timer no longer exists" in (guard.refuse_if_pending() or "")
         assert pending.read() is None
         assert guard.refuse_if_pending() is None
