@@ -69,7 +69,7 @@ options:
   accounts:
     description:
       - Names of accounts that the role P(kubenode.proxy.agent#role) would create, each with the variable that names it.
-        Fails if one is somebody else's, since the role would change it, and remove it later.
+        Fails if one has another home than the agent's, since the role would change it, and remove it later.
     type: dict
     default: {}
   turn:

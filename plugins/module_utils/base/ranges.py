@@ -28,7 +28,7 @@ _RANGES: Dict[str, Tuple[float, float]] = {
     "watchdog_seconds": (1.0, _MOST),
 }
 
-# Of systemd.time(7); systemd only warns of what it cannot read, and goes on without it.
+# Of systemd.time(7); systemd only warns of what it cannot read, and continues without it.
 _TIME = r"(\d+(\.\d+)?\s*([mu]?s(ec)?|seconds?|m(in)?|minutes?|h(r|ours?)?|d(ays?)?|w(eeks?)?)?\s*)+"
 _SOME_TIME = (re.compile(rf"(?=.*[1-9]){_TIME}"), "a time above 0 in systemd's notation, such as 10min")
 #: By the same names: the form of a text that becomes part of a unit, and its name.
