@@ -49,6 +49,8 @@ ON_NODES = {
     "systemd-analyze": "systemd",
     "systemd-run": "systemd",
     "update-alternatives": "dpkg",
+    "useradd": "passwd",
+    "userdel": "passwd",
 }
 #: Every Debian has these packages.
 ESSENTIAL = {"coreutils", "dpkg", "libc-bin", "passwd"}
