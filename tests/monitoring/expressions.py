@@ -20,20 +20,8 @@ from .dashboard import PATH
 ALERTS = ROOT / "examples" / "monitoring" / "alerts.yml"
 # Tokens of an expression other than metrics, labels and numbers.
 WORDS = frozenset(
-    {
-        "absent",
-        "and",
-        "bool",
-        "by",
-        "changes",
-        "count",
-        "count_over_time",
-        "delta",
-        "histogram_quantile",
-        "ignoring",
-        "increase",
-    }
-    | {"max", "min", "offset", "on", "or", "rate", "sum", "time", "topk", "unless", "vector", "without"}
+    {"absent", "and", "bool", "by", "count", "count_over_time", "delta", "histogram_quantile", "ignoring", "increase"}
+    | {"changes", "max", "min", "offset", "on", "or", "rate", "sum", "time", "topk", "unless", "vector", "without"}
 )
 # Values of Grafana's own variables, for tests without Grafana.
 VARIABLES = {"$__rate_interval": "5m", "$__range": "3h", "$instance": ".+", "$job": ".+"}

@@ -29,7 +29,9 @@ _RANGES: Dict[str, Tuple[float, float]] = {
 }
 
 # Of systemd.time(7); systemd only warns of what it cannot read, and continues without it.
-_TIME = r"(\d+(\.\d+)?\s*([mu]?s(ec)?|seconds?|m(in)?|minutes?|h(r|ours?)?|d(ays?)?|w(eeks?)?)?\s*)+"
+# A number ends at its unit or at a space, so that no text is read in more ways than one.
+_UNIT = r"([mu]?s(ec)?|seconds?|m(in)?|minutes?|h(r|ours?)?|d(ays?)?|w(eeks?)?)"
+_TIME = rf"(\d+(\.\d+)?(\s*{_UNIT}\s*|\s+))*\d+(\.\d+)?(\s*{_UNIT})?"
 _SOME_TIME = (re.compile(rf"(?=.*[1-9]){_TIME}"), "a time above 0 in systemd's notation, such as 10min")
 #: By the same names: the form of a text that becomes part of a unit, and its name.
 _FORMS = {
@@ -38,7 +40,6 @@ _FORMS = {
     "memory_max": (re.compile(r"[1-9]\d*(\.\d+)?[MGT]|\d{8,}|[1-9]\d?%|infinity|"), "a size from 1M, such as 512M"),
     "timeout": _SOME_TIME,
 }
-_ANY = (re.compile(".*", re.DOTALL), "")
 
 
 def unacceptable(name: str, value: Union[float, str]) -> str:
@@ -47,8 +48,8 @@ def unacceptable(name: str, value: Union[float, str]) -> str:
     The value is a number out of its range, or a text of another form.
     """
     if isinstance(value, str):
-        form, meaning = _FORMS.get(name, _ANY)
-        return "" if form.fullmatch(value.strip()) else f"{value!r} is not {meaning}"
+        form, meaning = _FORMS.get(name, (None, ""))
+        return f"{value!r} is not {meaning}" if form and not form.fullmatch(value.strip()) else ""
     lowest, highest = _RANGES.get(name, (0.0, _MOST))
     # Not a number that is none, such as nan, either.
     return "" if lowest <= value <= highest else f"{value:.12g} is not between {lowest:.12g} and {highest:.12g}"

@@ -129,7 +129,7 @@ def invalid_values(
             found.append(f"{name}: {value!r} is not a list; on the command line, pass JSON: -e '{{\"{name}\": [...]}}'")
         else:
             checked = validator({name: options[name]}).validate({name: value})
-            wrong = checked.error_messages or _out_of_range(name, checked.validated_parameters[name])
+            wrong = checked.error_messages or _unacceptable(name, checked.validated_parameters[name])
             kind = _KINDS.get(options[name].get("type", ""))
             wrong = [f"{str(value)!r} is not {kind}"] if kind and checked.error_messages else wrong
             found += [f"{name}: {error}" for error in wrong]
@@ -161,12 +161,12 @@ def without_effect(variables: Mapping[str, Any]) -> List[str]:
     return found
 
 
-def _out_of_range(name: str, value: Any) -> List[str]:
+def _unacceptable(name: str, value: Any) -> List[str]:
     """Return why numbers are out of their ranges, or a text wrong: a value, those in a dict, or in dicts of a list."""
     if isinstance(value, dict):
-        return [f"{key}: {reason}" for key, item in value.items() for reason in _out_of_range(f"_{key}", item)]
+        return [f"{key}: {reason}" for key, item in value.items() for reason in _unacceptable(f"_{key}", item)]
     if isinstance(value, list):
-        return [reason for item in value if isinstance(item, dict) for reason in _out_of_range(name, item)]
+        return [reason for item in value if isinstance(item, dict) for reason in _unacceptable(name, item)]
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return []
     reason = unacceptable(_PREFIX.sub("", name, count=1), value)

@@ -207,7 +207,8 @@ def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
         "proxy_serial": [1, "0%"],
         "schedule_check": "maybe",
         "schedule_interval": "hourly",
-        "schedule_jitter": "30 sekunden",
+        # A form that read it in many ways would not end.
+        "schedule_jitter": f"{'1' * 60} sekunden",
         "schedule_timeout": "0",
         "service_proxy_api_port": 65536,
         "service_proxy_configuration": "iptables",

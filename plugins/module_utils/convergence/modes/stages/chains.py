@@ -125,14 +125,14 @@ def chain_removal_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
         if context.variant is None:
             continue
         ours = chain_ownership(context.settings, True)
-        stages += _removed(context, ChainsResource(context.variant, ours, for_removal=True))
+        stages += _removed(ChainsResource(context.variant, ours, for_removal=True))
     return stages
 
 
-def _removed(context: FamilyContext, chains: ChainsResource) -> List[Stage]:
+def _removed(chains: ChainsResource) -> List[Stage]:
     """Return the stages that remove chains, and tables of iptables-nft that are empty without them."""
     going = ObservedOnce(chains)
-    stages = [localnet_stage(going)] if context.family == IPV4 else []
+    stages = [localnet_stage(going)] if chains.family == IPV4 else []
     stages.append(Stage(going, {}))
     if chains.variant.name == NFT:
         stages.append(Stage(EmptyTablesResource(chains), {}))
@@ -149,5 +149,5 @@ def iptables_remainder_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
         remainder = ours._replace(fixed=_BESIDE_IPVS, prefixes={}, presence_only=frozenset())
         resource = ChainsResource(context.variant, remainder, for_removal=True)
         resource.qualifier = "of iptables mode"
-        stages += _removed(context, resource)
+        stages += _removed(resource)
     return stages
