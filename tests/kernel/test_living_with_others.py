@@ -8,8 +8,10 @@ No check depends on how long a repair takes; the durations are printed (``pytest
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -48,11 +50,16 @@ COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+")
 
 
 class Event(NamedTuple):
-    """An action of another program. ``log``: what the agent must log about it; empty if our state is unaffected."""
+    """An action of another program.
+
+    ``log``: what the agent must log about it; empty if our state is unaffected. ``at_once``: whether the action takes
+    several commands, and would fail if the agent repaired something between them.
+    """
 
     name: str
     do: Callable[[str], None]
     log: str
+    at_once: bool = False
 
 
 def commands(*given: Sequence[str]) -> Callable[[str], None]:
@@ -91,16 +98,11 @@ def flushed(*tables: str) -> Callable[[str], None]:
 
 
 def sets_destroyed(variant: str) -> None:
-    """Destroy all sets, which must be unused at that time; the agent may be faster, so retry until it works."""
-    deadline = time.monotonic() + PATIENCE
-    flush = "".join(FLUSHED.format(table=table) for table in ("nat", "filter"))
-    while True:
-        for program in ("iptables", "ip6tables"):
-            run([f"{program}-{variant}-restore", "--noflush"], stdin=flush)
-        done = subprocess.run(["ipset", "destroy"], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return
-        assert time.monotonic() < deadline, done.stderr
+    """Remove all rules that use sets, and destroy the sets."""
+    for program in ("iptables", "ip6tables"):
+        flush = "".join(FLUSHED.format(table=table) for table in ("nat", "filter"))
+        run([f"{program}-{variant}-restore", "--noflush"], stdin=flush)
+    run(["ipset", "destroy"])
 
 
 def without_ours(variant: str) -> None:
@@ -127,7 +129,7 @@ FIREWALLD_EVENT = Event("firewalld reload: its own table", firewalld_reload, "")
 IPVS: Tuple[Event, ...] = (
     Event("ipvsadm -C", commands(("ipvsadm", "-C")), "virtual server"),
     Event("ipset flush", commands(("ipset", "flush")), "KUBE-CLUSTER-IP"),
-    Event("iptables -F and -X, ipset destroy", sets_destroyed, "KUBE-CLUSTER-IP"),
+    Event("iptables -F and -X, ipset destroy", sets_destroyed, "KUBE-CLUSTER-IP", at_once=True),
     Event("ip link del kube-ipvs0", commands(("ip", "link", "del", "kube-ipvs0")), "kube-ipvs0"),
     Event("ip addr flush dev kube-ipvs0", commands(("ip", "addr", "flush", "dev", "kube-ipvs0")), "address"),
 )
@@ -263,6 +265,16 @@ class Node(AgentNode):
                 found += COUNTERS.sub("", settled_listing(*name.split())).splitlines()
         return found
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the agent's process with SIGSTOP, and continue it afterwards."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def repairs(self) -> float:
         return float(self.status().get("driftRepaired", 0))
 
@@ -303,7 +315,8 @@ def test_services_recover_from_changes_by_other_programs(node) -> None:
         repaired, logged = node.repairs(), len(node.repair_lines())
         expected = node.rules_of_other_programs()
         moment = time.monotonic()
-        event.do(variant)
+        with node.paused() if event.at_once else contextlib.nullcontext():
+            event.do(variant)
         left = node.rules_of_other_programs()
         if event.log:
             wait_for(lambda known=repaired: node.repairs() > known, PATIENCE, 0.02)

@@ -37,6 +37,8 @@ HELP = {
 # The status of "kubenode-proxy converge --check" when something differs.
 DIFFERENT = 3
 TEMPORARY = ".metrics-"
+# How long a signal may wait until it is passed on, in seconds.
+LONGEST_WAIT = 1.0
 # More than all metrics take.
 MOST_CHARACTERS = 1 << 16
 KINDS = ("added", "replaced", "removed")
@@ -138,12 +140,23 @@ class Termination:
             command.terminate()
 
 
+def output_of(process: subprocess.Popen[str]) -> str:
+    """Return what the command prints until it ends.
+
+    A signal that arrives while output is read sets only a flag, and one long read would wait for more output before it
+    calls the handler: time limits make Python look at the flag.
+    """
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=LONGEST_WAIT)[0]
+
+
 def run(command: List[str], kind: str, termination: Termination) -> Tuple[int, Samples]:
     """Run the command; its errors go where ours go, its output as well unless it is a report for programs."""
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
             termination.watch(process)
-            output, _errors = process.communicate()
+            output = output_of(process)
     except OSError as error:
         print(f"{command[0]}: cannot be run: {error.strerror}", file=sys.stderr)
         return 127, []
