@@ -32,9 +32,9 @@ def run(first: int, count: int) -> int:
     failed = steps = judged = excepted = 0
     for seed in range(first, first + count):
         world, faults = world_of(seed)
-        steps, judged, excepted = (
-            steps + world.kernel.steps, judged + world.judge.judged, excepted + world.judge.excepted
-        )  # fmt: skip
+        steps += world.kernel.steps
+        judged += world.judge.judged + world.policy_judge.judged
+        excepted += world.judge.excepted + world.policy_judge.excepted
         if faults:
             failed += 1
             print(f"SEED={seed} {world.plane} {world.node}", *faults[:5], sep="\n  ")

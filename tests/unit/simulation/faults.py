@@ -9,6 +9,9 @@ from typing import Any, Dict, Iterator, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.notifications import NftWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.watch import Watching
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.inputs import PolicyLinks
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.policy import PolicySync
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.settings import SettingsInEffect
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.node import NodeSync
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.proxier import Proxier
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.syncer import Syncer
@@ -17,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflec
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.schedule import Schedule
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner, Transaction
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import PolicyRows
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import MergedTables
 
 _pop_journal = MergedTables.pop_journal
@@ -26,6 +30,9 @@ _replace = Known.replace
 _poll = NftWatch.poll
 _start = Syncer.start
 _transactions = Planner.transactions
+_pop_rows = PolicyRows.pop_journal
+_not_programmed = PolicySync._not_programmed
+_links = PolicyLinks.follow
 
 
 def _journal_without_an_entry(tables: MergedTables) -> Any:
@@ -70,6 +77,23 @@ def _reversed(planner: Planner, change: Any) -> Iterator[Transaction]:
     yield from list(_transactions(planner, change))[::-1]
 
 
+def _rows_without_one(rows: PolicyRows) -> Any:
+    journal = _pop_rows(rows)
+    if len(journal) > 3:
+        del journal[sorted(journal, key=repr)[0]]
+    return journal
+
+
+def _without_comparison(sync: PolicySync, error: Exception) -> None:
+    _not_programmed(sync, error)
+    sync._table.needs_full = False
+
+
+def _links_once(links: PolicyLinks, policy: Any, settings: Any, everything: bool) -> None:
+    if everything:
+        _links(links, policy, settings, everything)
+
+
 def _with_all(known: Known, items: Any) -> Any:
     return _replace(known, items)._replace(gone=[])
 
@@ -87,4 +111,8 @@ FAULTS: Dict[str, Tuple[int, Any, str, Any]] = {
     "Services not rendered again for a configuration": (0, NodeSync, "rebuild", _rebuild),
     "Services deleted before another attempt": (163, Syncer, "start", _start_without_the_deleted),
     "transactions reversed": (1, Planner, "transactions", _reversed),
+    "policies before they are known": (2, SettingsInEffect, "are_known", True),
+    "a lost row of policies": (2, PolicyRows, "pop_journal", _rows_without_one),
+    "policies not compared after a failure": (23, PolicySync, "_not_programmed", _without_comparison),
+    "interfaces of pods not looked for again": (5, PolicyLinks, "follow", _links_once),
 }  # fmt: skip

@@ -259,15 +259,16 @@ class PoliciesTable(PolicyKernel):
             super(PoliciesTable, self)._send(labelled)
             self._kernel.policies = self.tables
 
-        self._kernel.attempt(apply, TransactionRefused)
+        self._kernel.attempt(apply, TransactionRefused, policies=True)
         self.held, self._ports.held = self._kernel.policies
 
 
 class SimulatedKernel:
     """The tables of a node.
 
-    ``judge``: called after each change by the agent, ``others_changed``: by another program. ``external``: whether such
-    a change is not repaired yet; ``touched``: the objects that it concerns, in nftables mode. ``steps``: the changes by
+    ``judge``: called after each change by the agent, ``judge_policies`` of tables of policies, ``others_changed`` by
+    another program. ``external``: whether such a change is not repaired yet, ``policies_external`` of policies;
+    ``touched``: the objects that it concerns, in nftables mode. ``steps``: the changes by
     the agent. ``others``: those by other programs, ``others_read``: how many of them the agent has read. ``is_watched``
     returns whether the agent watches the tables: a change in the middle of its first sync waits for the regular check.
     """
@@ -281,10 +282,11 @@ class SimulatedKernel:
         self.refusals = Refusals()
         self.monitors: List[Monitor] = []
         self.judge: Callable[[], None] = lambda: None
+        self.judge_policies: Callable[[], None] = lambda: None
         self.others_changed: Callable[[], None] = lambda: None
         self.is_watched: Callable[[], bool] = lambda: True
         self.touched: Set[Object] = set()
-        self.external = False
+        self.external = self.policies_external = False
         self.others = self.others_read = 0
         self.steps = 0
         self._chosen = chosen
@@ -301,8 +303,8 @@ class SimulatedKernel:
             self.refusals.unreadable -= 1
             raise KernelError("interrupted: no answer from the kernel")
 
-    def attempt(self, apply: Callable[[], object], refused: Any) -> None:
-        """Let the agent make a change, unless something comes before it."""
+    def attempt(self, apply: Callable[[], object], refused: Any, policies: bool = False) -> None:
+        """Let the agent make a change, unless something comes before it. ``policies``: in the tables of these."""
         self._clock.wait(0.002)
         fault = self.refusals.next()
         if fault == "kill":
@@ -315,7 +317,7 @@ class SimulatedKernel:
             raise refused("refused")
         apply()
         self.steps += 1
-        self.judge()
+        (self.judge_policies if policies else self.judge)()
         if fault == "lose":
             raise KernelError("the answer was lost: no buffer space available")
 
@@ -323,7 +325,9 @@ class SimulatedKernel:
 
     def other_program(self) -> None:
         """Let another program change something of ours, of which the kernel sends notifications."""
-        if self.table.key is not None:
+        if self.policies[0].key is not None and self._chosen.random() < 0.5:
+            self._change_policies()
+        elif self.table.key is not None:
             self._change_table()
         elif self.programs.held != empty():
             self._change_chains()
@@ -355,6 +359,21 @@ class SimulatedKernel:
         table.changed = {*self.touched}
         self.table, self.external = table, True
         self._notify(self.family)
+
+    def _change_policies(self) -> None:
+        table = self.policies[0].after([])
+        filled = sorted(name for name, found in table.elements.items() if found)
+        what = self._chosen.choice(("element", "element", "flush", "table"))
+        if what == "element" and filled:
+            name = self._chosen.choice(filled)
+            del table.elements[name][self._chosen.choice(sorted(table.elements[name]))]
+        elif what == "flush":
+            name = self._chosen.choice(sorted(table.chains))
+            table.chains[name] = table.chains[name]._replace(rules=())
+        else:
+            table = Table({})
+        self.policies, self.policies_external = (table, self.policies[1]), True
+        self._notify("inet")
 
     def _change_chains(self) -> None:
         held = dict(self.programs.held)

@@ -34,6 +34,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.settings impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Reflector
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NetworkPolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.iptables import IPTABLES_MODE
@@ -44,6 +45,7 @@ from tests.unit.transitions.states import Node
 
 from .judge import Dataplane, Judge
 from .kernel import LegacyWatch, Monitor, NoAddresses, PoliciesTable, ServicesTable, SimulatedKernel
+from .policies import ADDRESSES, find_links
 from .server import Client
 
 HEAD = (
@@ -119,6 +121,7 @@ class Process:
         components.supervisor.start = self._start  # type: ignore[method-assign]
         self.agent._inbox.wait = wait  # type: ignore[method-assign]
         self._follow(components)
+        world.policy_judge.follow(components.policy)
 
     def _start(self, name: str, body: Callable[[Any], None], _interrupt: Any = None) -> Thread:
         thread = Thread(name, body, self.world.clock.now)
@@ -222,12 +225,16 @@ def _pause(seconds: float) -> None:
     raise Paused(seconds)
 
 
-def write_configuration(path: Path, plane: Dataplane, node_now: Node, policies: bool) -> None:
-    """Write the configuration by which a node serves in this mode, with these settings."""
+def write_configuration(
+    path: Path, plane: Dataplane, node_now: Node, policies: Optional[NetworkPolicySettings]
+) -> None:
+    """Write the configuration by which a node serves in this mode, with these settings and those of policies."""
     mode = "iptables" if plane.variant else "nftables"
     masquerade = str(dict(node_now.changes).get("masquerade_all", False)).lower()
     more = f"behaviour: {node_now.behaviour}\n" if node_now.behaviour != "kube-proxy" else ""
-    more += "networkPolicy: {enabled: true, clusterPolicies: true}\n" if policies else ""
+    if policies is not None:
+        tiers, checks = (str(each).lower() for each in (policies.cluster_policies, policies.check_sources))
+        more += f"networkPolicy: {{enabled: true, clusterNetworkPolicies: {tiers}, checkSources: {checks}}}\n"
     path.write_text(HEAD.format(mode, mode, masquerade) + (NODE_HEAD + more if more else ""), encoding="utf-8")
 
 
@@ -259,7 +266,7 @@ def replaced(world: Any) -> Any:
         policy_table: {"TableMonitor": lambda _ports, _table: readable(["inet", "bridge"])},
         policy: {"gc": SimpleNamespace(freeze=idle, unfreeze=idle, collect=idle)},
         policy_settings: {"policy_findings": lambda *_all: []},
-        inputs: {"find_links": idle, "AddressMonitor": NoAddresses},
+        inputs: {"find_links": find_links, "AddressMonitor": NoAddresses},
     }
     with contextlib.ExitStack() as stack:
         for module, changes in patches.items():
@@ -296,7 +303,11 @@ def made(world: Any, configuration: KubeProxyConfiguration, cluster: Any, handle
         mode=mode,
         mode_reason="requested",
         node_view=SimpleNamespace(  # type: ignore[arg-type]
-            node=cluster.nodes.get("node1"), name="node1", nfacct_counters=(), addresses=(), families=(here.family,)
+            node=cluster.nodes.get("node1"),
+            name="node1",
+            nfacct_counters=(),
+            addresses=ADDRESSES,
+            families=(here.family,),
         ),
         families=(Proxier(configuration, mode, context, handles),),
         warnings=(),

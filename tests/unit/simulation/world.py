@@ -12,10 +12,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 from unittest import mock
 
 from tests.lab.clock import Clock
+from tests.unit.transitions.policies import SETTINGS
 from tests.unit.transitions.states import NETS, TRAITS, Node, _combined, _service, _slices
 
+from . import policies
 from .judge import SERVICES, Dataplane, Judge
 from .kernel import Killed, SimulatedKernel
+from .policies import PolicyJudge
 from .process import Process, replaced, write_configuration
 from .server import ApiServer
 
@@ -60,6 +63,10 @@ class World:
         self.judge.where = lambda: f"{self.clock.now:.3f}, step {self.kernel.steps}, after {self.trace[-1]!r}"
         self.kernel.is_watched = lambda: self.process.agent.sync.watching.drift is not None
         self.kernel.judge, self.kernel.others_changed = self.judge, self.judge.others_changed
+        #: Of network policies; None on a node that enforces none.
+        self.policies = SETTINGS if seed % 3 == 2 else None
+        self.policy_judge = PolicyJudge(self.kernel)
+        self.policy_judge.where, self.kernel.judge_policies = self.judge.where, self.policy_judge
         self.configuration = directory / "config.conf"
         self.process: Any = None
         self.starts = 0
@@ -77,9 +84,12 @@ class World:
         for number in range(1, SERVICES + 1):
             for change in self._service_changes(number):
                 change()
+        for change in policies.changes(self.server, chosen) if self.policies else ():
+            change()
         actions: Dict[Tuple[str, int], Callable[[], List[Callable[[], None]]]] = {
             ("a Service changes", 8): lambda: self._service_changes(chosen.randint(1, SERVICES)),
             ("endpoints change", 8): lambda: self._slice_changes(chosen.randint(1, SERVICES)),
+            ("pods and policies change", 8 if self.policies else 0): lambda: policies.changes(self.server, chosen),
             ("the API server is away", 1): lambda: [lambda: self._away(True)],
             ("the API server answers", 2): lambda: [lambda: self._away(False)],
             ("requests fail", 1): lambda: [lambda: setattr(self.server, "trouble", 0.5)],
@@ -183,12 +193,15 @@ class World:
     def _reload(self) -> None:
         behaviour, masquerade = self.chosen.choice(_HERE), self.chosen.random() < 0.5 and not self.plane.variant
         self.node = Node(self.node.family, behaviour, (("masquerade_all", True),) if masquerade else ())
+        if self.policies is not None:
+            tiers, checks = (self.chosen.random() < 0.7 for _setting in range(2))
+            self.policies = self.policies._replace(cluster_policies=tiers, check_sources=checks)
         self._write()
         if self.process is not None:
             self.process.agent.reload()
 
     def _write(self) -> None:
-        write_configuration(self.configuration, self.plane, self.node, False)
+        write_configuration(self.configuration, self.plane, self.node, self.policies)
 
     def _calm(self) -> None:
         """End all faults."""
@@ -254,7 +267,7 @@ class World:
                     pass
                 self.clock.now = max(self.clock.now, pause)
         defects = [line for log in self.logs for line in log.splitlines() if "a defect" in line]
-        return defects + self.judge.faults + self.last
+        return defects + self.judge.faults + self.policy_judge.faults + self.last
 
     def _live(self) -> None:
         """Let one process of the agent live."""
@@ -271,4 +284,7 @@ class World:
             self.logs.append(process.log.getvalue())
         if not self._planned:
             objects = list(self.server.objects.values())
-            self.last = [f"at the end {line}" for line in self.plane.difference(self.kernel, objects, self.node)]
+            found = self.plane.difference(self.kernel, objects, self.node)
+            if self.policies is not None:
+                found += self.policy_judge.last(objects, self.policies)
+            self.last = [f"at the end {line}" for line in found]

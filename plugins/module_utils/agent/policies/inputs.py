@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional
+from typing import Callable, FrozenSet, List, Optional
 
 from ...base.errors import KernelError
 from ...cluster.parsing.policy_objects import PolicyChanges
@@ -13,8 +13,10 @@ from ...configuration.node_proxy import NetworkPolicySettings
 from ...convergence.policy import find_links
 from ...kernel.pod_links import PodLinks
 from ...kernel.rtnetlink.address_monitor import AddressMonitor
+from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
-from ...networkpolicy.rows import ANY, POLICED, SELF
+from ...networkpolicy.rows import SELF
+from ...rendering.networkpolicy.sets import SIDES
 from ..source.view import ClusterView
 from ..telemetry.log import LimitedLog
 from ..threads.timers import Pace, Timers
@@ -113,6 +115,7 @@ class PolicyLinks:
         self._limited = limited
         self._again = again
         self._pause = _FIRST_POLL_SECONDS
+        self._restricted: List[FrozenSet[Address]] = []
         self._timer = timers.add("look for interfaces of pods", self._look_again)
         self._monitor: Optional[AddressMonitor] = None
 
@@ -141,7 +144,8 @@ class PolicyLinks:
         ``everything``: determine known ones again, too. Policies are in force without it, except for link-local and
         forged addresses, so a failure only causes a warning.
         """
-        changed = everything or any(row[0] in (SELF, POLICED, ANY) for row in policy.table.journal)
+        before, self._restricted = self._restricted, [policy.restricted(side) for side in SIDES]
+        changed = everything or before != self._restricted or any(row[0] == SELF for row in policy.table.journal)
         if everything:
             self._links.forget()
         elif not self.due and not changed:

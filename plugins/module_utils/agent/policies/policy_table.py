@@ -52,39 +52,33 @@ class PolicyTable(SyncedTables):
 
     def partial(self) -> SyncResult:
         """See the base class."""
+        return self._sync(whole=False)
+
+    def full(self) -> SyncResult:
+        """See the base class."""
+        return self._sync(whole=True)
+
+    def _sync(self, whole: bool) -> SyncResult:
         policy, self.needs_full = self._policy, True
         if policy is None:
             return NOTHING
         journal = policy.table.pop_journal()
-        planned = [PlannedChange(self._kernel, change_of(journal, policy.table.rows, self._options))]
-        result = applied(planned)
-        if self._options.cut and planned[0].change:
-            self._cuts.revoke(revoked(policy, journal, self._options.tiers))
-        self._applied(policy)
-        return result
-
-    def full(self) -> SyncResult:
-        """See the base class."""
-        policy, self.needs_full = self._policy, True
-        if policy is None:
-            return NOTHING
-        policy.table.pop_journal()
-        planned = self.compared(policy, self._options)
-        result = applied(planned)
-        if self._options.cut and planned[0].change:
-            self._cuts.revoke(None)
-        self._applied(policy)
-        return result
-
-    def _applied(self, policy: NodePolicy) -> None:
-        if self._options.cut:
-            self._cuts.follow(policy)
+        if whole:
+            planned = self.compared(policy, self._options)
         else:
+            planned = [PlannedChange(self._kernel, change_of(journal, policy.table.rows, self._options))]
+        result = applied(planned)
+        if not self._options.cut:
             self._cuts.forget()
+        else:
+            if planned[0].change:
+                self._cuts.revoke(None if whole else revoked(policy, journal, self._options.tiers))
+            self._cuts.follow(policy)
         if self._watch is None:
             monitor = TableMonitor([self._kernel.port], TABLE_NAME)
             self._watch = NftWatch({"inet": FAMILY, BRIDGE: FAMILY}, monitor)
         self.needs_full = False
+        return result
 
     @property
     def _kernel(self) -> PolicyTableResource:
