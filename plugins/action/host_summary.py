@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from ansible import constants
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.people import for_people
 
 
 class ActionModule(ActionBase):
@@ -26,6 +29,5 @@ class ActionModule(ActionBase):
         sentence = " ".join(options["sentence"].split())
         named = [f"{(task_vars or {}).get('inventory_hostname', '')}: {sentence}"] if sentence else []
         for line in (*named, *options["lines"]):
-            # A host may not write control sequences to the terminal.
-            Display().display("".join(character if character.isprintable() else "?" for character in line))
+            Display().display(**for_people(line, constants.DEFAULT_STDOUT_CALLBACK))
         return {**result, "changed": False, "sentence": sentence}

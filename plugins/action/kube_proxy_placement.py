@@ -9,9 +9,12 @@ import math
 import time
 from typing import Any, Dict, Optional
 
+from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.people import for_people
 
 _PART_SECONDS = 10.0
 
@@ -37,7 +40,8 @@ class ActionModule(ActionBase):
                 return {**result, **found}
             problem = found.get("waiting")
             if problem and time.monotonic() < end:
-                Display().display(f"{(task_vars or {}).get('inventory_hostname', '')}: waiting: {problem}")
+                line = f"{(task_vars or {}).get('inventory_hostname', '')}: waiting: {problem}"
+                Display().display(**for_people(line, constants.DEFAULT_STDOUT_CALLBACK))
                 continue
             changed = {key: first[key] for key in ("changed", "changes", "diff") if key in first}
             failure = {"failed": True, "msg": _in_vain(problem, timeout, given)} if problem else {}

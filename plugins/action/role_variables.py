@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -43,6 +42,10 @@ class ActionModule(ActionBase):
         """Return the result of the task."""
         result: Dict[str, Any] = super().run(tmp, task_vars)
         task_vars = task_vars or {}
+        strategy = self._task._parent._play.strategy
+        if strategy.endswith(("free", "host_pinned")):
+            text = f"strategy {strategy}: it repeats what is to run once for all hosts; use the strategy linear"
+            return {**result, "failed": True, "msg": text}
         if self._nothing_selected(task_vars) or self._is_hollow(task_vars):
             given = {"--tags": task_vars["ansible_run_tags"], "--skip-tags": task_vars["ansible_skip_tags"]}
             words = " ".join(f"{option} {','.join(tags)}" for option, tags in given.items() if tags and tags != ["all"])
@@ -74,16 +77,15 @@ class ActionModule(ActionBase):
             known = variable_names.known_variables(place).union(options["facts"])
             # The role's arguments, which Ansible has validated, have no ranges, and take texts for lists.
             own = variable_names.role_options(place)
-            invalid.update(variable_names.invalid_values(task_vars, own, ArgumentSpecValidator))
+            invalid |= {*variable_names.invalid_values(task_vars, own, ArgumentSpecValidator)}
             owner, found = "the role", variable_names.unknown_variables(task_vars, prefix, known)
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
-        here = os.environ.get("PWD", "")
 
         def value_of(name: str) -> Any:
             return self._templar.template(task_vars.get(name))
 
-        unusable = variable_names.unusable_files(options["files"], options["writes"], value_of, here)
+        unusable = variable_names.unusable_files(options["files"], options["writes"], value_of)
         if unusable:
             return {**result, "failed": True, "msg": "; ".join(unusable)}
         # Only now: the variables have the content of a file.

@@ -20,6 +20,13 @@ options:
   _terms:
     description: The value.
     required: true
+  absolute:
+    description:
+      - Return an absolute path for each value that is a relative one.
+      - It is relative to the directory in which Ansible was started; tasks run in directories that Ansible chooses.
+        C(PWD) in the environment may name another one, or not be set, where no shell has started Ansible.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -37,6 +44,7 @@ _raw:
   elements: raw
 """
 
+import os
 from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleLookupError
@@ -50,6 +58,7 @@ class LookupModule(LookupBase):
 
     def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Any]:
         """Return the value. Raises AnsibleLookupError."""
+        self.set_options(var_options=variables, direct=kwargs)
         answered = answered_variables(variables or {})
         if answered:
             raise AnsibleLookupError(
@@ -57,4 +66,6 @@ class LookupModule(LookupBase):
                 "so the controller does nothing with the host's variables; set inject_facts_as_vars = false in "
                 "ansible.cfg, or clear the facts of the host if it is trusted"
             )
+        if self.get_option("absolute"):
+            return [os.path.join(os.getcwd(), os.path.expanduser(term)) if term else term for term in terms]
         return list(terms)

@@ -79,7 +79,7 @@ class Drainer:
 
     def run(self, *options: str) -> Tuple[int, str]:
         """Run the playbook; return its status and output."""
-        environment = {**os.environ, **ansible_environment(self.scratch), "PWD": str(self.scratch)}
+        environment = {**os.environ, **ansible_environment(self.scratch), "PWD": "/nonexistent"}
         argv = [*ansible_playbook(), "-i", str(self.scratch / "inventory.json"), "kubenode.proxy.drain"]
         argv += ["-e", '{"__drain_command": "{{ test_command }}", "__drain_part": 1}', *options]
         done = subprocess.run(argv, env=environment, cwd=self.scratch, capture_output=True, text=True, check=False)
@@ -106,7 +106,7 @@ def drainer(tmp_path) -> Iterator[Drainer]:
 
 def test_hosts_are_drained_one_after_the_other_and_stay_drained_after_a_failure(drainer):
     code, output = drainer.run()
-    assert code == 2 and "drain_tasks: name a file with the tasks" in output
+    assert code == 2 and "drain_tasks: name a file with the tasks" in output, output
     code, output = drainer.run("--check", "-e", "drain_tasks=tasks.yml")
     assert code == 0 and not drainer.recorded(1), output
     assert drainer.healthy(1) and drainer.healthy(2)

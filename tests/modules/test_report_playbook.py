@@ -60,7 +60,8 @@ class Reporter:
             "ANSIBLE_LOCAL_TEMP": str(self.place / "local"),
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
-            "PWD": str(self.place),
+            # Where no shell has started Ansible, this may be of another directory.
+            "PWD": "/nonexistent",
             "TMPDIR": str(self.place),
         }
         done = subprocess.run(argv, env=environment, cwd=self.place, capture_output=True, text=True, check=False)
@@ -113,7 +114,7 @@ def test_names_from_the_cluster_are_escaped(reporter):
 
 def test_a_second_report_shows_what_has_changed_since_the_first(reporter):
     assert reporter.document()["previous"] is None
-    status, output = reporter.run("-e", f"service_proxy_snapshot={reporter.snapshot}")
+    status, output = reporter.run("-e", f"service_proxy_snapshot={reporter.snapshot.name}")
     assert status == 0, output
     previous = reporter.document()["previous"]
     gone = [change["nodes"] for change in previous["changes"] if not change["now"]]

@@ -372,6 +372,17 @@ def test_boot_without_the_api_server(node, installed, cluster):
     wait_for(lambda: "--to-destination 10.244.1.10:8080" in rules(node), 90, what="what the server says now")
 
 
+def test_another_user_gets_what_the_former_one_has_written(node, installed, variables):
+    """The next test removes both accounts, with the default as agent_user."""
+    state = "/var/lib/kubenode-proxy/agent"
+    node.run("install", "-m", "0600", "-o", "kubenode-proxy", "-g", "kubenode-proxy", "/dev/null", f"{state}/other")
+    node.role("agent", {**variables, "agent_user": "svcproxy"})
+    assert node.output("find", state, "-not", "-user", "svcproxy") == ""
+    assert node.output("find", state, "-perm", "0600", "-name", "other").split() == [f"{state}/other"]
+    node.run("rm", f"{state}/other")
+    assert node.unit(UNIT, "ActiveState", "User") == {"ActiveState": "active", "User": "svcproxy"}
+
+
 def test_absent_leaves_only_the_dataplane_unless_its_removal_is_requested(node, before, installed, variables):
     rules_before = dataplane(node)
     node.role("agent", {**variables, "agent_state": "absent"})

@@ -247,6 +247,17 @@ def test_the_timer_fires_and_after_a_reboot_kubelet_finds_the_rules(node, schedu
     node.run("systemctl", "daemon-reload")
 
 
+@pytest.mark.full
+def test_an_agent_takes_the_place_of_the_timer(node, scheduled, variables, cluster):
+    agent = {"agent_kubeconfig": str(cluster.kubeconfig), "agent_configuration": {"mode": "iptables"}}
+    node.role("agent", agent)
+    assert node.unit(TIMER, "ActiveState", "UnitFileState") == {"ActiveState": "inactive", "UnitFileState": "disabled"}
+    assert node.unit(BOOT, "UnitFileState") == {"UnitFileState": "disabled"}
+    refused = node.role("schedule", variables, failing=True)
+    assert "converge would do what the agent on this host does" in refused.output and refused.changed == 0
+    node.role("agent", {**agent, "agent_state": "absent"})
+
+
 def test_absent_leaves_nothing(node, before, scheduled, variables):
     # As after a boot.
     node.run("systemctl", "start", BOOT)

@@ -112,26 +112,29 @@ def invalid_values(
     """
     found = []
     for name in sorted(options.keys() & variables.keys()):
-        value, choices = variables[name], options[name].get("choices")
+        value, option = variables[name], options[name]
+        type_of, choices, is_text = option.get("type", "str"), option.get("choices"), isinstance(value, str)
         if "{{" in str(value) or "{%" in str(value):
             continue
-        if choices and isinstance(value, str) and value not in choices:
+        if choices and is_text and value not in choices:
             known = [choice for choice in choices if choice]
             near = difflib.get_close_matches(value, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             found.append(f"{name}: {value!r} is not one of {', '.join(known)}{meant}")
         elif name == "proxy_serial":
             found += _invalid_serial(value)
-        elif options[name].get("type") == "path" and value != options[name]["default"] and _is_relative(value):
+        elif type_of == "path" and is_text and value != option["default"] and not value.startswith(("/", "~", "$")):
             found.append(f"{name}: {value!r} is not an absolute path")
-        elif options[name].get("type") == "list" and isinstance(value, str):
-            # Ansible divides a text where it validates one, but does not pass the list on.
-            found.append(f"{name}: {value!r} is not a list; on the command line, pass JSON: -e '{{\"{name}\": [...]}}'")
+        elif (is_text or value is None) and (type_of == "list" or (type_of == "dict" and value != "")):
+            # Ansible reads a text where it validates one, but does not pass on what it has read.
+            kind, form = ("list", "[...]") if type_of == "list" else ("mapping", "{...}")
+            hint = f"on the command line, pass JSON: -e '{{\"{name}\": {form}}}'"
+            found.append(f"{name}: {value!r} is not a {kind}; {hint}")
         else:
-            checked = validator({name: options[name]}).validate({name: value})
+            checked = validator({name: option}).validate({name: value})
             wrong = checked.error_messages or _unacceptable(name, checked.validated_parameters[name])
-            kind = _KINDS.get(options[name].get("type", ""))
-            wrong = [f"{str(value)!r} is not {kind}"] if kind and checked.error_messages else wrong
+            if type_of in _KINDS and checked.error_messages:
+                wrong = [f"{str(value)!r} is not {_KINDS[type_of]}"]
             found += [f"{name}: {error}" for error in wrong]
     return found
 
@@ -182,21 +185,14 @@ def _invalid_serial(value: Any) -> List[str]:
     return []
 
 
-def _is_relative(path: Any) -> bool:
-    """Return whether a text is not an absolute path; those of a home directory or a shell's variable are."""
-    return isinstance(path, str) and not path.startswith(("/", "~", "$"))
-
-
-def unusable_files(
-    files: Sequence[str], written: Sequence[str], value_of: Callable[[str], Any], here: str
-) -> List[str]:
+def unusable_files(files: Sequence[str], written: Sequence[str], value_of: Callable[[str], Any]) -> List[str]:
     """Return a line for each variable that names a file that cannot be read, or one of ``written`` that cannot be made.
 
     Also for the file of a configuration that is none, in the words of the agent, and for variables that name a file and
     an API server as the source of the cluster's state.
 
     ``files``: their names, those of directories with a slash at the end, those of absolute paths with one at the start.
-    ``value_of``: returns the value of a variable; ``here``: the directory to which relative paths refer.
+    ``value_of``: returns the value of a variable. Relative paths refer to the working directory.
     """
     found = []
     if "service_proxy_snapshot" in files and value_of("service_proxy_snapshot"):
@@ -205,13 +201,12 @@ def unusable_files(
     for number, item in enumerate((*files, *written)):
         name = item.strip("/")
         value = str(value_of(name) or "")
-        path = Path(here, Path(value).expanduser())
-        verb = "read"
+        path = Path.cwd() / Path(value).expanduser()
+        verb = "read" if number < len(files) else "written"
         try:
             if value and item.startswith("/") and not Path(value).expanduser().is_absolute():
                 found.append(f"{name}: {value} is not an absolute path")
             elif value and number >= len(files):
-                verb = "written"
                 if not item.endswith("/"):
                     # Only directories are made.
                     path.parent.stat()

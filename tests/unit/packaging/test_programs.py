@@ -44,6 +44,7 @@ ON_NODES = {
     "ctr": "containerd",
     "firewall-cmd": "firewalld",
     "getent": "libc-bin",
+    "install": "coreutils",
     "journalctl": "systemd",
     "kill": "procps",
     "systemd-analyze": "systemd",

@@ -58,7 +58,7 @@ def test_playbooks_with_variables_of_their_own_check_those_of_the_inventory_firs
         assert "kubenode.proxy.role_variables" in first and first["tags"] == "always", name
 
 
-def run(directory: Path, playbook: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, playbook: str, *arguments: str, **environment_of: str) -> subprocess.CompletedProcess[str]:
     """Run a playbook that would change nothing on its hosts."""
     (directory / "hosts.yml").write_text(yaml.safe_dump(INVENTORY))
     argv = [str(Path(sys.executable).with_name("ansible-playbook")), *arguments, playbook]
@@ -68,6 +68,7 @@ def run(directory: Path, playbook: str, *arguments: str) -> subprocess.Completed
         "ANSIBLE_HOME": str(ROOT / ".cache" / "ansible"),
         "ANSIBLE_NOCOLOR": "1",
         "COLUMNS": "1000",
+        **environment_of,
     }
     return subprocess.run(argv, cwd=directory, env=environment, capture_output=True, text=True)
 
@@ -143,6 +144,36 @@ def test_an_explanation_needs_a_flow_and_the_node_command(
     assert "service_proxy_configuration.mode: ipvs has no effect, since service_proxy_mode is nftables" in said, said
 
 
+def test_a_strategy_that_repeats_what_runs_once_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "kubenode.proxy.verify", "-i", "hosts.yml", ANSIBLE_STRATEGY="ansible.builtin.host_pinned")
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and "strategy ansible.builtin.host_pinned: it repeats" in said, said
+
+
+#: In the place of ansible.posix.json, which prints one document at the end.
+DOCUMENT = """
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = "name: json\\ntype: stdout\\nshort_description: a document\\n"
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION, CALLBACK_TYPE, CALLBACK_NAME = 2.0, "stdout", "json"
+
+    def v2_playbook_on_stats(self, stats):
+        self._display.display('{"ok": %d}' % sum(stats.ok.values()))
+"""
+
+
+def test_standard_output_is_one_document_where_it_is_for_programs(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(DOCUMENT)
+    task = {"kubenode.proxy.host_summary": {"sentence": "is served \x1b[1m"}}
+    (tmp_path / "site.yml").write_text(yaml.safe_dump([{"hosts": "others", "gather_facts": False, "tasks": [task]}]))
+    plugins = {"ANSIBLE_CALLBACK_PLUGINS": str(tmp_path), "ANSIBLE_STDOUT_CALLBACK": "json"}
+    done = run(tmp_path, "site.yml", "-i", "hosts.yml", **plugins)
+    assert json.loads(done.stdout) == {"ok": 1} and "m1: is served ?[1m" in done.stderr, done.stdout + done.stderr
+
+
 def test_a_setting_that_another_variable_overrides_is_named_unless_both_agree() -> None:
     layers = {"agent_configuration": {"mode": "ipvs"}, "service_proxy_mode": "nftables"}
     agreed = {"service_proxy_configuration": {"mode": "ipvs"}}
@@ -214,6 +245,8 @@ def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
         "service_proxy_configuration": "iptables",
         "service_proxy_directory": "",
         "service_proxy_ignore_findings": "ufw,cilium",
+        "service_proxy_node_configuration": '{"behaviour": "corrected"}',
+        "service_proxy_probes": None,
     }
     lines = invalid_values(wrong, options, ArgumentSpecValidator)
     assert len(lines) == len(wrong) and all(line.startswith(f"{name}: ") for name, line in zip(wrong, lines))

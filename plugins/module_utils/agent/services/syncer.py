@@ -7,18 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import (
-    AbstractSet,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterable,
-    List,
-    NamedTuple,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import AbstractSet, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from ...base.errors import KernelError, ProxyError
 from ...cluster.model import NamespacedName

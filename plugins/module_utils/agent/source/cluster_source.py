@@ -13,14 +13,7 @@ from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Optional, 
 from ...base.errors import Refusal
 from ...base.progress import Progress, unheeded
 from ...cluster.api.client import ApiClient
-from ...cluster.api.resource_types import (
-    ENDPOINT_SLICES,
-    NODES,
-    OPTIONAL,
-    SERVICE_CIDRS,
-    SERVICES,
-    ResourceType,
-)
+from ...cluster.api.resource_types import ENDPOINT_SLICES, NODES, OPTIONAL, SERVICE_CIDRS, SERVICES, ResourceType
 from ...cluster.parsing.policy_objects import KEPT_KINDS
 from ...cluster.parsing.prune import prune
 from ..telemetry.log import Log

@@ -18,14 +18,7 @@ from ...kernel.ipvs.connections import open_connections
 from ...kernel.ipvs.servers import RealServersResource
 from ...rendering.desired import Changes
 from ...rendering.ipvs import model as ipvs
-from ...rendering.ipvs.draining import (
-    drain_change,
-    draining_servers,
-    ended,
-    leaving,
-    with_draining,
-    with_excluded,
-)
+from ...rendering.ipvs.draining import drain_change, draining_servers, ended, leaving, with_draining, with_excluded
 from ...rendering.ipvs.own_servers import OwnServers
 from ...resources import NO_CHANGE, Change, Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
