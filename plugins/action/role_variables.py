@@ -75,9 +75,10 @@ class ActionModule(ActionBase):
             prefix = f"{role.get_name().rpartition('.')[2]}_"
             place = Path(role._role_path)
             known = variable_names.known_variables(place).union(options["facts"])
-            # The role's arguments, which Ansible has validated, have no ranges, and take texts for lists.
+            # The role's arguments, which Ansible has evaluated and validated, have no ranges, and take texts for lists.
             own = variable_names.role_options(place)
-            invalid |= {*variable_names.invalid_values(task_vars, own, ArgumentSpecValidator)}
+            given = {name: self._templar.template(task_vars[name]) for name in own.keys() & task_vars.keys()}
+            invalid.update(variable_names.invalid_values(given, own, ArgumentSpecValidator))
             owner, found = "the role", variable_names.unknown_variables(task_vars, prefix, known)
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])

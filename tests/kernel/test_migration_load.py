@@ -235,18 +235,19 @@ def test_from_kube_proxy_in_nftables_mode_to_iptables_mode_and_back(node):
     migrate_and_roll_back(node, "nftables", "nft", ("iptables", "nftables"))
 
 
+@FULL
 @pytest.mark.parametrize(
     "modes",
     [
         ("ipvs", "nftables"),
-        pytest.param(("ipvs/nftables", "nftables", "ipvs", "iptables"), marks=FULL),
+        ("ipvs/nftables", "nftables", "ipvs", "iptables"),
         # The state of nftables mode is saved while connections through IPVS are still ending.
-        pytest.param(("ipvs/nftables", "nftables", "ipvs/nftables"), marks=FULL),
+        ("ipvs/nftables", "nftables", "ipvs/nftables"),
     ],
     ids="-".join,
 )
 def test_from_iptables_mode_to_ipvs_mode_to_others_and_back(machine, modes):
-    """Each change to and from ipvs mode is made once, by a convergence or by a rollback; with ``full`` by both."""
+    """Each change to and from ipvs mode is made by a convergence and by a rollback."""
     migrate_and_roll_back(machine, "iptables", "nft", modes)
 
 

@@ -111,3 +111,9 @@ def test_a_misspelt_variable_of_another_role_gives_a_warning(tmp_path, role, mis
     assert done.returncode == 0, said
     assert f"{misspelt} is not a variable of the role; did you mean {meant}?" in said
     assert "somebody_elses" not in said
+
+
+def test_the_value_of_a_template_is_judged(tmp_path):
+    done = run(tmp_path, "schedule", {"schedule_interval": "{{ often }}", "often": "hourly"})
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and "schedule_interval: 'hourly' is not" in said, said

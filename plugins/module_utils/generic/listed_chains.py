@@ -78,6 +78,8 @@ def validate(chains: Sequence[ListedChain]) -> None:
             raise ConfigurationError(f"{where}: given twice")
         seen.add((chain.table, chain.name))
         for number, rule in enumerate(chain.rules):
+            if not rule:
+                raise ConfigurationError(f"{where}: rules[{number}]: is empty; leave it out")
             _validate_rule(f"{where}: rules[{number}]", rule)
         for number, jump in enumerate(chain.jumps or ()):
             if not _CHAIN.match(jump.origin):
