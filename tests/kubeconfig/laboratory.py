@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from tests.apiserver.tls import Certificates, make_certificates, make_client_certificate, make_server_certificate
 
-from .forms import Form
+from .form import Form
 from .witness import Witness
 
 #: Variables of the environment that a kubeconfig or a proxy depends on; a form has its own.

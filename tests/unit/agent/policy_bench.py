@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_
     NodeProxyConfiguration,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, Resource
+from tests.netpol import cases
 from tests.unit.agent.reports_in_memory import reports_to
 
 KINDS = {"Pod", "Namespace", "NetworkPolicy"}
@@ -120,3 +121,20 @@ def turn(sync: policy.PolicySync, timers: Timers) -> None:
     """Do what the agent's loop does when it wakes."""
     timers.run()
     sync.sync(())
+
+
+def known_cluster(*more: str) -> ClusterView:
+    view = ClusterView()
+    for item in cases.steps("default-deny-ingress")[0].objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS | set(more)
+    return view
+
+
+def a_pod(view: ClusterView) -> Any:
+    objects = cases.steps("default-deny-ingress")[0].objects.values()
+    return next(item for item in objects if item["kind"] == "Pod" and item["spec"]["nodeName"] == "node1")
+
+
+def fail(*_arguments: Any, **_named: Any) -> None:
+    raise KeyError("a defect")
