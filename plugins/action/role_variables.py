@@ -52,6 +52,10 @@ class ActionModule(ActionBase):
             return {**result, "failed": True, "msg": f"{words}: this selects no task, so nothing would be done"}
         _validation, options = self.validate_argument_spec(_ARGUMENTS)
         role, invalid, warnings = self._task._role, set(), set()
+
+        def value_of(name: str) -> Any:
+            return self._templar.template(task_vars.get(name))
+
         if role is None:
             hosts = [task_vars["hostvars"].raw_get(host) for host in task_vars["ansible_play_hosts_all"]]
             valid, extra = variable_names.options_of(_COLLECTION), load_extra_vars(self._loader)
@@ -77,15 +81,11 @@ class ActionModule(ActionBase):
             known = variable_names.known_variables(place).union(options["facts"])
             # The role's arguments, which Ansible has evaluated and validated, have no ranges, and take texts for lists.
             own = variable_names.role_options(place)
-            given = {name: self._templar.template(task_vars[name]) for name in own.keys() & task_vars.keys()}
+            given = {name: value_of(name) for name in own.keys() & task_vars.keys()}
             invalid.update(variable_names.invalid_values(given, own, ArgumentSpecValidator))
             owner, found = "the role", variable_names.unknown_variables(task_vars, prefix, known)
         misspelt = [item for item in found if item.nearest]
         result.update(changed=False, unknown=[item.name for item in found])
-
-        def value_of(name: str) -> Any:
-            return self._templar.template(task_vars.get(name))
-
         unusable = variable_names.unusable_files(options["files"], options["writes"], value_of)
         if unusable:
             return {**result, "failed": True, "msg": "; ".join(unusable)}

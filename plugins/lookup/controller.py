@@ -44,13 +44,15 @@ _raw:
   elements: raw
 """
 
-import os
 from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import answered_variables
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable_names import (
+    absolute_path,
+    answered_variables,
+)
 
 
 class LookupModule(LookupBase):
@@ -67,5 +69,5 @@ class LookupModule(LookupBase):
                 "ansible.cfg, or clear the facts of the host if it is trusted"
             )
         if self.get_option("absolute"):
-            return [os.path.join(os.getcwd(), os.path.expanduser(term)) if term else term for term in terms]
+            return [absolute_path(str(term)) if term else term for term in terms]
         return list(terms)

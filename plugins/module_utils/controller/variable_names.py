@@ -185,6 +185,11 @@ def _invalid_serial(value: Any) -> List[str]:
     return []
 
 
+def absolute_path(path: str) -> str:
+    """Return a path of the controller, where a relative one refers to the directory in which Ansible was started."""
+    return os.path.join(os.getcwd(), os.path.expanduser(path))
+
+
 def unusable_files(files: Sequence[str], written: Sequence[str], value_of: Callable[[str], Any]) -> List[str]:
     """Return a line for each variable that names a file that cannot be read, or one of ``written`` that cannot be made.
 
@@ -192,7 +197,7 @@ def unusable_files(files: Sequence[str], written: Sequence[str], value_of: Calla
     an API server as the source of the cluster's state.
 
     ``files``: their names, those of directories with a slash at the end, those of absolute paths with one at the start.
-    ``value_of``: returns the value of a variable. Relative paths refer to the working directory.
+    ``value_of``: returns the value of a variable.
     """
     found = []
     if "service_proxy_snapshot" in files and value_of("service_proxy_snapshot"):
@@ -201,7 +206,7 @@ def unusable_files(files: Sequence[str], written: Sequence[str], value_of: Calla
     for number, item in enumerate((*files, *written)):
         name = item.strip("/")
         value = str(value_of(name) or "")
-        path = Path.cwd() / Path(value).expanduser()
+        path = Path(absolute_path(value))
         verb = "read" if number < len(files) else "written"
         try:
             if value and item.startswith("/") and not Path(value).expanduser().is_absolute():
