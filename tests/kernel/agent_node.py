@@ -198,6 +198,16 @@ class AgentNode:
         self.process = None
         return status
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the agent's process with SIGSTOP, and continue it afterwards."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         """Stop the agent and the API server."""
         if self.process is not None:

@@ -175,12 +175,11 @@ def unload(*names):
 def test_ipvs_is_programmed_again_after_its_module_was_unloaded(node, loaded_again):
     node.start()
     before = content()
-    node.process.send_signal(signal.SIGSTOP)
-    output("ipvsadm", "-C")
-    unload("ip_vs")
-    if loaded_again:
-        output("modprobe", "ip_vs")
-    node.process.send_signal(signal.SIGCONT)
+    with node.paused():
+        output("ipvsadm", "-C")
+        unload("ip_vs")
+        if loaded_again:
+            output("modprobe", "ip_vs")
 
     def restored():
         return Path("/proc/net/ip_vs").exists() and content() == before
@@ -197,15 +196,14 @@ def test_ipvs_is_programmed_again_after_its_module_was_unloaded(node, loaded_aga
 def test_other_modules_may_be_unloaded_as_well(node):
     node.start()
     before = content()
-    node.process.send_signal(signal.SIGSTOP)
-    for name in ("kube-ipvs0", "kube-nlmon0"):
-        output("ip", "link", "del", name)
-    for table in ("nat", "filter", "mangle"):
-        output("iptables-legacy", "-t", table, "-F")
-        output("ip6tables-legacy", "-t", table, "-F")
-    output("ipset", "destroy")
-    unload("dummy", "nlmon", "xt_set", "ip_set")
-    node.process.send_signal(signal.SIGCONT)
+    with node.paused():
+        for name in ("kube-ipvs0", "kube-nlmon0"):
+            output("ip", "link", "del", name)
+        for table in ("nat", "filter", "mangle"):
+            output("iptables-legacy", "-t", table, "-F")
+            output("ip6tables-legacy", "-t", table, "-F")
+        output("ipset", "destroy")
+        unload("dummy", "nlmon", "xt_set", "ip_set")
     wait_for(lambda: content() == before, 30.0, 0.2)
     wait_for(lambda: "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon"), 15.0, 0.2)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -264,16 +263,6 @@ class Node(AgentNode):
             for name in re.findall(r"^table (inet \S+)$", run(["nft", "list", "tables"]), re.MULTILINE):
                 found += COUNTERS.sub("", settled_listing(*name.split())).splitlines()
         return found
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the agent's process with SIGSTOP, and continue it afterwards."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
 
     def repairs(self) -> float:
         return float(self.status().get("driftRepaired", 0))

@@ -222,7 +222,7 @@ def test_commits_and_packets_of_iptables_mode(
         states += 1
         wanted = {
             packet: frozenset().union(*(noticed(each, packet, address) for each in outcomes))
-            for packet, outcomes in iptables.traced(held, 1, node).items()
+            for packet, outcomes in iptables.traced(held, packets(1, family)).items()
         }
         for packet, fate in judge.fates(wanted).items():
             assert fate in wanted[packet], (packet, fate, wanted[packet], [key for key in held if "KUBE" in key[1]])

@@ -17,14 +17,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behav
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING as CHAINS
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.observed_order import in_observed_order
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING as TABLE
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.unit.transitions import iptables
-from tests.unit.transitions.iptables import Held, Programs, empty
+from tests.unit.transitions.check import described
+from tests.unit.transitions.iptables import Programs, empty
 from tests.unit.transitions.nftables import Table
-from tests.unit.transitions.states import NODES, Node, Packet, packets
+from tests.unit.transitions.states import Node, Packet, packets
 from tests.unit.transitions.traversal import Traversal
 
 from .kernel import SimulatedKernel
@@ -69,8 +69,7 @@ class Dataplane(NamedTuple):
                 observed = iptables.resource_of(node, self.variant).observe()
                 # Rules of different Services in a chain keep their order.
                 found = difference(observed, in_observed_order(wanted, observed))
-        parts = (("missing", found.added), ("wrong", found.replaced), ("left", found.removed))
-        return [f"{word}: {key}" for word, part in parts for key in part]
+        return described(found)
 
 
 def some_packets(number: int, family: str, chosen: random.Random) -> Tuple[Packet, ...]:
@@ -90,12 +89,7 @@ def _steady(plane: Dataplane, of: Sequence[Packet], known: Known) -> Mapping[Pac
     programs = Programs(empty())
     with programs.used():
         iptables.resource_of(known.node, "legacy").apply(difference({}, wanted))
-    return _traced(programs.held, of)
-
-
-def _traced(held: Held, of: Iterable[Packet]) -> Mapping[Packet, Any]:
-    tracer = iptables._KnownRules({ChainKey(*place): rules for place, rules in held.items()}, NODES)
-    return {packet: tracer.trace(*packet, interface="lo" if packet.source in NODES else "eth0") for packet in of}
+    return iptables.traced(programs.held, of)
 
 
 class Judge:
@@ -153,7 +147,7 @@ class Judge:
         several = [packet for of in self._packets.values() for packet in of]
         if self._plane.variant:
             if not self._kernel.external:
-                self._judge(_traced(self._kernel.programs.held, several))
+                self._judge(iptables.traced(self._kernel.programs.held, several))
             return
         table = self._kernel.table
         ways = {}

@@ -20,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.pod_links im
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import desired_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from tests.unit.transitions.check import described
 from tests.unit.transitions.policies import BRIDGE, NODE, OWN, SENT, State, Verdicts, joined, loaded, states, verdicts
 
 from .kernel import SimulatedKernel
@@ -116,8 +117,7 @@ class PolicyJudge:
         self._allowed = {known}
         rest = difference(joined(self._kernel.policies), desired(known))
         if not self._kernel.policies_external:
-            parts = (("missing", rest.added), ("wrong", rest.replaced), ("left", rest.removed))
-            self.faults += [f"{self.where()}: {word}: {key}" for word, part in parts for key in part]
+            self.faults += [f"{self.where()}: {line}" for line in described(rest)]
         elif not rest:
             self._kernel.policies_external = False
 
@@ -142,6 +142,4 @@ class PolicyJudge:
     def last(self, objects: Iterable[Dict[str, Any]], settings: NetworkPolicySettings) -> List[str]:
         """Return how the tables differ from those of the objects."""
         wanted = desired(Known(frozenset(json.dumps(item) for item in objects if item["kind"] in KINDS), settings))
-        found = difference(joined(self._kernel.policies), wanted)
-        parts = (("missing", found.added), ("wrong", found.replaced), ("left", found.removed))
-        return [f"policies, {word}: {key}" for word, part in parts for key in part]
+        return [f"policies, {line}" for line in described(difference(joined(self._kernel.policies), wanted))]

@@ -39,8 +39,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.iptables import IPTABLES_MODE
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.nftables import NFTABLES_MODE
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import XtablesVariant
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext
+from tests.unit.transitions.iptables import variant_of
 from tests.unit.transitions.states import Node
 
 from .judge import Dataplane, Judge
@@ -293,7 +293,7 @@ def made(world: Any, configuration: KubeProxyConfiguration, cluster: Any, handle
     """Return the node as the agent serves it, with the settings of the simulated one."""
     plane, here = world.plane, world.node_of(configuration)
     changes = {"node_port_cidrs": (), "schedulers": frozenset()} if plane.variant else {}
-    variant = XtablesVariant(here.family, plane.variant, "", (1, 8, 9), "", "", "") if plane.variant else None
+    variant = variant_of(here.family, plane.variant) if plane.variant else None
     context = FamilyContext(
         here.settings(**changes), NodeContext(here.family, "node1", behaviour=here.settings().behaviour), variant
     )

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import TransactionRefused
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import Key, Value
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
 from .nftables import Crashed, Kernel, Table
 from .states import NODE, Changes, Node, Packet, State, packets, service_ports
@@ -26,6 +26,12 @@ def wrong(where: str, now: Outcomes, before: Outcomes, after: Outcomes) -> List[
     found = [packet for packet, fate in now.items() if fate not in (before[packet], after[packet])]
     fates = "{}: {}: {}, before {}, after {}"
     return [fates.format(where, each, *(set(one[each]) for one in (now, before, after))) for each in found]
+
+
+def described(found: Change[Any, Any]) -> List[str]:
+    """Return a line for each entry in which the kernel differs from what it should hold."""
+    parts = (("missing", found.added), ("wrong", found.replaced), ("left", found.removed))
+    return [f"{word}: {key}" for word, part in parts for key in part]
 
 
 @cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import cache
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.chains import chain_ownership
@@ -25,7 +25,7 @@ from tests.unit.rendering.iptables.tracer import Tracer
 
 from .check import Outcomes, wrong
 from .nftables import Crashed
-from .states import NODE, NODES, Changes, Node, State, packets, service_ports
+from .states import NODE, NODES, Changes, Node, Packet, State, packets, service_ports
 
 Place = Tuple[str, str]
 Held = Dict[Place, Tuple[str, ...]]
@@ -124,12 +124,14 @@ class _KnownRules(Tracer):
         return self._known[text]
 
 
-def traced(held: Held, services: int, node: Node) -> Outcomes:
-    tracer = _KnownRules({ChainKey(*place): rules for place, rules in held.items()}, NODES)
-    return {
-        packet: tracer.trace(*packet, interface="lo" if packet.source in NODES else "eth0")
-        for packet in packets(services, node.family)
-    }
+def traced(held: Held, of: Iterable[Packet], nodes: Sequence[str] = NODES) -> Outcomes:
+    """Return the outcomes of packets. ``nodes``: the addresses of the node."""
+    tracer = _KnownRules({ChainKey(*place): rules for place, rules in held.items()}, nodes)
+    return {packet: tracer.trace(*packet, interface="lo" if packet.source in nodes else "eth0") for packet in of}
+
+
+def variant_of(family: str, name: str) -> XtablesVariant:
+    return XtablesVariant(family, name, "", (1, 8, 9), "", "", "")
 
 
 def desired(state: State, node: Node) -> Mapping[Any, Any]:
@@ -139,7 +141,7 @@ def desired(state: State, node: Node) -> Mapping[Any, Any]:
 
 def resource_of(node: Node, variant: str, state: Optional[Mapping[Any, Any]] = None) -> Resource[Any, Any]:
     """Return the resource of the chains, or, with a saved ``state``, the one that restores it."""
-    of = XtablesVariant(node.family, variant, "", (1, 8, 9), "", "", "")
+    of = variant_of(node.family, variant)
     ownership = chain_ownership(node.settings(), True)
     return ChainsResource(of, ownership) if state is None else SavedChainsResource(of, ownership, state)
 
@@ -155,7 +157,7 @@ def loaded(state: Optional[State], node: Node) -> Held:
 
 @cache
 def steady(state: Optional[State], node: Node, services: int) -> Outcomes:
-    return traced(loaded(state, node), services, node)
+    return traced(loaded(state, node), packets(services, node.family))
 
 
 class Check(Changes[Optional[State]]):
@@ -202,12 +204,11 @@ class Check(Changes[Optional[State]]):
         saved_state: bool = False,
     ) -> Tuple[Held, Outcomes, bool]:  # fmt: skip
         now, crashed, number = ends[0], False, 0
-        services = max(packet.port for packet in ends[0]) - 30000
 
         def seen(after: Held) -> None:
             nonlocal now, number
             number += 1
-            now = traced(after, services, self.node)
+            now = traced(after, ends[0])
             self.faults.extend(wrong(f"{where}: commit {number}", now, *ends))
 
         programs = Programs(held, seen, crash)

@@ -29,7 +29,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.tra
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink import links
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.addresses import IFADDRMSG
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import RestoreError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import XtablesVariant
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
@@ -42,7 +41,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Re
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext
 
 from .iptables import Held as Chains
-from .iptables import Programs, empty
+from .iptables import Programs, empty, variant_of
 from .nftables import Crashed, Simulated, Table
 from .states import Node
 
@@ -303,7 +302,7 @@ class _Ipset(IpsetSocket):
 
 def stages(kernel: Kernel, node: Node, filter_backend: str, desired: Mapping[str, Mapping[Any, Any]]) -> List[Stage]:
     """Return the stages of ipvs mode with these tables."""
-    variant = XtablesVariant(node.family, "legacy", "", (1, 8, 9), "", "", "")
+    variant = variant_of(node.family, "legacy")
     context = FamilyContext(node.settings(), NodeContext(node.family, "node1"), variant)
     configuration = SimpleNamespace(ipvs=SimpleNamespace(tcp_timeout=0, tcp_fin_timeout=0, udp_timeout=0))
     mode: Any = MODES[filter_backend]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Tuple
+from typing import Any, Iterator, List, Mapping
 from unittest import mock
 
 import pytest
@@ -21,18 +21,19 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.chains import chain_ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT, XtablesVariant
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables import portions
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.observed_order import in_observed_order
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.unit.recordings import Step, steps
 from tests.unit.rendering.iptables.test_recordings import NODE_ADDRESSES, saved_rules, settings_of
 
-from .iptables import Held, Programs, _KnownRules, empty
+from .check import described, wrong
+from .iptables import Held, Programs, empty, traced, variant_of
+from .states import Packet
 from .test_iptables import FAULTS
 
 STEPS = list(steps("iptables"))
@@ -41,14 +42,13 @@ CLIENTS = {
     "IPv4": ("10.244.1.99", "10.244.2.99", "172.18.0.4", "172.18.0.5", "192.0.2.9"),
     "IPv6": ("fd00:10:244:1::99", "fd00:10:244:2::99", "fd00:172:18::4", "fd00:172:18::5", "2001:db8:9::9"),
 }
-Packet = Tuple[str, str, int, str]
-Fates = Dict[Packet, FrozenSet[str]]
 
 
 class Side:
     """What is served in a step of a case: the settings and ServicePorts of a family."""
 
     def __init__(self, step: Step, family: str) -> None:
+        self.step = step
         state = ClusterState.from_objects(step.objects)
         node = state.nodes["node1"]
         self.settings: DataplaneSettings = settings_of(step, family, node.pod_cidrs)
@@ -66,7 +66,7 @@ class Side:
             goals += [(each, info.node_port) for each in NODE_ADDRESSES[family][1:] if info.node_port]
             sources = (*CLIENTS[family], node, *(endpoint.ip for endpoint in info.endpoints[:3]))
             for source, (goal, port) in itertools.product(sources, goals):
-                yield source, goal, port, info.key.protocol.lower()
+                yield Packet(source, goal, port, info.key.protocol.lower())
 
 
 def loaded(text: str) -> Held:
@@ -76,38 +76,24 @@ def loaded(text: str) -> Held:
     return programs.held
 
 
-def fates(held: Held, packets: FrozenSet[Packet], family: str) -> Fates:
-    nodes = NODE_ADDRESSES[family][1:]
-    tracer = _KnownRules({ChainKey(*place): rules for place, rules in held.items()}, nodes)
-    return {each: tracer.trace(*each, interface="lo" if each[0] in nodes else "eth0") for each in packets}
-
-
 def taken_over(text: str, before: Side, after: Side, family: str, variant: str) -> List[str]:
     """Return what went wrong while a node with these rules was made to serve ``after``."""
     found: List[str] = []
-    packets = frozenset((*before.packets(family), *after.packets(family)))
-    programs = Programs(empty())
-    resource = ChainsResource(
-        XtablesVariant(family, variant, "", (1, 8, 9), "", "", ""), chain_ownership(after.settings, True)
-    )
+    packets, nodes = {*before.packets(family), *after.packets(family)}, NODE_ADDRESSES[family][1:]
+    programs, recorded = Programs(empty()), loaded(text)
+    resource = ChainsResource(variant_of(family, variant), chain_ownership(after.settings, True))
     with programs.used():
         resource.apply(difference({}, after.desired))
-        ends = [fates(loaded(text), packets, family), fates(programs.held, packets, family)]
-
-        def seen(held: Held) -> None:
-            for packet, fate in fates(held, packets, family).items():
-                if fate not in [each[packet] for each in ends]:
-                    found.append(f"{packet}: {set(fate)}, expected one of {[set(each[packet]) for each in ends]}")
-
-        programs = Programs(loaded(text), seen)
-    with programs.used():
+    ends = traced(recorded, packets, nodes), traced(programs.held, packets, nodes)
+    taken = Programs(recorded, lambda held: found.extend(wrong(str(after.step), traced(held, packets, nodes), *ends)))
+    with taken.used():
         observed = resource.observe()
         resource.apply(difference(observed, in_observed_order(after.desired, observed)))
-        rest = difference(resource.observe(), in_observed_order(after.desired, resource.observe()))
-    return found + [f"not as desired: {key}" for part in (rest.added, rest.replaced, rest.removed) for key in part]
+        observed = resource.observe()
+    return found + described(difference(observed, in_observed_order(after.desired, observed)))
 
 
-def wrong(step: Step, variant: str) -> List[str]:
+def faults(step: Step, variant: str) -> List[str]:
     """Return what goes wrong when the node of a step is taken over, also with what its cluster becomes."""
     later = next((each for each in STEPS if (each.case, each.number) == (step.case, step.number + 1)), None)
     found: List[str] = []
@@ -120,14 +106,14 @@ def wrong(step: Step, variant: str) -> List[str]:
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
 def test_a_node_of_kube_proxy_is_taken_over(step: Step) -> None:
-    assert not wrong(step, "legacy")
+    assert not faults(step, "legacy")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("step", STEPS, ids=str)
 def test_a_node_of_kube_proxy_is_taken_over_in_portions(step: Step) -> None:
     with mock.patch.multiple(portions, WHOLE=2, PORTION=3):
-        assert not wrong(step, NFT)
+        assert not faults(step, NFT)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -135,4 +121,4 @@ def test_another_order_of_the_commits_is_found(fault: str) -> None:
     """In this case, endpoints of policy Local come and go while others stay."""
     changing = [step for step in STEPS if step.case == "health-check-node-port"]
     with mock.patch.object(chains, "commits", FAULTS[fault]):
-        assert any(wrong(step, "legacy") for step in changing)
+        assert any(faults(step, "legacy") for step in changing)
