@@ -46,6 +46,8 @@ ALONE = {"load"}
 AFTER = {"importer": {"build"}, "cores": {"build"}, "played": {"build"}, "environment": {"build"}}
 # A line of pytest's --durations: seconds, phase (setup, call or teardown), test.
 DURATION = re.compile(rb"^ *([0-9]+\.[0-9]+)s (?:setup|call|teardown) +(\S.*?) *$", re.MULTILINE)
+# A line of pytest's short summary.
+FAILURE = re.compile(rb"^(?:FAILED|ERROR) tests/.*$", re.MULTILINE)
 SLOWEST = 30
 
 
@@ -62,7 +64,7 @@ class Ended(NamedTuple):
     """The result of a finished target.
 
     ``processor`` is the processor time in seconds of the target and its children, ``tests`` maps its slow tests to
-    seconds.
+    seconds, ``failures`` are the lines in which pytest names tests that failed.
     """
 
     target: str
@@ -70,6 +72,7 @@ class Ended(NamedTuple):
     seconds: float
     processor: float
     tests: Dict[str, float]
+    failures: List[str]
 
 
 def calibration() -> float:
@@ -104,7 +107,7 @@ def finish(running: Dict[int, Running]) -> Ended:
     sys.stdout.flush()
     sys.stdout.buffer.write(f"== {item.target}\n".encode() + printed)
     print(f"== {item.target} took {seconds:.0f} s" + (f", status {code}" if code else ""), flush=True)
-    return Ended(item.target, code, seconds, usage.ru_utime + usage.ru_stime, durations(printed))
+    return Ended(item.target, code, seconds, usage.ru_utime + usage.ru_stime, durations(printed), failures(printed))
 
 
 def durations(printed: bytes) -> Dict[str, float]:
@@ -114,6 +117,11 @@ def durations(printed: bytes) -> Dict[str, float]:
         test = name.decode(errors="replace")
         found[test] = found.get(test, 0.0) + float(seconds)
     return found
+
+
+def failures(printed: bytes) -> List[str]:
+    """Return the lines in which pytest names tests that failed."""
+    return [line.decode(errors="replace") for line in FAILURE.findall(printed)]
 
 
 def slowest(ended: Iterable[Ended]) -> List[str]:
@@ -171,6 +179,10 @@ def main(targets: List[str]) -> int:
     print(f"== the {SLOWEST} slowest tests, in seconds")
     for line in slowest(ended):
         print(f"== {line}")
+    # At the very end, since of a long output often only that is kept.
+    for item in ended:
+        for line in item.failures:
+            print(f"== {item.target}: {line}")
     names = [item.target for item in ended if item.status]
     if names:
         print(f"error: failed: {' '.join(names)}", file=sys.stderr)

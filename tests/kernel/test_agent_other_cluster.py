@@ -8,6 +8,7 @@ What is programmed stays, the status and the log name the reason, and the agent 
 
 from __future__ import annotations
 
+import json
 from typing import Iterator, List
 
 import pytest
@@ -106,6 +107,33 @@ def test_another_cluster_removes_nothing(node, other, restart):
     wait_for(lambda: serves(node, 4), 60.0, 0.1)
     wait_for(lambda: "another cluster" not in errors(node), 60.0, 0.1)
     assert serves(node, 1)
+
+
+def test_what_a_run_has_programmed_is_of_its_cluster_and_what_the_agent_has_of_its_own(node):
+    """The record of what is programmed says whose it is: neither replaces Services of another cluster unasked."""
+    fill(node.store, cluster(OWN, 1, 2, 3))
+    assert node.converge().returncode == 0
+    before = node.kernel_text("")
+    move(node, fill(Store(), cluster(OTHER, 1, 7)))
+    node.start(wait=False)
+    wait_for(lambda: "another cluster" in errors(node), 30.0, 0.05)
+    assert node.kernel_text("") == before
+    # Nothing is in sync yet, so load balancers go elsewhere.
+    assert json.loads(node.fetch("/healthz", node.health_port))["nodeEligible"] is False
+    node.stop()
+    refused = node.converge()
+    assert refused.returncode and "[other-cluster]" in refused.stderr
+    assert node.kernel_text("") == before
+    node.options = [*ACCEPTED]
+    node.start()
+    wait_for(lambda: serves(node, 7) and not serves(node, 2), 30.0, 0.05)
+    assert json.loads(node.fetch("/healthz", node.health_port))["nodeEligible"] is True
+    node.stop()
+    assert node.converge().returncode == 0
+    move(node, fill(Store(), cluster(OWN, 1)))
+    assert node.converge().returncode
+    assert node.converge(*ACCEPTED).returncode == 0
+    assert not serves(node, 7)
 
 
 def test_a_cluster_that_was_made_again_is_accepted_on_request(node):

@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 
 from .agent import UNIT, differs, start_of, start_pod, status, wait_for_activity
 from .cluster import POD, Cluster, endpoint_slice, service
-from .node import Node, play
+from .node import Node
 
 CONFIGURATIONS: Dict[str, Dict[str, Any]] = {
     "legacy": {"mode": "iptables"},
@@ -51,7 +51,6 @@ for path in sys.argv[1:]:
             found[path] = type(error).__name__
 print(json.dumps(found))
 """
-SECRET = "nobody may change this\n"
 
 
 FULL = pytest.mark.full
@@ -178,47 +177,3 @@ print(json.dumps(found))
     assert "replaced" not in found.values(), found
     owners = node.output("stat", "-c", "%U %a", *files[:3]).split("\n")[:3]
     assert owners == ["root 660", "root 660", "kubenode-proxy 755"]
-
-
-# Only versions before 1.0.0 had such directories.
-@pytest.mark.full
-def test_upgrade_from_directories_that_were_the_agents_own(member):
-    """Plant a link, a FIFO and another directory there, as a compromised agent of the earlier version could."""
-    name, node, _cluster, variables = member
-    if name != "nft":
-        pytest.skip("does not depend on the mode")
-    node.run("systemctl", "stop", UNIT)
-    node.write("/srv/victim", SECRET)
-    node.run("chmod", "600", "/srv/victim")
-    node.run(
-        "sh",
-        "-ec",
-        "cd /var/lib/kubenode-proxy; mv agent/cluster.json.gz .; rm -rf agent; mkdir metrics; "
-        "cd /run/kubenode-proxy; rm -rf *; ln -s /srv/victim lock; mkfifo ledger.json; "
-        "chown -hR kubenode-proxy: /var/lib/kubenode-proxy /run/kubenode-proxy; "
-        # The unit of the earlier version has started with these directories.
-        "sed -i 's,^\\(RuntimeDirectory\\|StateDirectory\\)=.*,\\1=kubenode-proxy,' /etc/systemd/system/" + UNIT,
-    )
-    before = node.output("stat", "-c", "%U %a %s", "/srv/victim")
-    # A convergence by root before the role has run.
-    look = {"kubenode.proxy.service_proxy": {"state": "absent", "lock_timeout": 5}}
-    play([node], [look], {})
-    node.run(
-        "sh", "-ec", "cd /run; mkdir -p kubenode-proxy; cd kubenode-proxy; ln -sf /srv/victim lock; mkfifo ledger.json"
-    )
-    node.run("chown", "-hR", "kubenode-proxy:", "/run/kubenode-proxy")
-    node.role("agent", variables)
-    wait_for_activity(node)
-    assert node.output("stat", "-c", "%U %a %s", "/srv/victim") == before
-    assert node.output("cat", "/srv/victim") == SECRET
-    assert (
-        node.output("stat", "-c", "%U %a", "/run/kubenode-proxy", "/var/lib/kubenode-proxy").split()
-        == ["root", "755"] * 2
-    )
-    assert node.output("stat", "-c", "%F %U", "/run/kubenode-proxy/lock").strip() in (
-        "regular file root",
-        "regular empty file root",
-    )
-    assert not differs(node)
-    found = node.output("find", "/var/lib/kubenode-proxy", "-name", "cluster.json.gz").split()
-    assert found == ["/var/lib/kubenode-proxy/agent/cluster.json.gz"]

@@ -19,9 +19,11 @@ from ..cluster.api.resource_types import NODES, SERVICE_CIDRS
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.modes.registry import with_listeners
 from ..convergence.runtime.agent_client import RELOAD, error_answer
+from ..convergence.runtime.ledger import record_origin
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..event_reasons import Reason
 from ..kernel.presence import holds_dataplane, holds_policies
+from ..preflight.cluster_state import origin_of
 from .answers.status import answer, status_text
 from .api.events import NORMAL, WARNING
 from .checks.prober import VerdictChange
@@ -328,7 +330,11 @@ class Agent:
             self._collect_timer.cancel()
             end_loading()
             self._save_soon()
+            self._attempt("record the cluster", self._record_origin)
         self._show_status()
+
+    def _record_origin(self) -> None:
+        record_origin(self.options.state_directory, origin_of(self.source.view.state.services))
 
     def _empty_inbox(self) -> None:
         changed = False

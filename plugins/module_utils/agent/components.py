@@ -18,6 +18,7 @@ from ..cluster.account import BYTES_OF_SLOTS, rates_of
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
+from ..convergence.runtime.ledger import read_origin
 from ..event_reasons import Reason
 from ..preflight.findings import KUBE_PROXY, OTHER_CLUSTER
 from .api.access import ApiAccess
@@ -120,6 +121,7 @@ class Components:
             room=self.memory,
             progress=progress,
             any_cluster=OTHER_CLUSTER in options.ignore_findings,
+            recorded=lambda: read_origin(options.state_directory),
         )
         self.source.view.set_rates(rates_of(loaded.mode))
         self.surface = Surface(
@@ -168,7 +170,7 @@ class Components:
         static = StaticSource(loaded.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync, progress)
         self.views.confine(loaded.node_proxy.service_policy.external_ranges)
-        self.health.preliminary = lambda: self.views.preliminary
+        self.health.preliminary = lambda: self.views.preliminary or self.sync.proxiers is None
         self.traffic = Traffic(
             self.sync, lambda: self.views.current, self.handles, timers=self.timers, limited=self.limited
         )

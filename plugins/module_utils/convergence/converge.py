@@ -14,6 +14,7 @@ from ..configuration.model import KubeProxyConfiguration
 from ..configuration.node_proxy import CUT
 from ..configuration.validate import in_mode
 from ..kernel.facts import capabilities
+from ..preflight.cluster_state import origin_of
 from ..preflight.features import rights_findings
 from ..preflight.findings import judge
 from ..rendering.slot_limit import within_limit
@@ -41,7 +42,7 @@ from .removal import (
 )
 from .report import Stopwatch, conflict_warnings, counts, ignored_annotations, table_changes, unserved, unwaited
 from .request import Report, Request
-from .runtime.ledger import flows_of, forget, read_ledger, write_ledger
+from .runtime.ledger import flows_of, forget, read_ledger, record_origin, write_ledger
 from .runtime.listeners import AskedListeners
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
@@ -146,6 +147,10 @@ class _Convergence:
             self._run(leaving_stages(mode, self.handles))
         self._run(leftover_stages(mode, self.handles, others))
         if not request.check:
+            try:
+                record_origin(request.state_directory, origin_of(request.cluster.services))
+            except KernelError as error:
+                self._note([str(error)])
             if mode.serves:
                 self._delete_stale_conntrack(configuration, families)
                 self._end_removed(configuration, families)

@@ -13,7 +13,7 @@ from ..kernel.modules.module_profile import modules_for
 from ..kernel.modules.modules import ModulesResource
 from ..kernel.parameters.sysctls import Wanted
 from ..preflight.check import Intention, preflight
-from ..preflight.cluster_state import Host, completeness_findings, node_findings
+from ..preflight.cluster_state import Host, completeness_findings, node_findings, origin_findings, origin_of
 from ..preflight.findings import CONFLICTS, WARNING, Finding, judge
 from ..preflight.processes import processes, removal_findings
 from ..resources import Stage
@@ -22,18 +22,21 @@ from .modes.mode import Mode
 from .modes.stages.sysctls import wanted_sysctls
 from .node import NodeView
 from .request import Request
+from .runtime.ledger import read_origin
 
 
 def check_cluster(request: Request, view: NodeView) -> List[str]:
     """Return warnings about the cluster state; change nothing.
 
-    Raises PreflightError if the state is incomplete or has no Node of this host, unless these findings are ignored or
-    the request does not need a whole cluster.
+    Raises PreflightError if the state is incomplete, is of another cluster than what is programmed, or has no Node of
+    this host, unless these findings are ignored or the request does not need a whole cluster.
     """
     missing = missing_node(request, view)
     if not request.whole_cluster:
         return [str(finding) for finding in missing]
-    return judge([*_incomplete(request), *missing], request.ignore_findings)
+    now = origin_of(request.cluster.services)
+    other = origin_findings(read_origin(request.state_directory), now) if now else []
+    return judge([*_incomplete(request), *missing, *other], request.ignore_findings)
 
 
 def _incomplete(request: Request) -> List[Finding]:

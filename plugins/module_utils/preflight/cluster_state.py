@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Collection, List, Mapping, NamedTuple, Sequence
+from typing import AbstractSet, Collection, Dict, List, Mapping, NamedTuple, Sequence
 
 from ..base.errors import some_of
-from ..cluster.model import NamespacedName, Node
+from ..cluster.model import NamespacedName, Node, Service
 from ..cluster.state import ClusterState
 from .findings import ERROR, INCOMPLETE_SNAPSHOT, LOSS, NODE, OTHER_CLUSTER, Finding
 
@@ -16,6 +16,12 @@ POLICIES_COMMAND = "kubectl get services,endpointslices,nodes,pods,namespaces,ne
 COMPLETE_COMMAND = "kubectl get services,endpointslices,nodes -A -o json"
 #: With fewer Services on a node than this, a percentage of them is not meaningful.
 LOSS_MINIMUM = 10
+#: What a new node needs first: access to the API server, and name resolution.
+FIRST_SERVICES = (
+    NamespacedName("default", "kubernetes"),
+    NamespacedName("kube-system", "kube-dns"),
+    NamespacedName("kube-system", "coredns"),
+)
 _NAMED = 5
 
 _FOR_SERVICES = ("Service", "EndpointSlice")
@@ -122,11 +128,17 @@ def loss_findings(
     return [Finding(LOSS, ERROR, what, remedy)]
 
 
+def origin_of(services: Mapping[NamespacedName, Service]) -> Dict[NamespacedName, str]:
+    """Return when the first Services of a cluster were created, by which it is known; empty if that is not known."""
+    found = [service for service in map(services.get, FIRST_SERVICES) if service is not None]
+    return {service.key: service.created for service in found if service.created}
+
+
 def origin_findings(before: Mapping[NamespacedName, str], now: Mapping[NamespacedName, str]) -> List[Finding]:
     """Return an error if the cluster is another one than before.
 
-    A cluster is known by when its essential Services were created. One of them may be created again, but no cluster
-    forgets all of them. ``before``, ``now``: these times; ``now`` lacks a Service that does not exist.
+    One of the Services by which it is known may be created again, but no cluster forgets all of them. ``before``,
+    ``now``: when they were created (see :func:`origin_of`); ``now`` lacks a Service that does not exist.
     """
     if not before or any(now.get(service) == created for service, created in before.items()):
         return []

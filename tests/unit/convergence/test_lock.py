@@ -32,10 +32,8 @@ def test_nothing_is_left_after_removal(tmp_path):
     with ConvergenceLock(str(state), 0.1, "rollback") as lock:
         assert held_by(state) == f"{os.getpid()} rollback"
         write_ledger(str(state), Flows(serving="c"))
-        (state / "agent.sock").touch()
         (state / "agent").mkdir()
         (state / "agent" / "agent.sock").touch()
-        (state / ".ledger-x").touch()
         forget(str(state))
         forget(str(state))
         lock.remove()

@@ -20,6 +20,7 @@ echo "words of $2"
 echo "1.50s setup    tests/a.py::test_of_$2"
 echo "2.25s call     tests/a.py::test_of_$2"
 echo "- $2" >>"{log}"
+[ "$2" != "{failing}" ] || echo "FAILED tests/a.py::test_of_$2 - assert 1 == 2"
 [ "$2" != "{failing}" ]
 """
 

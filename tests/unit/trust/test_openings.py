@@ -39,7 +39,6 @@ KNOWN: Dict[str, str] = {
     "controller/variable_names.py": OWN,
     "convergence/unchanged/inputs.py": f"{GIVEN}, which is not opened, and the engine's own",
     "convergence/unchanged/surroundings.py": PROC,
-    "convergence/runtime/state_directory.py": "the directory, by O_NOFOLLOW, then what only root can have put there",
     "generic/provisional.py": "new directories below one in /run that only the user of the process can write",
     "kernel/facts.py": PROC,
     "kernel/files.py": "files below /etc, by names that root gives",

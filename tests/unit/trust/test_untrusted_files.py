@@ -23,7 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.credentials import TokenFile
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain.record import read_record
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger, state_directory
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import pending
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
@@ -242,55 +242,6 @@ def test_root_does_not_lock_where_another_user_can_write(tmp_path):
         ):
             pass
         assert list(place.iterdir()) == [] and place.stat().st_uid == owner
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root takes directories over")
-@pytest.mark.parametrize("attack", [None, *ATTACKS], ids=lambda attack: attack.__name__ if attack else "none")
-def test_the_directory_of_an_earlier_version_is_taken_over(tmp_path, monkeypatch, attack):
-    """Whatever its user has placed there: root has a separate lock, and the socket of a running agent is kept."""
-    run = tmp_path / "run"
-    run.mkdir()
-    monkeypatch.setattr(state_directory, "DEFAULT_DIRECTORY", str(run))
-    victim = tmp_path / "shadow"
-    victim.write_text(SECRET)
-    (run / "ledger.json").symlink_to(victim)
-    (run / ".ledger.json.x1").write_text("{")
-    (run / "deep").mkdir()
-    (run / "deep" / "link").symlink_to(tmp_path)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(run / "agent.sock"))
-    if attack is None:
-        (run / "lock").write_text("1 the agent")
-        os.chown(run / "lock", NOBODY, NOBODY)
-    else:
-        attack(run / "lock", victim)
-    os.chown(run, NOBODY, NOBODY)
-    before = state_of(victim)
-    with ConvergenceLock(str(run), 1.0, "root"):
-        assert ledger.read_ledger(str(run)) == ledger.Flows()
-        ledger.write_ledger(str(run), FLOWS)
-    assert state_of(victim) == before and not victim.with_name("made-by-root").exists()
-    found = (run / "lock").lstat()
-    assert stat.S_ISREG(found.st_mode) and found.st_uid == 0 and found.st_nlink == 1
-    assert (run / "lock").read_text() == f"{os.getpid()} root"
-    assert (run.stat().st_uid, run.stat().st_mode & 0o7777) == (0, 0o755)
-    assert sorted(path.name for path in run.iterdir()) == ["agent.sock", "ledger.json", "lock"]
-    if attack is None:
-        assert (found.st_gid, found.st_mode & 0o777) == (NOBODY, 0o660)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root takes directories over")
-def test_an_agent_of_an_earlier_version_keeps_the_lock_that_it_holds(tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    run.mkdir()
-    monkeypatch.setattr(state_directory, "DEFAULT_DIRECTORY", str(run))
-    with ConvergenceLock(str(run), 0.1, "the agent"):
-        for path in (run / "lock", run):
-            os.chown(path, NOBODY, NOBODY)
-        with pytest.raises(ProxyError, match="the agent of this node is running"), ConvergenceLock(str(run), 0.1):
-            pass
-    with ConvergenceLock(str(run), 0.1):
-        pass
 
 
 def test_an_irreplaceable_file_can_still_be_locked_and_written(tmp_path):

@@ -51,7 +51,7 @@ class ProxyHealth:
         self.timeout = timeout
         #: Returns whether load balancers shall leave this node; the agent replaces it.
         self.drained: Callable[[], bool] = bool
-        #: Returns whether only part of the Services is served yet; the agent replaces it.
+        #: Returns whether nothing is in sync yet, or only part of the Services; the agent replaces it.
         self.preliminary: Callable[[], bool] = bool
         #: Returns which other service proxy is noticed, in one line; the agent replaces it.
         self.other_proxy: Callable[[], str] = str

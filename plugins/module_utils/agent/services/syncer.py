@@ -11,14 +11,14 @@ from typing import AbstractSet, Callable, Dict, FrozenSet, Iterable, List, Named
 
 from ...base.errors import KernelError, ProxyError
 from ...cluster.model import NamespacedName
-from ...preflight.cluster_state import loss_findings
+from ...preflight.cluster_state import FIRST_SERVICES, loss_findings
 from ...resources import PlannedChange
 from ..drift.repairs import ServiceRepairs
 from ..other_proxy import OtherProxy
 from ..ports.health import FailedPort, ProxyHealth
 from ..ports.surface import Surface
 from ..reports import Reports
-from ..source.first_services import FIRST_SERVICES, cold_batches
+from ..source.first_services import cold_batches
 from ..source.view import ClusterView, by_kind
 from ..sync.table_sync import TableSync
 from ..sync.tables import FULL, PARTIAL

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Optional, Protocol, Sequence, Union
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Protocol, Sequence, Union
 
 from ...base.errors import Refusal
 from ...base.progress import Progress, unheeded
 from ...cluster.api.client import ApiClient
 from ...cluster.api.resource_types import ENDPOINT_SLICES, NODES, OPTIONAL, SERVICE_CIDRS, SERVICES, ResourceType
+from ...cluster.model import NamespacedName
 from ...cluster.parsing.policy_objects import KEPT_KINDS
 from ...cluster.parsing.prune import prune
 from ..telemetry.log import Log
@@ -64,7 +65,8 @@ class ClusterSource:
     which the main thread applies to the view; on a node that serves nothing, :class:`FirstObjects` come before. The
     main thread calls :meth:`follow_all` when they are served. ``node_required``: whether nothing can be served without
     the Node. ``room``: how much of the cluster may be held. ``progress`` is called while the view is updated.
-    ``any_cluster``: follow also the API server of another cluster than the one known so far.
+    ``any_cluster``: follow also the API server of another cluster than the one known so far. ``recorded`` returns by
+    what that one is known (see :class:`Origin`).
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class ClusterSource:
         room: Room = UNLIMITED,
         progress: Progress = unheeded,
         any_cluster: bool = False,
+        recorded: Callable[[], Mapping[NamespacedName, str]] = dict,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.view = ClusterView(room, progress)
@@ -95,7 +98,7 @@ class ClusterSource:
         self._started = clock()
         self._serving = False
         self._first = FirstServices(deliver)
-        self._origin = None if any_cluster else Origin(lambda: self.view.state.services, disk_copy)
+        self._origin = None if any_cluster else Origin(lambda: self.view.state.services, disk_copy, recorded)
         self._found = FirstObjects()
         self._held: List[Reflector] = []
         self._needed = _KINDS

@@ -18,14 +18,8 @@ from ...cluster.model import EndpointSlice, NamespacedName
 from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
 from ...cluster.parsing.objects import ParsedObject
 from ...cluster.parsing.prune import prune
+from ...preflight.cluster_state import FIRST_SERVICES
 from .known import Batch, check_identity
-
-#: What a new node needs first: access to the API server, and name resolution.
-FIRST_SERVICES = (
-    NamespacedName("default", "kubernetes"),
-    NamespacedName("kube-system", "kube-dns"),
-    NamespacedName("kube-system", "coredns"),
-)
 
 
 def cold_batches(

@@ -13,32 +13,40 @@ from ...cluster.api.errors import FORBIDDEN, ApiStatusError
 from ...cluster.api.resource_types import SERVICES
 from ...cluster.model import NamespacedName, Service
 from ...cluster.parsing.objects import ObjectKey
-from ...preflight.cluster_state import origin_findings
+from ...preflight.cluster_state import FIRST_SERVICES, origin_findings, origin_of
 from .disk_copy import DiskCopy
-from .first_services import FIRST_SERVICES, usable
+from .first_services import usable
 from .packed import parsed_items
 
 
 class Origin:
     """Recognizes the cluster that is served. All threads call :meth:`check`, and the main one :meth:`read` before.
 
-    ``services``: those known now. Before any is known, the copy on disk of ``disk_copy`` has those of an earlier start.
+    ``services``: those known now. Before any is known, ``recorded`` returns by what the cluster is known whose Services
+    are programmed; after a boot, the copy on disk of ``disk_copy`` has those of an earlier start.
     """
 
-    def __init__(self, services: Callable[[], Mapping[NamespacedName, Service]], disk_copy: DiskCopy) -> None:
+    def __init__(
+        self,
+        services: Callable[[], Mapping[NamespacedName, Service]],
+        disk_copy: DiskCopy,
+        recorded: Callable[[], Mapping[NamespacedName, str]],
+    ) -> None:
         self._services = services
         self._disk_copy = disk_copy
-        self._before: Dict[NamespacedName, str] = {}
+        self._recorded = recorded
+        self._before: Mapping[NamespacedName, str] = {}
 
     def read(self) -> None:
-        """Read the essential Services of the copy on disk."""
+        """Read the record of what is programmed, or the first Services of the copy on disk."""
         keys = frozenset(ObjectKey(SERVICES.kind, *name) for name in FIRST_SERVICES)
         values = [parsed.value for parsed, _item in parsed_items(self._disk_copy.earlier(keys))]
-        self._before = {value.key: value.created for value in values if isinstance(value, Service) and value.created}
+        kept = {value.key: value for value in values if isinstance(value, Service)}
+        self._before = self._recorded() or origin_of(kept)
 
     def check(self, client: ApiClient) -> None:
         """Raise ApiError if the server is of another cluster, or cannot be asked; one request as a rule."""
-        known = self._known()
+        known = origin_of(self._services()) or self._before
         now: Dict[NamespacedName, str] = {}
         for name in filter(known.__contains__, FIRST_SERVICES):
             try:
@@ -55,8 +63,3 @@ class Origin:
                 return
         for finding in origin_findings(known, now):
             raise ApiError(f"API server {client.host}: {finding} [{finding.name}]")
-
-    def _known(self) -> Dict[NamespacedName, str]:
-        services = self._services()
-        now = [service for service in map(services.get, FIRST_SERVICES) if service is not None]
-        return {service.key: service.created for service in now if service.created} or self._before

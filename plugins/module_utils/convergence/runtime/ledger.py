@@ -6,7 +6,8 @@
 Stale conntrack entries are deleted only if the UDP endpoints of a Service changed or its addresses went (see
 ``serviceports.flows``), so a one-shot convergence must save these from one run to the next.
 
-An unattended run also records that it refused a loss of Services, because the next run applies it (see ``loss``).
+It also has by what the cluster is known whose Services are programmed, so that those of another one do not replace
+them. An unattended run also records that it refused a loss of Services, because the next run applies it (see ``loss``).
 
 The file is written in place, because unprivileged runs may write the file but not its directory. If a run is killed
 while writing, the file is not valid JSON and counts as missing: the next run looks for stale entries once more.
@@ -15,22 +16,21 @@ while writing, the file is not valid JSON and counts as missing: the next run lo
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Sequence
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.addresses import canonical_address
 from ...base.errors import KernelError
 from ...base.regular_files import open_regular, parse_json, read_regular
 from ...base.whole_files import remove_file
+from ...cluster.model import NamespacedName
+from ...preflight.cluster_state import FIRST_SERVICES
 from ...serviceports.flows import Frontend, frontends_of, serving_digest
 from ..family import FamilyServices
-from .state_directory import CONTROL_SOCKET, LEDGER, LEDGER_BYTES, control_socket
+from .state_directory import LEDGER, LEDGER_BYTES, control_socket
 
 _VERSION = 1
-#: The prefix of temporary files of earlier versions.
-_TEMPORARY = ".ledger"
 
 
 class Flows(NamedTuple):
@@ -106,6 +106,20 @@ def record_loss(directory: str, refused: bool) -> None:
         _write(directory, {**_read(directory), "loss_refused": refused}, remark)
 
 
+def read_origin(directory: str) -> Dict[NamespacedName, str]:
+    """Return by what the cluster of the last convergence is known (see ``preflight.cluster_state.origin_of``)."""
+    recorded = _read(directory).get("origin")
+    recorded = recorded if isinstance(recorded, dict) else {}
+    return {service: str(recorded[str(service)]) for service in FIRST_SERVICES if str(service) in recorded}
+
+
+def record_origin(directory: str, origin: Mapping[NamespacedName, str]) -> None:
+    """Record whose Services are programmed, unless it is not known; the caller holds the lock. Raises KernelError."""
+    if origin and origin != read_origin(directory):
+        named = {str(service): created for service, created in origin.items()}
+        _write(directory, {**_read(directory), "origin": named}, "the API server of another cluster is not recognized")
+
+
 def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
     path = os.path.join(directory, LEDGER)
     content = json.dumps({**record, "version": _VERSION}, sort_keys=True).encode()
@@ -121,10 +135,9 @@ def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
 
 
 def forget(directory: str) -> None:
-    """Remove the record, and temporary files of runs and agents that were killed. Raises KernelError."""
+    """Remove the record, and the socket of an agent that was killed. Raises KernelError."""
     socket = control_socket(directory)
-    names = [os.path.join(directory, LEDGER), os.path.join(directory, CONTROL_SOCKET), socket]
-    for path in [*names, *glob.glob(os.path.join(glob.escape(directory), f"{_TEMPORARY}*"))]:
+    for path in (os.path.join(directory, LEDGER), socket):
         remove_file(path)
     # The directory contains other files, or does not exist.
     with contextlib.suppress(OSError):
