@@ -208,7 +208,6 @@ def test_cleanup_after_a_killed_agent(tmp_path) -> None:
     add_other_programs("nft")
     before = dumps()
     node = AgentNode(tmp_path, "nftables")
-    node.control = str(tmp_path / "run" / "agent.sock")
     node.store.put(service(1))
     node.store.put(endpoint_slice(1))
     cleaning = ("cleanup", "--state-directory", str(tmp_path / "run"), "--lock-timeout", "0.2", "-o", "json")
@@ -218,7 +217,8 @@ def test_cleanup_after_a_killed_agent(tmp_path) -> None:
         assert refused.returncode == 1 and "the agent (kubenode-proxy run)" in refused.stderr
         assert (tmp_path / "run" / "lock").exists() and node.differences()["changed"] is False
         node.stop(signal.SIGKILL)
-        (tmp_path / "run" / "agent.sock").touch()
+        (tmp_path / "run" / "agent").mkdir()
+        (tmp_path / "run" / "agent" / "agent.sock").touch()
         done = node.run(*cleaning)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["changed"] is True
