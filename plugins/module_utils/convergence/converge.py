@@ -147,10 +147,7 @@ class _Convergence:
             self._run(leaving_stages(mode, self.handles))
         self._run(leftover_stages(mode, self.handles, others))
         if not request.check:
-            try:
-                record_origin(request.state_directory, origin_of(request.cluster.services))
-            except KernelError as error:
-                self._note([str(error)])
+            self._record_origin()
             if mode.serves:
                 self._delete_stale_conntrack(configuration, families)
                 self._end_removed(configuration, families)
@@ -330,6 +327,13 @@ class _Convergence:
                 write_ledger(directory, now)
             except KernelError as error:
                 self._note([str(error)])
+
+    def _record_origin(self) -> None:
+        """Record whose Services are programmed; they are served without it, so a failure only causes a warning."""
+        try:
+            record_origin(self.request.state_directory, origin_of(self.request.cluster.services))
+        except KernelError as error:
+            self._note([str(error)])
 
     def _end_removed(self, configuration: KubeProxyConfiguration, families: Sequence[FamilyServices]) -> None:
         """Reset TCP connections to endpoints that this run may have removed, of Services that request it.

@@ -129,7 +129,7 @@ def loss_findings(
 
 
 def origin_of(services: Mapping[NamespacedName, Service]) -> Dict[NamespacedName, str]:
-    """Return when the first Services of a cluster were created, by which it is known; empty if that is not known."""
+    """Return when the first Services of a cluster were created, which identifies it; empty if that is not known."""
     found = [service for service in map(services.get, FIRST_SERVICES) if service is not None]
     return {service.key: service.created for service in found if service.created}
 

@@ -65,8 +65,8 @@ class ClusterSource:
     which the main thread applies to the view; on a node that serves nothing, :class:`FirstObjects` come before. The
     main thread calls :meth:`follow_all` when they are served. ``node_required``: whether nothing can be served without
     the Node. ``room``: how much of the cluster may be held. ``progress`` is called while the view is updated.
-    ``any_cluster``: follow also the API server of another cluster than the one known so far. ``recorded`` returns by
-    what that one is known (see :class:`Origin`).
+    ``any_cluster``: follow also the API server of another cluster than the one known so far. ``recorded``
+    identifies the cluster whose Services are programmed (see :class:`Origin`).
     """
 
     def __init__(

@@ -22,8 +22,8 @@ from .packed import parsed_items
 class Origin:
     """Recognizes the cluster that is served. All threads call :meth:`check`, and the main one :meth:`read` before.
 
-    ``services``: those known now. Before any is known, ``recorded`` returns by what the cluster is known whose Services
-    are programmed; after a boot, the copy on disk of ``disk_copy`` has those of an earlier start.
+    ``services``: those known now. Before any is known, ``recorded`` identifies the cluster whose Services are
+    programmed; after a boot, the copy on disk of ``disk_copy`` has those of an earlier start.
     """
 
     def __init__(
@@ -38,11 +38,13 @@ class Origin:
         self._before: Mapping[NamespacedName, str] = {}
 
     def read(self) -> None:
-        """Read the record of what is programmed, or the first Services of the copy on disk."""
+        """Read the record of what is programmed, or without one the first Services of the copy on disk."""
+        self._before = self._recorded() or self._kept()
+
+    def _kept(self) -> Mapping[NamespacedName, str]:
         keys = frozenset(ObjectKey(SERVICES.kind, *name) for name in FIRST_SERVICES)
         values = [parsed.value for parsed, _item in parsed_items(self._disk_copy.earlier(keys))]
-        kept = {value.key: value for value in values if isinstance(value, Service)}
-        self._before = self._recorded() or origin_of(kept)
+        return origin_of({value.key: value for value in values if isinstance(value, Service)})
 
     def check(self, client: ApiClient) -> None:
         """Raise ApiError if the server is of another cluster, or cannot be asked; one request as a rule."""

@@ -6,8 +6,8 @@
 Stale conntrack entries are deleted only if the UDP endpoints of a Service changed or its addresses went (see
 ``serviceports.flows``), so a one-shot convergence must save these from one run to the next.
 
-It also has by what the cluster is known whose Services are programmed, so that those of another one do not replace
-them. An unattended run also records that it refused a loss of Services, because the next run applies it (see ``loss``).
+It also identifies the cluster whose Services are programmed, so that those of another one do not replace them. An
+unattended run also records that it refused a loss of Services, because the next run applies it (see ``loss``).
 
 The file is written in place, because unprivileged runs may write the file but not its directory. If a run is killed
 while writing, the file is not valid JSON and counts as missing: the next run looks for stale entries once more.
@@ -107,7 +107,7 @@ def record_loss(directory: str, refused: bool) -> None:
 
 
 def read_origin(directory: str) -> Dict[NamespacedName, str]:
-    """Return by what the cluster of the last convergence is known (see ``preflight.cluster_state.origin_of``)."""
+    """Return what identifies the cluster whose Services are programmed (see ``preflight.cluster_state.origin_of``)."""
     recorded = _read(directory).get("origin")
     recorded = recorded if isinstance(recorded, dict) else {}
     return {service: str(recorded[str(service)]) for service in FIRST_SERVICES if str(service) in recorded}
@@ -115,9 +115,9 @@ def read_origin(directory: str) -> Dict[NamespacedName, str]:
 
 def record_origin(directory: str, origin: Mapping[NamespacedName, str]) -> None:
     """Record whose Services are programmed, unless it is not known; the caller holds the lock. Raises KernelError."""
-    if origin and origin != read_origin(directory):
-        named = {str(service): created for service, created in origin.items()}
-        _write(directory, {**_read(directory), "origin": named}, "the API server of another cluster is not recognized")
+    record, named = _read(directory), {str(service): created for service, created in origin.items()}
+    if named and named != record.get("origin"):
+        _write(directory, {**record, "origin": named}, "the API server of another cluster is not recognized")
 
 
 def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
