@@ -45,6 +45,11 @@ def document(user: Any = None, cluster: Any = None, **others: Any) -> Dict[str, 
     }
 
 
+def dashed(fields: Dict[str, Any]) -> Dict[str, Any]:
+    """Return fields by the names of a kubeconfig, which have dashes."""
+    return {key.replace("_", "-"): value for key, value in fields.items()}
+
+
 def one(
     name: str, user: Any = None, cluster: Any = None, files: Optional[Dict[str, str]] = None, /, **others: Any
 ) -> Form:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
-from .form import HTTP, TLS, Form, one
+from .form import HTTP, TLS, Form, dashed, one
 
 
 def servers() -> Iterator[Form]:
@@ -73,12 +73,7 @@ def trust() -> Iterator[Form]:
     files = {"ca.pem": "@CAPEM@"}
 
     def trust(name: str, **cluster: Any) -> Form:
-        return one(
-            f"trust: {name}",
-            None,
-            {"server": TLS, **{key.replace("_", "-"): value for key, value in cluster.items()}},
-            files,
-        )
+        return one(f"trust: {name}", None, {"server": TLS, **dashed(cluster)}, files)
 
     yield trust("no authority")
     yield trust("file", certificate_authority="ca.pem")

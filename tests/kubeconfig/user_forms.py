@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Iterator, Optional
 
-from .form import HTTP, TLS, Form, one
+from .form import HTTP, TLS, Form, dashed, one
 
 V1, V1BETA1 = "client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"
 _PLUGIN = """#!/bin/sh
@@ -31,7 +31,7 @@ def users() -> Iterator[Form]:
     files = {"token": "file\n", "empty": "", "c.crt": "@CERTPEM@", "c.key": "@KEYPEM@"}
 
     def user(name: str, **fields: Any) -> Form:
-        return one(f"user: {name}", {key.replace("_", "-"): value for key, value in fields.items()}, None, files)
+        return one(f"user: {name}", dashed(fields), None, files)
 
     yield user("no credentials")
     yield user("token", token="t")

@@ -123,18 +123,30 @@ def turn(sync: policy.PolicySync, timers: Timers) -> None:
     sync.sync(())
 
 
+def cluster_objects() -> List[Dict[str, Any]]:
+    """Return the objects of the cluster."""
+    return list(cases.steps("default-deny-ingress")[0].objects.values())
+
+
 def known_cluster(*more: str) -> ClusterView:
+    """Return the view of the cluster, which knows completely the kinds of network policies and ``more``."""
     view = ClusterView()
-    for item in cases.steps("default-deny-ingress")[0].objects.values():
+    for item in cluster_objects():
         view.state.upsert(item)
     view.listed |= KINDS | set(more)
     return view
 
 
-def a_pod(view: ClusterView) -> Any:
-    objects = cases.steps("default-deny-ingress")[0].objects.values()
-    return next(item for item in objects if item["kind"] == "Pod" and item["spec"]["nodeName"] == "node1")
+def node1() -> Dict[str, Any]:
+    """Return the Node that :func:`follower` is on."""
+    return next(item for item in cluster_objects() if item["kind"] == "Node" and item["metadata"]["name"] == "node1")
+
+
+def a_pod() -> Dict[str, Any]:
+    """Return a pod of that Node."""
+    return next(item for item in cluster_objects() if item["kind"] == "Pod" and item["spec"]["nodeName"] == "node1")
 
 
 def fail(*_arguments: Any, **_named: Any) -> None:
+    """Stand in for code with a defect."""
     raise KeyError("a defect")

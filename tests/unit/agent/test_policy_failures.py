@@ -10,40 +10,25 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import (
-    policy,
-    policy_table,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy, policy_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
-from tests.netpol import cases
 from tests.unit.agent.policy_bench import (
-    KINDS,
     Kernel,
     a_pod,
     fail,
     follower,
     known_cluster,
-    table_in_memory,
     turn,
     with_policies,
 )
 
 
-@pytest.fixture
-def kernel(monkeypatch) -> Kernel:
-    return table_in_memory(monkeypatch)
-
-
 def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, monkeypatch):
     """Nothing reads the notifications until then, so that waiting for them would return at once, again and again."""
-    view = ClusterView()
-    for item in cases.steps("default-deny-ingress")[0].objects.values():
-        view.state.upsert(item)
-    view.listed |= KINDS
+    view = known_cluster()
     now = [0.0]
     timers = Timers(lambda: now[0])
     sync = follower(kernel, view, timers)
@@ -77,18 +62,12 @@ def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, m
 )
 def test_a_defect_neither_ends_the_agent_nor_changes_the_table(kernel, monkeypatch, module, name):
     """Whichever step it is in; it is tried again with a new state, for a tenth of the time at most."""
-    view = ClusterView()
-    objects = cases.steps("default-deny-ingress")[0].objects
-    for item in objects.values():
-        view.state.upsert(item)
-    view.listed |= KINDS
+    view = known_cluster()
     now = [0.0]
     timers = Timers(lambda: now[0])
     sync = follower(kernel, view, timers)
     sync.sync(())
-    view.state.delete(
-        next(item for key, item in objects.items() if key[0] == "Pod" and item["spec"]["nodeName"] == "node1")
-    )
+    view.state.delete(a_pod())
     before = dict(kernel.entries)
     tries = []
 
@@ -127,7 +106,7 @@ def test_a_defect_that_shows_again_after_each_success_takes_a_tenth_of_the_time(
     timers = Timers(lambda: now[0])
     sync = follower(kernel, view, timers)
     sync.sync(())
-    pod = a_pod(view)
+    pod = a_pod()
     made = []
 
     def made_slowly(*words: Any, **more: Any) -> Any:
@@ -154,7 +133,7 @@ def test_equal_settings_do_not_hide_a_defect(kernel, monkeypatch):
     sync = follower(kernel, view, Timers(lambda: now[0]))
     sync.sync(())
     elements = sync.status()["elements"]
-    view.state.delete(a_pod(view))
+    view.state.delete(a_pod())
     monkeypatch.setattr(NodePolicy, "update", fail)
     sync.sync(())
     sync.configure(with_policies(enabled=True), "node1")
@@ -205,7 +184,7 @@ def test_a_change_of_what_another_program_has_just_deleted_does_not_wait_for_the
     kernel.entries.clear()
     kernel.notified = True
     monkeypatch.setattr(kernel, "apply", refuse)
-    view.state.delete(a_pod(view))
+    view.state.delete(a_pod())
     sync.sync(())
     assert kernel.entries and sync.in_force and sync.status()["repaired"] == len(kernel.entries)
     fresh = Kernel()

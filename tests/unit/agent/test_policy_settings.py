@@ -7,41 +7,29 @@ from __future__ import annotations
 
 from typing import Any, List
 
-import pytest
-
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import (
-    policy,
-    settings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy, settings
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_findings
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
-from tests.netpol import cases
 from tests.unit.agent.policy_bench import (
     KINDS,
-    Kernel,
     a_pod,
+    cluster_objects,
     fail,
     follower,
     known_cluster,
-    table_in_memory,
+    node1,
     turn,
     with_policies,
 )
 
 
-@pytest.fixture
-def kernel(monkeypatch) -> Kernel:
-    return table_in_memory(monkeypatch)
-
-
 def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeypatch):
     monkeypatch.setattr(settings, "policy_findings", policy_findings)
     view = ClusterView()
-    objects = cases.steps("default-deny-ingress")[0].objects
-    node = next(item for key, item in objects.items() if key[0] == "Node" and key[2] == "node1")
-    for item in objects.values():
+    node = node1()
+    for item in cluster_objects():
         if item["kind"] != "Node":
             view.state.upsert(item)
     view.listed |= KINDS
@@ -66,16 +54,12 @@ def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeyp
 
 def test_addresses_of_unknown_pods_are_denied_while_the_node_is_registered_again(kernel, monkeypatch):
     monkeypatch.setattr(settings, "policy_findings", policy_findings)
-    view = ClusterView()
-    objects = cases.steps("default-deny-ingress")[0].objects
-    for item in objects.values():
-        view.state.upsert(item)
-    view.listed |= KINDS | {"Node"}
+    view = known_cluster("Node")
     sync = follower(kernel, view, unknown_pods="deny")
     sync.sync(())
     before = dict(kernel.entries)
     assert any(key[:2] == ("element", "pod-ranges4") for key in before)
-    node = next(item for key, item in objects.items() if key[0] == "Node" and key[2] == "node1")
+    node = node1()
     for without in (lambda: view.state.delete(node), lambda: view.state.upsert({**node, "spec": {}})):
         without()
         sync.sync(())
@@ -90,10 +74,7 @@ def test_addresses_of_unknown_pods_are_denied_while_the_node_is_registered_again
 
 def test_new_settings_wait_for_the_objects_that_they_need_and_the_previous_ones_remain(kernel, monkeypatch):
     kernel.fileno = lambda: 77
-    view = ClusterView()
-    for item in cases.steps("default-deny-ingress")[0].objects.values():
-        view.state.upsert(item)
-    view.listed |= KINDS
+    view = known_cluster()
     sync = follower(kernel, view)
     assert sync.filenos() == [] and not sync.status()["inForce"]
     sync.sync(())
@@ -130,10 +111,10 @@ def test_the_ranges_of_unknown_pods_are_kept_after_a_defect(kernel, monkeypatch)
     timers = Timers(lambda: now[0])
     sync = follower(kernel, view, timers, unknown_pods="deny")
     sync.sync(())
-    node = next(item for key, item in cases.steps("default-deny-ingress")[0].objects.items() if key[0] == "Node")
+    node = node1()
     for name in ("node1", "node2"):
         view.state.delete({**node, "metadata": {**node["metadata"], "name": name}})
-    view.state.delete(a_pod(view))
+    view.state.delete(a_pod())
     with monkeypatch.context() as patched:
         patched.setattr(NodePolicy, "update", fail)
         sync.sync(())

@@ -10,37 +10,18 @@ import weakref
 from functools import partial
 from typing import Any, List
 
-import pytest
-
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import (
-    connection_cuts,
-    policy,
-    policy_table,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import connection_cuts, policy, policy_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.inputs import PAUSE_FACTOR, PolicyChoices
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    NetworkPolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NetworkPolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import policy as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import Connection
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import InterfaceAddress
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
-from tests.unit.agent.policy_bench import (
-    KINDS,
-    Kernel,
-    follower,
-    table_in_memory,
-    turn,
-)
-
-
-@pytest.fixture
-def kernel(monkeypatch) -> Kernel:
-    return table_in_memory(monkeypatch)
+from tests.unit.agent.policy_bench import KINDS, Kernel, cluster_objects, follower, known_cluster, node1, turn
 
 
 class Cycle:
@@ -51,10 +32,7 @@ class Cycle:
 
 
 def test_progress_is_reported_while_policies_are_computed(kernel):
-    view = ClusterView()
-    for item in cases.steps("default-deny-ingress")[0].objects.values():
-        view.state.upsert(item)
-    view.listed |= KINDS
+    view = known_cluster()
     sync = follower(kernel, view)
     sync.sync(())
     first = kernel.progressed
@@ -68,7 +46,7 @@ def test_progress_is_reported_while_policies_are_computed(kernel):
 def test_connections_from_any_address_of_the_node_are_not_cut(monkeypatch):
     """In ipvs mode, one of the node to a cluster IP comes from that address, which is on the device of the proxy."""
     state = ClusterView().state
-    for item in cases.steps("default-deny-ingress")[0].objects.values():
+    for item in cluster_objects():
         state.upsert(item)
     found = convergence.node_policy(state, NetworkPolicySettings(enabled=True), "node1", ())
     own = next(row[2] for row in found.table.rows if row[:2] == ("isolated", "in") and len(row[2]) == 4)
@@ -91,11 +69,7 @@ def test_connections_from_any_address_of_the_node_are_not_cut(monkeypatch):
 
 
 def test_what_a_new_state_replaces_is_collected(kernel):
-    view = ClusterView()
-    objects = cases.steps("default-deny-ingress")[0].objects
-    for item in objects.values():
-        view.state.upsert(item)
-    view.listed |= KINDS | {"Node"}
+    view = known_cluster("Node")
     sync = follower(kernel, view, unknown_pods="deny")
     sync.sync(())
     # As where parts of a state refer to each other.
@@ -104,19 +78,14 @@ def test_what_a_new_state_replaces_is_collected(kernel):
     ended = weakref.ref(replaced)
     del replaced
     assert ended()
-    raw = next(item for key, item in objects.items() if key[0] == "Node" and key[2] == "node1")
-    view.state.upsert({**raw, "spec": {"podCIDRs": ["10.99.0.0/24"]}})
+    view.state.upsert({**node1(), "spec": {"podCIDRs": ["10.99.0.0/24"]}})
     sync.sync(())
     assert ended() is None
     gc.unfreeze()
 
 
 def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
-    view = ClusterView()
-    objects = cases.steps("default-deny-ingress")[0].objects
-    for item in objects.values():
-        view.state.upsert(item)
-    view.listed |= KINDS
+    view = known_cluster()
     sync = follower(kernel, view)
     computed: List[str] = []
     for module, name in ((policy_table, "change_of"), (policy, "annotation_warnings"), (policy_table, "plan")):
@@ -133,7 +102,7 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
     for _round in range(3):
         sync.sync(addresses)
     assert computed == [] and kernel.observed == 1
-    same = next(item for key, item in objects.items() if key[0] == "Pod")
+    same = next(item for item in cluster_objects() if item["kind"] == "Pod")
     view.state.upsert({**same, "metadata": {**same["metadata"], "annotations": {"of": "no interest"}}})
     sync.sync(addresses)
     assert computed == []

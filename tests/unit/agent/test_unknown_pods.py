@@ -14,30 +14,19 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
-from tests.netpol import cases
-from tests.unit.agent.policy_bench import KINDS, Kernel, follower, table_in_memory, turn
+from tests.unit.agent.policy_bench import a_pod, follower, known_cluster, turn
 
 OUTSIDE = "198.51.100.7"
 
 
 @pytest.fixture
-def kernel(monkeypatch) -> Kernel:
-    return table_in_memory(monkeypatch)
-
-
-@pytest.fixture
 def view() -> ClusterView:
-    made = ClusterView()
-    for item in cases.steps("default-deny-ingress")[0].objects.values():
-        made.state.upsert(item)
-    made.listed |= KINDS | {"Node"}
-    return made
+    return known_cluster("Node")
 
 
 def outside_pod(**status):
     """Return a pod of the node with an address outside of its ranges."""
-    objects = cases.steps("default-deny-ingress")[0].objects.values()
-    pod = copy.deepcopy(next(item for item in objects if item["kind"] == "Pod" and item["spec"]["nodeName"] == "node1"))
+    pod = copy.deepcopy(a_pod())
     pod["metadata"]["name"] = "outside"
     pod["status"] = {"phase": "Running", "podIPs": [{"ip": OUTSIDE}], **status}
     return pod

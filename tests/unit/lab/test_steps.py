@@ -90,4 +90,6 @@ def test_the_slowest_tests_are_listed_with_the_time_of_their_fixtures(tmp_path, 
 def test_a_step_that_fails_is_named_and_the_others_are_run(tmp_path, monkeypatch, capsys):
     status, moments = made(tmp_path, monkeypatch, "kernel", "lint", "systemd", failing="lint")
     assert status == 1 and set().union(*moments) == {"kernel", "lint", "systemd"}
-    assert "error: failed: lint" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "error: failed: lint" in said.err
+    assert said.out.endswith("== lint: FAILED tests/a.py::test_of_lint - assert 1 == 2\n")
