@@ -153,7 +153,7 @@ EXAMPLES = r"""
       - name: PUBLISH-WEB
         table: nat
         rules:
-          - -j DNAT --to-destination 10.0.0.20:8443
+          - -p tcp -j DNAT --to-destination 10.0.0.20:8443
 
 - name: Change the chain through which the controller connects, and roll back after a minute unless it is confirmed
   kubenode.proxy.iptables_chains:

@@ -128,8 +128,8 @@ EXAMPLES = r"""
 
 - name: Load modules by name, with a separate file
   kubenode.proxy.kernel_modules:
-    modules: [overlay]
-    persistent_file: /etc/modules-load.d/containers.conf
+    modules: [8021q]
+    persistent_file: /etc/modules-load.d/vlan.conf
 
 - name: Load IPVS with a larger table of connections, now and at boot
   kubenode.proxy.kernel_modules:
@@ -144,7 +144,7 @@ EXAMPLES = r"""
   kubenode.proxy.kernel_modules:
     state: absent
     unload: true
-    persistent_file: /etc/modules-load.d/containers.conf
+    persistent_file: /etc/modules-load.d/vlan.conf
 """
 
 RETURN = r"""

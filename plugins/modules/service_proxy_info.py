@@ -234,7 +234,8 @@ network_policy:
     unused_policies_count: 0
 agent_version:
   description:
-    - Version of the engine that the role P(kubenode.proxy.agent#role) has installed. Empty if it has installed none.
+    - Version of the engine that the role P(kubenode.proxy.agent#role) or P(kubenode.proxy.schedule#role) has installed.
+      Empty if there is none.
       It consists of the version of the collection and the first 12 digits of the SHA-256 of the engine's source.
     - M(kubenode.proxy.agent_archive) returns the version of the collection's engine for comparison.
   type: str

@@ -65,7 +65,7 @@ class Node(Namespaces):
         steps: List[Task] = []
         for number, task in enumerate(tasks):
             steps.append({"register": f"result_{number}", "ignore_errors": True, "diff": True, **task})
-        names = ", ".join(f"result_{number}" for number in range(len(tasks)))
+        names = ", ".join(step["register"] for step in steps)
         content = "{{ [" + names + "] | to_json }}"
         steps.append({"ansible.builtin.copy": {"content": content, "dest": str(results)}, "diff": False})
         self._playbook({"tasks": steps}, variables or {})

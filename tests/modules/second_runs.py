@@ -50,7 +50,7 @@ def faults(node: Node, module: str, tasks: Sequence[Options], reset: Sequence[Op
     found, accepted, size = [], 0, len(reset) + 3
     for number, task in enumerate(tasks):
         three = results[number * size + len(reset) : (number + 1) * size]
-        fault = _fault(*three) if all(isinstance(each, dict) for each in three) else f"no result: {three}"
+        fault = fault_of(*three) if all(isinstance(each, dict) for each in three) else f"no result: {three}"
         accepted += not fault and not three[1].get("failed")
         if fault:
             found.append(f"{json.dumps(task)}: {fault}")
@@ -58,7 +58,8 @@ def faults(node: Node, module: str, tasks: Sequence[Options], reset: Sequence[Op
     return found
 
 
-def _fault(check: Options, first: Options, second: Options) -> str:
+def fault_of(check: Options, first: Options, second: Options) -> str:
+    """Return how a check and two runs of a task break the rule, empty if they do not."""
     if first.get("failed"):
         if "the kernel made it" in first["msg"] or "the kernel refused it" in first["msg"]:
             # A check cannot know what the kernel does with a value that has the right form.

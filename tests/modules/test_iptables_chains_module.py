@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.modules.examples import faults_of_examples
 from tests.modules.harness import UNPRIVILEGED
 
 MODULE = "kubenode.proxy.iptables_chains"
@@ -272,3 +273,8 @@ def test_a_change_is_reverted_unless_it_is_confirmed(node):
         f"{again['change']}/confirmed"
         in node.run("sh", "-c", "cd /run/kubenode-iptables-chains && ls */confirmed").stdout
     )
+
+
+def test_the_examples_do_what_a_check_predicts_and_then_nothing(node):
+    """Those of the other general modules run in guest/check_guest.py."""
+    assert faults_of_examples(node, "iptables_chains") == []

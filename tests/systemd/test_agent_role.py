@@ -85,6 +85,13 @@ def test_nothing_is_installed_beside_kube_proxy(node, before, variables):
     assert differences(before, picture(node)) == []
 
 
+def test_an_account_of_others_is_refused(node, before, variables):
+    node.run("useradd", "kubenode-proxy")
+    refused = node.role("agent", variables, failing=True)
+    node.run("userdel", "kubenode-proxy")
+    assert "the account kubenode-proxy exists, and is not the agent's own" in refused.output and refused.changed == 0
+
+
 def endpoint_is_served(node, address):
     return wait_for(lambda: f"--to-destination {address}:8080" in rules(node), what=f"{address} is an endpoint")
 
@@ -115,6 +122,12 @@ def test_agent_reports_the_hash_of_the_source_that_the_controller_has(node, inst
     assert expected.text in node.output("kubenode-proxy", "--version")
     look = {"kubenode.proxy.service_proxy_info": {"configuration": {"mode": "iptables"}}, "register": "found"}
     play([node], [look, {"ansible.builtin.assert": {"that": f"found.agent_version == '{expected.text}'"}}], {})
+
+
+def test_a_comparison_in_another_mode_than_the_agents_says_so(node, installed, cluster):
+    other = {"service_proxy_kubeconfig": str(cluster.kubeconfig), "service_proxy_mode": "nftables"}
+    verified = run_playbook([node], "kubenode.proxy.verify", other, {}, failing=True)[node.name]
+    assert "(compared in nftables mode, but its agent runs in iptables mode: set service_proxy_mode" in verified.output
 
 
 def imported_from(node):
@@ -241,6 +254,7 @@ def test_a_configuration_that_the_agent_cannot_apply_fails_the_role_until_it_can
     result = node.role("agent", other, failing=True)
     reason = "the agent does not have its new configuration in effect: the previous configuration is kept: "
     assert status(node)["node"] != "other" and f"{reason}{status(node)['reloadError']}" in result.output
+    assert "reload failed, the previous configuration is in effect" in node.unit(UNIT, "StatusText")["StatusText"]
     assert reason in node.role("agent", other, failing=True).output
     cluster.come_back()
     assert node.role("agent", other).changed_tasks == [RELOAD]

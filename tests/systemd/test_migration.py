@@ -273,6 +273,9 @@ def test_hosts_with_an_agent_are_given_back(fleet, before):
     fleet.migrate(migrate_direction="back", migrate_kube_proxy_mode="iptables", proxy_serial="100%")
     assert fleet.labelled() == []
     assert_untouched(fleet, before, *fleet.members)
+    # To hosts that kube-proxy serves already, the playbook does nothing.
+    fleet.migrate(migrate_direction="back", migrate_kube_proxy_mode="iptables", proxy_serial="100%")
+    assert_untouched(fleet, before, *fleet.members)
 
 
 DRAIN_TASKS = f"""\

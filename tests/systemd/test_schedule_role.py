@@ -17,7 +17,7 @@ from .agent import KubeProxy, dataplane, picture
 from .cluster import POD, Cluster, endpoint_slice, service
 from .cluster import node as node_object
 from .controller import Repository, install_ansible
-from .node import ROOT
+from .node import ROOT, run_playbook
 
 TIMER = "kubenode-proxy-schedule.timer"
 RUN = "kubenode-proxy-schedule.service"
@@ -120,6 +120,16 @@ def test_nothing_is_scheduled_beside_kube_proxy(node, before, variables):
         assert "kube-proxy runs on this node (process " in refused.output and refused.changed == 0
 
 
+def test_what_the_host_has_of_others_or_lacks_is_refused_first(node, before, variables):
+    node.run("useradd", "kubenode-proxy")
+    refused = node.role("schedule", variables, "--check", failing=True)
+    node.run("userdel", "kubenode-proxy")
+    assert "the account kubenode-proxy exists, and is not the agent's own" in refused.output
+    pull = {"schedule_variant": "pull", "schedule_pull_url": "https://git.example.com/network.git"}
+    refused = node.role("schedule", pull, "--check", failing=True)
+    assert "schedule_pull_command: /usr/bin/ansible-pull cannot be read" in refused.output
+
+
 def test_second_application_changes_nothing(node, scheduled, variables):
     assert node.role("schedule", variables).changed_tasks == []
 
@@ -139,6 +149,14 @@ def test_timer_runs_the_convergence_and_metrics_report_it(node, scheduled):
     assert gauges["refused_objects"] == 0
     assert 0 < gauges["duration_seconds"] < 60
     assert f"--to-destination {POD}:8080" in node.output("iptables-save", "-t", "nat")
+
+
+def test_a_node_without_an_agent_is_reported_as_fine(node, scheduled, tmp_path):
+    files = {f"proxy_report_{kind}": str(tmp_path / f"report.{kind}") for kind in ("html", "json")}
+    read = {"service_proxy_mode": "iptables", "service_proxy_snapshot": str(node.scratch / "snapshot.json")}
+    run_playbook([node], "kubenode.proxy.report", {**read, **files}, {})
+    (found,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["nodes"]
+    assert (found["agent"], found["state"], bool(found["engine"])) == (None, "ok", True), found
 
 
 def test_runs_are_sandboxed_and_metrics_are_readable_for_all(node, scheduled):

@@ -69,7 +69,6 @@ class Agent:
         self._inbox = components.inbox
         self.readiness = Readiness(components, self.systemd)
         components.health.stages = self.readiness.stages
-        components.drain.changed = self._show_status
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
         self._static_timer = self.timers.add("poll static Services", self._poll_static)
@@ -247,6 +246,7 @@ class Agent:
 
     def _loop(self) -> None:
         while not self._stop:
+            self._attempt("show the status", self._show_status)
             self._inbox.wait([*self.sync.watching.filenos(), *self.policy.filenos()], self._delay())
             self._empty_inbox()
             self.components.memory.check()
@@ -331,7 +331,6 @@ class Agent:
             end_loading()
             self._save_soon()
             self._attempt("record the cluster", self._record_origin)
-        self._show_status()
 
     def _record_origin(self) -> None:
         record_origin(self.options.state_directory, origin_of(self.source.view.state.services))

@@ -25,8 +25,8 @@ _ACTION = "Drain"
 class Drain:
     """The drain that the file at ``path`` keeps, if any.
 
-    ``changed`` is called when a drain begins or ends. ``owner``: the user to whom the file must belong. ``now``
-    returns the time in seconds since the epoch. :attr:`active` may be read in any thread.
+    ``owner``: the user to whom the file must belong. ``now`` returns the time in seconds since the epoch.
+    :attr:`active` may be read in any thread.
     """
 
     def __init__(
@@ -35,13 +35,11 @@ class Drain:
         timers: Timers,
         reports: Reports,
         *,
-        changed: Optional[Callable[[], None]] = None,
         owner: int = 0,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
         self._log, self._post = reports.log, reports.post
-        self.changed = changed or (lambda: None)
         self._owner = owner
         self._now = now
         self._clock = timers.clock
@@ -82,7 +80,6 @@ class Drain:
             text = "drained: health checks fail and traffic is served" if before is None else "the drain was changed"
             self._log.info(text, since=timestamp(record.since), until=until)
             self._post(None, NORMAL, Reason.DRAIN_STARTED, _ACTION, f"drained until {until}")
-            self.changed()
 
     def _expire(self) -> None:
         self._end("it has expired")
@@ -93,7 +90,6 @@ class Drain:
         if record is not None:
             self._log.info("the drain has ended: health checks succeed again", reason=reason)
             self._post(None, NORMAL, Reason.DRAIN_ENDED, _ACTION, f"the drain has ended: {reason}")
-            self.changed()
 
     def status(self) -> DrainStatus:
         """Return the drain as plain JSON values; times are in seconds since the epoch, 0 without a drain."""

@@ -91,7 +91,7 @@ class Readiness:
         if not self._enforces():
             self._components.log.warning(
                 "network policies are not in force yet: pods that start now are open until the objects are known",
-                reason=self._components.policy.status().get("error") or "waiting for the API server",
+                reason=self._components.policy.error or "waiting for the API server",
             )
         self._send()
 

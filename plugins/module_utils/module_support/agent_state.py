@@ -15,6 +15,8 @@ from ..base.timestamps import timestamp
 from ..convergence.runtime.agent_status import AgentStatus, DrainStatus, FamilyStatus, PolicyStatus, ask_status
 from ..convergence.runtime.state_directory import control_socket
 
+# The role agent installs this unit; the role schedule installs the same engine and command without it.
+_UNIT = "/etc/systemd/system/kubenode-proxy.service"
 # The last second that a time of four digits for the year can express.
 _LATEST = 253402300800
 _REFUSAL = re.compile(
@@ -22,9 +24,9 @@ _REFUSAL = re.compile(
 )
 
 
-def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
+def agent_state(state_directory: str) -> Dict[str, Any]:
     """Return the agent's status; empty if no agent is installed and none listens."""
-    if not installed and not os.path.exists(control_socket(state_directory)):
+    if not any(map(os.path.exists, (_UNIT, control_socket(state_directory)))):
         return {}
     try:
         return state_of(ask_status(control_socket(state_directory)))

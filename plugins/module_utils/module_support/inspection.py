@@ -136,7 +136,7 @@ def about_node(module: AnsibleModule) -> Dict[str, Any]:
     installed = installed_identity()
     return {
         "agent_version": installed.text if installed is not None else "",
-        "agent": agent_state(module.params["state_directory"], installed is not None),
+        "agent": agent_state(module.params["state_directory"]),
         "kernel": kernel_release(),
         "distribution": distribution().name,
     }

@@ -15,6 +15,7 @@ from typing import List
 
 import pytest
 
+from tests.modules.examples import LOADED, PAGE, faults_of_examples
 from tests.modules.second_runs import Options, declared, faults, in_pairs
 
 IPVS = "kubenode.proxy.ipvs_services"
@@ -380,3 +381,9 @@ def test_a_second_run_changes_nothing_for_two_virtual_servers_of_a_task(node):
             tasks.append({"services": pair} if len(tasks) % 2 else {"services": pair[::-1], "purge": addresses})
     node.play({MODULES: {"modules": ["ip_vs", "ip_vs_wlc", "ip_vs_sh"], "persistent": False}})
     assert faults(node, "ipvs_services", tasks) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("source", ["kernel_modules", "ipvs_services", "sysctls", PAGE])
+def test_examples_do_what_a_check_predicts_and_then_nothing(node, source):
+    assert faults_of_examples(node, source, LOADED) == []

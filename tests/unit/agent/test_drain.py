@@ -42,18 +42,14 @@ class Agent:
         self.clock, self.now = 100.0, NOW
         self.timers = Timers(lambda: self.clock)
         self.stream = io.StringIO()
-        self.events, self.changes = [], 0
+        self.events = []
         self.drain = Drain(
             str(path),
             self.timers,
             reports_to(self.stream, lambda _about, _kind, reason, _action, _note: self.events.append(reason)),
-            changed=self.count,
             owner=os.getuid(),
             now=lambda: self.now,
         )
-
-    def count(self) -> None:
-        self.changes += 1
 
     def write(self, content: object = GOOD) -> None:
         self.path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -95,7 +91,7 @@ def test_a_drain_begins_is_changed_and_is_stopped(agent):
     agent.path.unlink()
     agent.drain.read()
     assert not agent.drain.active and "it was stopped" in agent.log
-    assert agent.events == ["DrainStarted", "DrainStarted", "DrainEnded"] and agent.changes == 3
+    assert agent.events == ["DrainStarted", "DrainStarted", "DrainEnded"]
     agent.move(8000)
     assert agent.events[3:] == []
 

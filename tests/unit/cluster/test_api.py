@@ -231,6 +231,15 @@ def test_an_unreachable_server_is_named():
             list_objects(ApiConnection(host=host))
 
 
+def test_a_proxy_that_cannot_be_reached_is_named(monkeypatch):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        proxy = f"127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy}")
+        with pytest.raises(ApiError, match=rf"cannot be reached: .*refused \(through the proxy {proxy}\)"):
+            list_objects(ApiConnection(host="https://192.0.2.1"))
+
+
 def test_a_server_that_does_not_answer_times_out():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

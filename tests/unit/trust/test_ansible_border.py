@@ -18,6 +18,7 @@ FOLDERS = ("roles", "playbooks", "extensions", "examples")
 NEW_TEXT = r"from_json|from_yaml|b64decode|urldecode|regex_|replace\(|join\(|split\(|format\(|to_json|\| *string|~"
 #: Keywords whose values are templated again when they are used.
 KEPT = re.compile(r"(ansible\.builtin\.)?(loop|with_.*|set_fact|add_host|group_by|include_vars)")
+INCLUDING = re.compile(r"ansible\.builtin\.(include|import)_(role|tasks)")
 ONLY_OF_AN_EVENT = re.compile(r"\s*(\{\{(?:(?!\}\}).)*\bevents?\b(?:(?!\}\}).)*\}\}\s*)+")
 BLOCK = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
 NUMBERS = re.compile(r"\{\{ event\.agent_event\.count \}\}")
@@ -126,6 +127,19 @@ def test_a_lost_mark_is_noticed(task):
 )
 def test_a_text_of_an_event_alone_is_noticed(text):
     assert unprotected({"rules": [{"action": {"run_module": {"module_args": {"body": {"text": text}}}}}]})
+
+
+def test_no_default_hides_an_error_in_what_a_role_is_passed():
+    """A default also replaces a value that was passed and cannot be evaluated; so the check of it would never run."""
+    own = [document for place, document in DOCUMENTS if place.startswith(("roles/", "playbooks/"))]
+    tasks = [task for document in own for task in mappings(document)]
+    including = [task for task in tasks if any(INCLUDING.fullmatch(key) for key in task)]
+    passed = {name for task in including for name, value in (task.get("vars") or {}).items() if "{{" in str(value)}
+    names = {name for name in passed if name.startswith("__")}
+    assert {"__service_proxy_accounts", "__kernel_reads", "__agent_kubelet_served"} <= names
+    texts = {text for task in tasks for text in strings(task)}
+    hidden = {text for text in texts if any(re.search(rf"\b{name} *\| *d(efault)?\(", text) for name in names)}
+    assert hidden == set()
 
 
 def test_only_the_border_decides_what_is_evaluated():

@@ -136,11 +136,10 @@ def _served_text(components: Components) -> str:
         return f"reload failed, the previous configuration is in effect: {components.reload_error}"
     if components.memory.exceeded:
         return "memory limit exceeded: programmed rules are kept, updates are suspended"
-    policy_error = components.policy.status().get("error")
-    if policy_error:
-        return f"network policies: {policy_error}"
+    if components.policy.error:
+        return f"network policies: {components.policy.error}"
     if not proxiers.mode.serves:
-        return f"network policies only: {components.policy.status().get('policies', 0)} policies"
+        return f"network policies only: {components.policy.policy_count} policies"
     services = max((len(family.summaries) for family in proxiers.families), default=0)
     endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
     origin = "state of the API server"

@@ -135,6 +135,17 @@ class PolicySync:
             self.pods = {}
             self._pod_count = self._elements = 0
 
+    @property
+    def error(self) -> str:
+        """Why the policies of the cluster are not in force; empty if they are, or if none are enforced."""
+        return self._error or (self._awaited() or self._stale if self.enabled else "")
+
+    @property
+    def policy_count(self) -> int:
+        """The number of policies of all kinds in the cluster."""
+        objects = self._view.state.policy
+        return len(objects.policies) + len(objects.cluster_policies)
+
     def status(self) -> PolicyStatus:
         """Return the state as plain JSON values; empty if policies are not enforced.
 
@@ -143,11 +154,11 @@ class PolicySync:
         """
         if not self.enabled and not self._error:
             return {}
-        policy, objects = self._policy, self._view.state.policy
+        policy = self._policy
         return {
             "inForce": self.in_force,
-            "error": self._error or self._awaited() or self._stale,
-            "policies": len(objects.policies) + len(objects.cluster_policies),
+            "error": self.error,
+            "policies": self.policy_count,
             "pods": self._pod_count,
             "elements": self._elements,
             "refusedPolicies": len({key for key, _direction in policy.too_large}) if policy is not None else 0,

@@ -244,7 +244,8 @@ class Transport:
                 connection.sock = secured(sock, context, self._access.server_name or host)
         except (http.client.HTTPException, OSError, ValueError) as error:
             connection.close()
-            raise TransportError(_connecting_failed(error)) from error
+            through = f" (through the proxy {proxy.host}:{proxy.port})" if proxy is not None else ""
+            raise TransportError(_connecting_failed(error) + through) from error
         return connection
 
 
