@@ -36,8 +36,9 @@ def tasks_of(source: str) -> List[Task]:
 def _here(task: Task) -> Task:
     kept = {key: value for key, value in task.items() if key not in ("delegate_to", "loop")}
     if SYSCTLS in kept:
-        # A network namespace may not change all of them.
+        # A network namespace lacks one of them, and may not change others.
         kept[SYSCTLS] = {**kept[SYSCTLS], "unchangeable": "warn"}
+        kept[SYSCTLS].get("profile", {}).pop("netdev_max_backlog", None)
     return kept
 
 
