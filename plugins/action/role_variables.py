@@ -17,6 +17,7 @@ from ansible.utils.collection_loader._collection_finder import _get_collection_p
 from ansible.utils.vars import load_extra_vars
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import variable_names
 
@@ -90,7 +91,9 @@ class ActionModule(ActionBase):
         if unusable:
             return {**result, "failed": True, "msg": "; ".join(unusable)}
         # Only now: the variables have the content of a file.
-        for configuration, of_node in zip(options["configuration"][::2], options["configuration"][1::2]):
+        for configuration, of_node, static in zip(*(iter(options["configuration"]),) * 3):
+            objects = parse_static({"service_proxy_static, service_proxy_api_servers": value_of(static) or []})
+            invalid.update(map(str, objects.refusals))
             try:
                 warnings.update(load(value_of(configuration), "", value_of(of_node)).warnings)
             except ConfigurationError as error:

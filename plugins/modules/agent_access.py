@@ -138,10 +138,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 
 
-def _authority(connection: ApiConnection) -> str:
-    return base64.b64encode(resolve(connection).authority_pem()).decode("ascii")
-
-
 def _refuse_loopback(connection: ApiConnection) -> None:
     access = resolve(connection)
     host = access.address()[1]
@@ -184,7 +180,7 @@ def access(module: AnsibleModule) -> Dict[str, Any]:
         "changed": bool(outcome.changes),
         "changes": list(outcome.changes),
         "server": client.host,
-        "ca_data": _authority(connection),
+        "ca_data": base64.b64encode(resolve(connection).authority_pem()).decode("ascii"),
     }
     if parameters["state"] == "present":
         result["uid"] = outcome.uid

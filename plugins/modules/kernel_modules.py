@@ -91,6 +91,7 @@ options:
   persistent_file:
     description:
       - The file that lists the modules to load at boot. The task replaces the whole file, so each task needs its own.
+        It fails if another program or an administrator has written the file.
       - With O(mode), the default is C(/etc/modules-load.d/kubenode-proxy.conf), the file of the service proxy. Without
         O(mode), either this option or O(persistent=false) is required, so that no task replaces that file by mistake.
       - Its name must end in C(.conf), or no program reads it. A warning says if it is not read at boot because of its

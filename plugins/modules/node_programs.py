@@ -161,7 +161,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings 
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import service_proxy_findings
 
 #: Of the account that the role agent creates.
-_HOME = "/var/lib/kubenode-proxy"
+_OWN = ("Service proxy of the node", "/var/lib/kubenode-proxy")
 
 
 def check_node(module: AnsibleModule) -> Dict[str, Any]:
@@ -221,7 +221,8 @@ def _check_python(path: str, _parameters: Dict[str, Any]) -> None:
 def _check_account(name: str, _parameters: Dict[str, Any]) -> None:
     """Raise PreflightError for an account of others, which would be changed now and removed later."""
     with contextlib.suppress(KeyError):
-        if name == "root" or pwd.getpwnam(name).pw_dir == _HOME:
+        # Comment and home directory of passwd(5).
+        if name == "root" or pwd.getpwnam(name)[4:6] == _OWN:
             return
         raise PreflightError(f"the account {name} exists, and is not the agent's own: name another one, or root")
 

@@ -51,8 +51,8 @@ options:
     default: []
   configuration:
     description:
-      - The variable with the KubeProxyConfiguration of the host, and that with its NodeProxyConfiguration. Fails if the
-        agent would refuse them, in the same words, and shows its warnings.
+      - The variables with the KubeProxyConfiguration of the host, its NodeProxyConfiguration, and its static Services.
+        Fails if the agent would refuse any of them, in the same words, and shows its warnings.
     type: list
     elements: str
     default: []

@@ -129,7 +129,8 @@ options:
     default: true
   persistent_file:
     description:
-      - The file that sets the values at boot. The task replaces the whole file, so each task needs its own.
+      - The file that sets the values at boot. The task replaces the whole file, so each task needs its own. It fails
+        if another program or an administrator has written the file.
       - With O(profile), the default is C(/etc/sysctl.d/99-kubenode-proxy.conf), the file of the service proxy. Without
         O(profile), either this option or O(persistent=false) is required, so that no task replaces that file by
         mistake.
@@ -284,7 +285,7 @@ error_kind:
 """
 
 from functools import partial
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -299,7 +300,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters import sysctl_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import alone, run
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file, unread_warning
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file, unread_warnings
 
 _PROXY_FILE = "/etc/sysctl.d/99-kubenode-proxy.conf"
 
@@ -307,11 +308,6 @@ _CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
     name: {"type": "bool" if isinstance(default, bool) else "int", "default": default}
     for name, default in ConntrackConfiguration().options().items()
 }
-
-
-def _unread(path: str) -> List[str]:
-    reason = sysctl_files.unread(path)
-    return [unread_warning("persistent_file", path, reason)] if reason else []
 
 
 @alone
@@ -328,7 +324,8 @@ def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
     path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"])
     chosen = plan_present(parameters, cores, module.check_mode, path) if present else plan_absent(path)
     kept = refuse_unwritable(chosen.planned)
-    for warning in [*kept, *chosen.warnings, *(_unread(path) if present and path else ())]:
+    unread = unread_warnings(("persistent_file", path, sysctl_files.unread(path))) if present else []
+    for warning in [*kept, *chosen.warnings, *unread]:
         module.warn(warning)
     known["keys_set"] = chosen.keys_set
     try:

@@ -351,7 +351,12 @@ def test_reload_applies_a_changed_node_name(one_node):
     (caution,) = node.status()["ignored"]
     assert caution.startswith("no Node is named absent (the cluster state has none)"), caution
     assert f"caution:    {caution}" in node.run("status", "--control", str(node.scratch / "agent.sock")).stdout
+    # Of a Node with other addresses, which may be that of another host.
     node.store.put({**other, "metadata": {"name": "absent"}})
+    named = "Node absent has no address of this host"
+    wait_for(lambda: [line.startswith(named) for line in node.status()["ignored"]] == [True], 30.0)
+    addresses = [{"type": "InternalIP", "address": "127.0.0.1"}]
+    node.store.put({**other, "metadata": {"name": "absent"}, "status": {"addresses": addresses}})
     wait_for(lambda: node.status()["ignored"] == [], 30.0)
     node.write_configuration(hostnameOverride="node2")
     node.process.send_signal(signal.SIGHUP)

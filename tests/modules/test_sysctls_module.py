@@ -158,6 +158,25 @@ def test_files_that_are_not_read_at_boot_are_refused_or_warned_of(node):
     assert FORWARD in node.run("cat", "/etc/sysctl.d/60-web.conf").stdout
 
 
+def test_a_file_of_others_is_not_replaced(node):
+    """A task cannot know what else the lines of an administrator's file are for."""
+    theirs = "/etc/sysctl.d/60-theirs.conf"
+    task = {"kubenode.proxy.sysctls": {"values": {FORWARD: 1}, "persistent_file": theirs}}
+    look = {"ansible.builtin.command": f"cat {theirs}", "changed_when": False}
+    write = {"ansible.builtin.copy": {"content": "kernel.panic = 10\n", "dest": theirs}}
+    _written, check, refused, kept, _emptied, accepted = node.play(
+        write,
+        {**task, "check_mode": True},
+        task,
+        look,
+        {"ansible.builtin.copy": {"content": "\n", "dest": theirs}},
+        task,
+    )
+    assert check["msg"] == refused["msg"] and refused["msg"].startswith(f"{theirs}: would be replaced as a whole, but")
+    assert not refused["changed"] and kept["stdout"] == "kernel.panic = 10"
+    assert accepted["changed"], accepted
+
+
 def test_errors_are_one_clear_line_and_change_nothing(node):
     module = "kubenode.proxy.sysctls"
     found = node.play(

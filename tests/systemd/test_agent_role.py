@@ -29,7 +29,7 @@ EXPOSURES = {
     ("root", True): (2.5, 2.7),
 }
 # For a change of one variable by the playbook, on one host.
-MOST_TASKS, MOST_SKIPPED = 28, 29
+MOST_TASKS, MOST_SKIPPED = 28, 30
 RELOAD = "kubenode.proxy.agent : Reload the agent"
 LIBRARY = "/usr/local/lib/kubenode-proxy"
 COMMAND = "/usr/local/bin/kubenode-proxy"
@@ -86,10 +86,12 @@ def test_nothing_is_installed_beside_kube_proxy(node, before, variables):
 
 
 def test_an_account_of_others_is_refused(node, before, variables):
-    node.run("useradd", "kubenode-proxy")
-    refused = node.role("agent", variables, failing=True)
-    node.run("userdel", "kubenode-proxy")
-    assert "the account kubenode-proxy exists, and is not the agent's own" in refused.output and refused.changed == 0
+    for options in ((), ("--home-dir", "/var/lib/kubenode-proxy")):
+        node.run("useradd", *options, "kubenode-proxy")
+        refused = node.role("agent", variables, failing=True)
+        node.run("userdel", "kubenode-proxy")
+        assert "the account kubenode-proxy exists, and is not the agent's own" in refused.output
+        assert refused.changed == 0
 
 
 def endpoint_is_served(node, address):
@@ -128,6 +130,21 @@ def test_a_comparison_in_another_mode_than_the_agents_says_so(node, installed, c
     other = {"service_proxy_kubeconfig": str(cluster.kubeconfig), "service_proxy_mode": "nftables"}
     verified = run_playbook([node], "kubenode.proxy.verify", other, {}, failing=True)[node.name]
     assert "(compared in nftables mode, but its agent runs in iptables mode: set service_proxy_mode" in verified.output
+
+
+@pytest.mark.full
+def test_an_agent_that_cannot_apply_changes_fails_the_playbook(node, installed, variables, cluster):
+    program, away = "/usr/sbin/xtables-nft-multi", "/srv/xtables-nft-multi"
+    node.run("mv", program, away)
+    cluster.store.put(endpoint_slice("web", [POD, "10.244.1.77"]))
+    wait_for(lambda: status(node)["lastError"], what="a sync has failed")
+    given = {**variables, "kernel_install_packages": False, "kernel_unchangeable": "warn"}
+    failed = run_playbook([node], "kubenode.proxy.agent", given, {}, failing=True)[node.name]
+    node.run("mv", away, program)
+    assert "the agent does not apply changes: " in failed.output
+    endpoint_is_served(node, "10.244.1.77")
+    cluster.store.put(endpoint_slice("web", [POD]))
+    node.role("kernel", {"kernel_state": "absent"})
 
 
 def imported_from(node):
@@ -415,10 +432,12 @@ def test_absent_leaves_only_the_dataplane_unless_its_removal_is_requested(node, 
 def test_absent_again_changes_nothing(node, before, installed, variables):
     """An account of others, which the role has not created, stays."""
     node.run("useradd", "alice")
+    node.run("useradd", "--home-dir", "/var/lib/kubenode-proxy", "bob")
     again = node.role(
         "agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True, "agent_user": "alice"}
     )
     node.run("userdel", "alice")
+    node.run("userdel", "bob")
     assert again.changed_tasks == []
 
 

@@ -102,6 +102,26 @@ def test_static_services_are_served_and_listed(node, installed):
     await_api_servers(node)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (
+            {"service_proxy_static": [{**SERVICE, "spec": {**SERVICE["spec"], "clusterIP": "10.96.3.300"}}, SLICE]},
+            'Service static/registry: spec.clusterIP: "10.96.3.300" is not an IP',
+        ),
+        (
+            {"service_proxy_api_servers": ["192.0.2.300"]},
+            "EndpointSlice static/apiserver-ipv4-6443: endpoints[0].addresses[0]: ",
+        ),
+    ],
+)
+def test_a_mistake_ends_the_run_before_anything_is_written(node, installed, variables, wrong, named):
+    before = dataplane(node), node.output("sh", "-c", "md5sum /etc/kubenode-proxy/services.d/*")
+    refused = node.role("agent", {**variables, **wrong}, failing=True)
+    assert named in refused.output and refused.changed == 0, refused.output
+    assert (dataplane(node), node.output("sh", "-c", "md5sum /etc/kubenode-proxy/services.d/*")) == before
+
+
 def test_an_upgrade_keeps_static_services(node, installed, variables):
     await_api_servers(node)
     before, process = dataplane(node), start_of(node)

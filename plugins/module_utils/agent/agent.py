@@ -246,7 +246,7 @@ class Agent:
 
     def _loop(self) -> None:
         while not self._stop:
-            self._attempt("show the status", self._show_status)
+            self._attempt("show the status", lambda: self.systemd.status(status_text(self.components)))
             self._inbox.wait([*self.sync.watching.filenos(), *self.policy.filenos()], self._delay())
             self._empty_inbox()
             self.components.memory.check()
@@ -418,10 +418,6 @@ class Agent:
         self.limited.report()
         if self.limited.pending:
             self._suppressed.start(self.limited.seconds)
-
-    def _show_status(self) -> None:
-        if self.sync.proxiers is not None:
-            self.systemd.status(status_text(self.components))
 
     def _reload_if_requested(self) -> None:
         if self._reloads.run():

@@ -32,7 +32,7 @@ def show_status(arguments: argparse.Namespace) -> CommandResult:
         return status_without_agent(arguments, str(error))
     lines = valid(lambda: _status_lines(document))
     errors = (document["lastError"], document.get("reloadError"), document.get("networkPolicy", {}).get("error"))
-    good = document["healthy"] and not any(errors)
+    good = document["healthy"] and document["mode"] and not any(errors)
     return CommandResult(OK if good else NOT_RUNNING, lines, dict(document))
 
 
@@ -57,7 +57,7 @@ def reload_agent(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _status_lines(document: AgentStatus) -> List[str]:
-    healthy = "healthy" if document["healthy"] else "not healthy"
+    healthy = "not healthy" if not document["healthy"] else "healthy" if document["mode"] else "waits for the cluster"
     if document.get("otherProxy"):
         healthy += f": {document['otherProxy']}"
     lost = document.get("apiServerLostSeconds", {})

@@ -14,7 +14,7 @@ from ..kernel.modules.modules import ModulesResource
 from ..kernel.parameters.sysctls import Wanted
 from ..preflight.check import Intention, preflight
 from ..preflight.cluster_state import Host, completeness_findings, node_findings, origin_findings, origin_of
-from ..preflight.findings import CONFLICTS, WARNING, Finding, judge
+from ..preflight.findings import CONFLICTS, NODE, WARNING, Finding, judge
 from ..preflight.processes import processes, removal_findings
 from ..resources import Stage
 from .family import FamilyContext, FamilyServices
@@ -55,7 +55,13 @@ def missing_node(request: Request, view: NodeView) -> List[Finding]:
     if request.needs_no_node or not (request.agent or request.cluster.nodes):
         return []
     host = Host(view.name, (os.uname().nodename,), {address for _interface, address in view.addresses})
-    return node_findings(request.cluster, host)
+    found = node_findings(request.cluster, host)
+    # An agent may read no other Node, so none says by its address that it is this host's.
+    own = request.cluster.nodes.get(view.name) if request.agent else None
+    if not found and own is not None and own.addresses and set(own.addresses).isdisjoint(host.addresses):
+        remedy = "set hostnameOverride (role: service_proxy_node_name) to the name of this host's Node"
+        found = [Finding(NODE, WARNING, f"Node {own.name} has no address of this host", remedy)]
+    return found
 
 
 def rendering_warnings(request: Request, node_name: str) -> List[str]:

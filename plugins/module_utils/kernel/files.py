@@ -79,7 +79,8 @@ class FilesResource(Resource[str, str]):
 def refuse_unwritable(planned: Iterable[PlannedChange]) -> List[str]:
     """Raise KernelError if a planned change of a file cannot be made, before any other change of the plan is.
 
-    A file of another program or of the administrator leaves the plan: it is kept. Return a warning for each.
+    A file of another program or of the administrator is not replaced. It is not removed either: it leaves the plan,
+    and the returned warnings name it.
     """
     warnings = []
     for resource, change, *_observed in planned:
@@ -87,6 +88,10 @@ def refuse_unwritable(planned: Iterable[PlannedChange]) -> List[str]:
             for path in [path for path, content in change.removed.items() if not is_managed(content)]:
                 del change.removed[path]
                 warnings.append(f"{path}: is kept, since this collection has not written its first line")
+            for path, (content, _new) in change.replaced.items():
+                if content.strip() and not is_managed(content):
+                    reason = "this collection has not written its first line: name another file, or move this one away"
+                    raise KernelError(f"{path}: would be replaced as a whole, but {reason}")
             for path in [*change.added, *change.replaced, *change.removed]:
                 with os_errors(KernelError, f"{path}: cannot be written"):
                     check_room(path, room=0 if path in change.removed else 1)

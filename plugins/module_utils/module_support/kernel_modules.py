@@ -18,7 +18,7 @@ from ..kernel.modules.modules import LOADED, ModulesResource, built_in_modules, 
 from ..resources import PlannedChange, Stage, apply_plan, plan
 from . import tables
 from .execution import alone
-from .own_file import boot_file, own_file, unread_warning
+from .own_file import boot_file, own_file, unread_warnings
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -85,16 +85,6 @@ def _options_file(parameters: Dict[str, Any], path: str) -> str:
         return ""
     chosen = parameters["parameters_file"]
     return boot_file("parameters_file", str(chosen)) if chosen else f"/etc/modprobe.d/{os.path.basename(path)}"
-
-
-def _unread_warnings(path: str, options_path: str) -> List[str]:
-    """Return a warning for each file of a task, empty for none, that is not read at boot."""
-    files = (
-        ("persistent_file", path, boot_directories.MODULES_LOAD),
-        ("parameters_file", options_path, boot_directories.MODPROBE),
-    )
-    reasons = ((option, name, boot_directories.unread(name, read) if name else "") for option, name, read in files)
-    return [unread_warning(option, name, reason) for option, name, reason in reasons if reason]
 
 
 def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> None:
@@ -176,7 +166,11 @@ def changed(module: AnsibleModule) -> Dict[str, Any]:
     # An earlier run has written the file before it loaded the module.
     written = {path for item in planned for path in item.change.new_values()}
     check_parameters(module, planned, bool(options_path), doubtful=not options_path or options_path in written)
-    for warning in [*kept, *(_unread_warnings(path, options_path) if present else ())]:
+    unread = unread_warnings(
+        ("persistent_file", path, boot_directories.unread(path, boot_directories.MODULES_LOAD)),
+        ("parameters_file", options_path, boot_directories.unread(options_path, boot_directories.MODPROBE)),
+    )
+    for warning in [*kept, *(unread if present else ())]:
         module.warn(warning)
     if not module.check_mode:
         apply_plan(planned)

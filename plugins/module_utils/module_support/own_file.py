@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping
+from typing import Any, List, Mapping, Tuple
 
 from ..base.errors import ConfigurationError
 from ..kernel.modules.boot_directories import unread_name
@@ -46,6 +46,9 @@ def own_file(parameters: Mapping[str, Any], purpose: str, default: str, needed: 
     )
 
 
-def unread_warning(option: str, path: str, reason: str) -> str:
-    """Return the warning about a file that a task writes although no program reads it at boot, for ``reason``."""
-    return f"{option}: {path} is not read at boot: {reason}"
+def unread_warnings(*files: Tuple[str, str, str]) -> List[str]:
+    """Return a warning for each file that a task writes although no program reads it at boot.
+
+    ``files``: option, path, empty if the task writes none, and why it is not read, empty if it is.
+    """
+    return [f"{option}: {path} is not read at boot: {reason}" for option, path, reason in files if path and reason]

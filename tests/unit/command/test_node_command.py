@@ -398,6 +398,15 @@ def test_status_shows_the_mode_and_its_filter_backend(state, line):
     assert line in agent_commands._status_lines({**STATUS, **state})
 
 
+@pytest.mark.parametrize(
+    ("mode", "code", "first"), [("nftables", 0, "healthy"), ("", agent_commands.NOT_RUNNING, "waits for the cluster")]
+)
+def test_status_succeeds_once_something_is_programmed(monkeypatch, mode, code, first):
+    monkeypatch.setattr(agent_commands, "ask_status", lambda _path: {**STATUS, "mode": mode})
+    found, output, errors = run("status")
+    assert (found, output.splitlines()[0], errors) == (code, f"agent:      running for 40 s, {first}", "")
+
+
 def test_status_shows_a_reload_that_failed():
     assert not any(line.startswith("reload") for line in agent_commands._status_lines(STATUS))
     lines = agent_commands._status_lines({**STATUS, "reloadError": "mode: no such mode"})

@@ -260,7 +260,8 @@ class StaticDirectory:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return []
-        paths = [os.path.join(self.path, name) for name in names if _is_manifest(name)]
+        manifests = [name for name in names if name.endswith(_SUFFIXES) and not name.startswith(".")]
+        paths = [os.path.join(self.path, name) for name in manifests]
         return sorted(path for path in paths if path not in self._replaced)
 
     def _signature(self) -> Signature:
@@ -285,10 +286,6 @@ def _is_readable(path: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_manifest(name: str) -> bool:
-    return name.endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def _refused_file(path: str, reason: str) -> Refusal:

@@ -23,7 +23,6 @@ from ...kernel import facts
 from ...kernel.facts import capabilities
 from ...kernel.ipset.names import set_names
 from ...kernel.nftables.generation import read_generation
-from ...preflight.findings import Finding
 from ...preflight.processes import process_findings, processes, ufw_findings
 from ..runtime.state_directory import LEDGER, LEDGER_BYTES, PENDING
 from .record import State
@@ -90,7 +89,7 @@ def surroundings(directory: str, sysctls: Iterable[str]) -> State:
         "parameters": _parameters(),
         "sysctls": {key: _sysctl(key) for key in sysctls},
         "programs": _programs(),
-        "findings": _findings(),
+        "findings": [*process_findings(processes()), *ufw_findings()],
         "ledger": _ledger(directory),
         "generation": generation.number,
         "tables": generation.tables,
@@ -175,10 +174,6 @@ def _programs() -> List[Any]:
     places = [*path.split(os.pathsep), *_SBIN]
     paths = [os.path.join(place, name) for place in dict.fromkeys(places) for name in _PROGRAMS]
     return [path, {name: identity for name, identity in ((name, _identity(name)) for name in paths) if identity}]
-
-
-def _findings() -> List[Finding]:
-    return [*process_findings(processes()), *ufw_findings()]
 
 
 def _ledger(directory: str) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from ...base.addresses import IPV6, Network, networks_of
 from ...serviceports.info import Endpoint, ServicePortInfo
@@ -41,10 +41,6 @@ class Firewall(NamedTuple):
     what: str
     chain: str
     networks: Tuple[Network, ...]
-
-
-def _networks(sources: Iterable[str]) -> Tuple[Network, ...]:
-    return tuple(networks_of(sources))
 
 
 def _source_match(network: Network) -> str:
@@ -207,7 +203,7 @@ class _ServicePortRules:
             if used and sources is not None:
                 # kube-proxy has this chain for load balancer addresses only.
                 own = digest if what == LOAD_BALANCER_IP else hash16(f"{self.name}{self.protocol}{what}")
-                found[what] = Firewall(what, FIREWALL_PREFIX + own, _networks(sources))
+                found[what] = Firewall(what, FIREWALL_PREFIX + own, tuple(networks_of(sources)))
         return found
 
     def _is_closed(self) -> bool:
