@@ -125,6 +125,13 @@ def test_what_the_host_has_of_others_or_lacks_is_refused_first(node, before, var
     refused = node.role("schedule", variables, "--check", failing=True)
     node.run("userdel", "kubenode-proxy")
     assert "the account kubenode-proxy exists, and is not the agent's own" in refused.output
+    static = {
+        "kind": "Service",
+        "metadata": {"name": "dns"},
+        "spec": {"clusterIP": "10.0.0.300", "ports": [{"port": 53}]},
+    }
+    refused = node.role("schedule", {**variables, "service_proxy_static": [static]}, "--check", failing=True)
+    assert 'Service static/dns: spec.clusterIP: "10.0.0.300" is not an IP address' in refused.output
     pull = {"schedule_variant": "pull", "schedule_pull_url": "https://git.example.com/network.git"}
     refused = node.role("schedule", pull, "--check", failing=True)
     assert "schedule_pull_command: /usr/bin/ansible-pull cannot be read" in refused.output
