@@ -63,7 +63,8 @@ def test_nothing_of_the_collection_is_left(node, cluster):
     roles = [f"kubenode.proxy.{name}" for name in ("kernel", "schedule", "agent")]
     play([node], [{"ansible.builtin.include_role": {"name": role}} for role in roles], variables)
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
-    assert node.unit(TIMER, "ActiveState")["ActiveState"] == "active"
+    # The agent has stopped it.
+    assert node.unit(TIMER, "LoadState")["LoadState"] == "loaded"
     wait_for(lambda: dataplane(node) != rules, what="Services are served")
     # Files of other programs in a directory that the role has created are kept, and so is the directory.
     node.write(f"{METRICS}/other.prom", "")

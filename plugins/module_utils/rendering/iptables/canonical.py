@@ -101,7 +101,9 @@ _VALUES: Dict[Tuple[str, str], Callable[[str], str]] = {
 
 def _canonical_option(match: str, option: Option) -> Option:
     form = _VALUES.get((match, option.name))
-    return option._replace(values=(form(option.values[0]),)) if form is not None and option.values else option
+    if form is None or not option.values:
+        return option
+    return option._replace(values=(form(option.values[0]), *option.values[1:]))
 
 
 def _mark_target(options: List[Option], family: str) -> List[Option]:

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import List
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import canonical_rule
@@ -98,6 +98,7 @@ def said(rule: str) -> Counter[str]:
     return Counter("-p" if word == "--proto" else word for word in words)
 
 
+@example([("", "-m mark --mark 0x1"), ("", "stray")])
 @given(st.lists(st.tuples(st.sampled_from(("", "", "! ")), FRAGMENTS), max_size=7))
 def test_no_word_of_a_rule_is_lost(fragments: list[tuple[str, str]]) -> None:
     rule = " ".join(sign + fragment for sign, fragment in fragments)
