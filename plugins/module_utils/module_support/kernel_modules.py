@@ -166,11 +166,12 @@ def changed(module: AnsibleModule) -> Dict[str, Any]:
     # An earlier run has written the file before it loaded the module.
     written = {path for item in planned for path in item.change.new_values()}
     check_parameters(module, planned, bool(options_path), doubtful=not options_path or options_path in written)
-    unread = unread_warnings(
-        ("persistent_file", path, boot_directories.unread(path, boot_directories.MODULES_LOAD)),
-        ("parameters_file", options_path, boot_directories.unread(options_path, boot_directories.MODPROBE)),
-    )
-    for warning in [*kept, *(unread if present else ())]:
+    if present:
+        kept += unread_warnings(
+            ("persistent_file", path, boot_directories.unread(path, boot_directories.MODULES_LOAD)),
+            ("parameters_file", options_path, boot_directories.unread(options_path, boot_directories.MODPROBE)),
+        )
+    for warning in kept:
         module.warn(warning)
     if not module.check_mode:
         apply_plan(planned)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import agent_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import identity
 from tests.pins import REQUIREMENTS
 
@@ -34,6 +35,14 @@ def test_role_and_engine_agree():
     pinned = re.findall(r"^(\S+)==\S+ ", (ROLES / "agent/files/libraries.txt").read_text(), re.MULTILINE)
     assert sorted(pinned) == sorted(REQUIREMENTS)
     assert variables["__agent_directory"] + "/VERSION" == identity.INSTALLED_VERSION
+
+
+def test_modules_look_for_the_unit_and_the_account_of_the_role():
+    # The environments of the oldest and newest Python do not have ansible.
+    node_programs = pytest.importorskip("ansible_collections.kubenode.proxy.plugins.modules.node_programs")
+    variables = yaml.safe_load((ROLES / "agent/vars/main.yml").read_text())
+    assert variables["__agent_unit"] == agent_state._UNIT
+    assert (variables["__agent_comment"], variables["__agent_state_directory"]) == node_programs._OWN
 
 
 def test_both_roles_refer_to_each_other_by_the_right_name():
