@@ -129,6 +129,13 @@ def test_a_text_of_an_event_alone_is_noticed(text):
     assert unprotected({"rules": [{"action": {"run_module": {"module_args": {"body": {"text": text}}}}}]})
 
 
+def test_no_default_of_a_role_reads_hostvars():
+    """A default is a template wherever it is used; text of a host must reach it with the mark that it is data."""
+    defaults = [document for place, document in DOCUMENTS if re.fullmatch(r"roles/\w+/defaults/main\.yml", place)]
+    assert len(defaults) == 4
+    assert [text for text in strings(defaults) if "hostvars" in text] == []
+
+
 def test_no_default_hides_an_error_in_what_a_role_is_passed():
     """A default also replaces a value that was passed and cannot be evaluated; so the check of it would never run."""
     own = [document for place, document in DOCUMENTS if place.startswith(("roles/", "playbooks/"))]
