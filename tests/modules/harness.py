@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
@@ -97,7 +98,8 @@ class Node(Namespaces):
         assert [found[number]["changed"] for number in (1, 3, 5, 6)] == [True, True, False, False], found
         assert found[2]["stdout"] == found[0]["stdout"], "check mode changed the node"
         assert found[7]["stdout"] == found[4]["stdout"], "a second run changed the node"
-        assert found[1].get("diff") == found[3].get("diff"), "check mode predicts another difference"
+        predicted, applied = (json.dumps(found[number].get("diff"), indent=1).splitlines() for number in (1, 3))
+        assert predicted == applied, list(unified_diff(predicted, applied))
         return FourRuns(found[3], found[6], found[0]["stdout"], found[4]["stdout"])
 
 

@@ -44,7 +44,6 @@ class Bench:
         monkeypatch.setattr(self.agent.sync, "sync", lambda first: None)
         monkeypatch.setattr(self.agent.sync, "clean_up_once_serving", lambda: self.sent.append("cleaned up"))
         monkeypatch.setattr(self.agent.components.checks, "end_connections", lambda _view, _families: None)
-        monkeypatch.setattr(self.agent, "_show_status", lambda: None)
         self.agent.sync.proxiers = SimpleNamespace(node_view=SimpleNamespace(addresses=()), families=())
         self.agent.readiness.start()
 
