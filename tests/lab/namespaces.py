@@ -16,7 +16,16 @@ from tests.lab.system import NETWORK_DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Directories that modules may write to on a node, hidden behind empty ones in memory.
-HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
+HIDDEN = ("/run", "/etc/modules-load.d", "/etc/sysctl.d", "/var/lib")
+# The rest of /etc is a copy in memory, since roles write there too, and other nodes would read that. An overlay would
+# lack the files that a container runtime has mounted there.
+_COPY_ETC = [
+    "mkdir /run/etc",
+    "mount -t tmpfs -o mode=0755 node-test /run/etc",
+    "cp -a /etc/. /run/etc",
+    "mount -n --move /run/etc /etc",
+    "rmdir /run/etc",
+]
 
 
 class Namespaces:
@@ -24,6 +33,7 @@ class Namespaces:
 
     def __init__(self) -> None:
         steps = [f"mkdir -p {path} && mount -t tmpfs -o mode=0755 node-test {path}" for path in HIDDEN]
+        steps[1:1] = _COPY_ETC
         for name, value in NETWORK_DEFAULTS.items():
             steps.append(f"{{ [ ! -e /proc/sys/net/{name} ] || echo {value} >/proc/sys/net/{name}; }}")
         script = " && ".join([*steps, "ip link set lo up", "echo ready", "exec sleep infinity"])

@@ -231,11 +231,13 @@ def write_configuration(
     """Write the configuration by which a node serves in this mode, with these settings and those of policies."""
     mode = "iptables" if plane.variant else "nftables"
     masquerade = str(dict(node_now.changes).get("masquerade_all", False)).lower()
-    more = f"behaviour: {node_now.behaviour}\n" if node_now.behaviour != "kube-proxy" else ""
+    # Not those of this machine.
+    more = f"staticServices: {{directory: {path.parent / 'services.d'}}}\n"
+    more += f"behaviour: {node_now.behaviour}\n" if node_now.behaviour != "kube-proxy" else ""
     if policies is not None:
         tiers, checks = (str(each).lower() for each in (policies.cluster_policies, policies.check_sources))
         more += f"networkPolicy: {{enabled: true, clusterNetworkPolicies: {tiers}, checkSources: {checks}}}\n"
-    path.write_text(HEAD.format(mode, mode, masquerade) + (NODE_HEAD + more if more else ""), encoding="utf-8")
+    path.write_text(HEAD.format(mode, mode, masquerade) + NODE_HEAD + more, encoding="utf-8")
 
 
 @contextlib.contextmanager
