@@ -33,6 +33,7 @@ from tests.kernel.packet_network import (
     with_port,
 )
 from tests.lab.background import Background
+from tests.lab.system import ip_batch
 
 __all__ = ["network"]  # a fixture
 # Frontends that drop packets, which takes seconds to detect.
@@ -49,6 +50,17 @@ def test_no_endpoints(network: Network, family: str) -> None:
     targets = [("P", cluster_ip, 80), ("X", external, 80), ("P", NAMES[family]["N"], 3001)]
     targets += [("X", NAMES[family]["N"], 3001), ("P", vip, 80), ("X", vip, 80), ("N", cluster_ip, 80)]
     check(network, family, {(*target, "tcp"): {"reject"} for target in targets}, tries=2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_node_reaches_a_cluster_ip_that_ipvs_mode_has_left(network: Network, family: str) -> None:
+    """Its connections come from that address; without a detector of pods nothing else masquerades them."""
+    cluster_ip = CLUSTER_IPS[family].format(41)
+    ip_batch([f"address add {cluster_ip}/{128 if family == 'IPv6' else 32} dev lo"])
+    # An endpoint of another node answers the node's own address only.
+    ip_batch([f"{'-6 ' if family == 'IPv6' else ''}route delete default"], f"{network.prefix}-r")
+    program([route(family, 41, "R")], settings(family, local_traffic=None))
+    assert network.outcomes(family, [("N", cluster_ip, 80, "tcp")], tries=2) == [{"r:80+M"}]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

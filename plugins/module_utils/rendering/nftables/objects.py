@@ -159,10 +159,6 @@ class SetRole(NamedTuple):
     common_bytes: int = 1 << 30
 
 
-def _no_roles(_family: str, _name: str) -> SetRole:
-    return SetRole()
-
-
 def owner_of(chain: str) -> str:
     """Return the end of a chain's name, which the chains of one ServicePort that lead to each other have in common."""
     return chain.partition("-")[2]
@@ -178,7 +174,7 @@ class TableIdentity(NamedTuple):
     name: str
     comment: str
     intervals: Mapping[str, SetValue] = {}
-    role: Callable[[str, str], SetRole] = _no_roles
+    role: Callable[[str, str], SetRole] = lambda _family, _name: SetRole()
     common_chains: FrozenSet[str] = frozenset()
     restricting_chains: FrozenSet[str] = frozenset()
 
