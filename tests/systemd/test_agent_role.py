@@ -416,7 +416,11 @@ def test_another_user_gets_what_the_former_one_has_written(node, installed, vari
 
 def test_absent_leaves_only_the_dataplane_unless_its_removal_is_requested(node, before, installed, variables):
     rules_before = dataplane(node)
+    kept = "/var/lib/kubenode-proxy/of-the-operator"
+    node.run("mkdir", kept)
     node.role("agent", {**variables, "agent_state": "absent"})
+    assert node.output("ls", "/var/lib/kubenode-proxy").split() == ["of-the-operator"]
+    node.run("rmdir", kept, "/var/lib/kubenode-proxy")
     left = differences(before, picture(node))
     assert [line for line in left if not OF_THE_DATAPLANE.match(line)] == []
     assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"

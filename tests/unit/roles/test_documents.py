@@ -116,18 +116,31 @@ def test_the_mode_is_requested_if_a_variable_names_it(tmp_path):
     assert found == [["", ""], ["ipvs", ""], ["nftables", "nftables"], ["iptables", "iptables"]]
 
 
-@pytest.mark.parametrize("file", ["migrate.yml", "migration/back.yml"])
-def test_the_return_to_kube_proxy_is_in_its_mode(tmp_path, file):
-    text = (ROLES.parent / "playbooks" / file).read_text(encoding="utf-8")
-    tasks = [task for item in yaml.safe_load(text) for task in item.get("tasks", [item])]
-    (variables,) = (task["vars"] for task in tasks if "service_proxy_mode" in task.get("vars", {}))
+def test_the_return_to_kube_proxy_is_in_its_mode_and_keeps_the_other_settings(tmp_path):
+    text = (ROLES.parent / "playbooks/migrate.yml").read_text(encoding="utf-8")
+    facts = [task.get("ansible.builtin.set_fact", {}) for task in yaml.safe_load(text)[0]["tasks"]]
+    (forced,) = (item for item in facts if "__service_proxy_forced" in item)
     node = {
         **SERVICE_PROXY,
+        "service_proxy_mode": "nftables",
         "migrate_back_mode": "ipvs",
-        "agent_configuration": {"mode": "nftables"},
-        "agent_node_configuration": {"ipvsFilterBackend": "nftables"},
+        "__service_proxy_of_kube_proxy": {"configuration": {"mode": "ipvs", "nodePortAddresses": ["primary"]}},
+        "agent_configuration": {"mode": "nftables", "nodePortAddresses": ["192.0.2.0/24"], "ipvs": {"scheduler": "sh"}},
+        "agent_node_configuration": {"ipvsFilterBackend": "nftables", "staticServices": {"directory": "/etc/mine"}},
     }
-    expression = "[__service_proxy_requested_mode, __service_proxy_node_configuration.ipvsFilterBackend]"
-    assert rendered(tmp_path, ["service_proxy"], expression, [variables], hosts={"node": node}) == [
-        ["ipvs", "iptables"]
+    expression = "[__service_proxy_mode, __service_proxy_configuration.nodePortAddresses,"
+    expression += " __service_proxy_configuration.ipvs.scheduler, __service_proxy_node_configuration.ipvsFilterBackend,"
+    expression += " __service_proxy_static_directory]"
+    assert rendered(tmp_path, ["service_proxy"], expression, [forced], hosts={"node": node}) == [
+        ["ipvs", ["primary"], "sh", "iptables", "/etc/mine"]
     ]
+
+
+def test_every_role_protects_the_addresses_of_the_api_servers(tmp_path):
+    given = {
+        "service_proxy_api_servers": ["192.0.2.11", "192.0.2.12:7443", "fd00::1"],
+        "agent_node_configuration": {"apiServers": {"subset": 2}},
+    }
+    servers = {"servers": ["192.0.2.11:6443", "192.0.2.12:7443", "[fd00::1]:6443"], "subset": 2}
+    expression = "[__service_proxy_node_configuration.apiServers, __agent_full_node_configuration.apiServers]"
+    assert rendered(tmp_path, ["service_proxy", "agent"], expression, [given]) == [[servers, servers]]

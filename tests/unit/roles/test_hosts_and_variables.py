@@ -121,6 +121,12 @@ def test_a_verification_of_nothing_or_with_a_misspelt_variable_fails(
     assert len(said) < 2000
 
 
+@pytest.mark.parametrize("name", ["agent_state", "service_proxy_state", "kernel_state"])
+def test_hosts_are_not_taken_over_with_a_removal_left_in_the_inventory(tmp_path: Path, name: str) -> None:
+    done = run(tmp_path, "kubenode.proxy.migrate", "-i", "hosts.yml", "-e", "proxy_hosts=m1", "-e", f"{name}=absent")
+    assert done.returncode != 0 and f"{name}: absent: this playbook installs" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [

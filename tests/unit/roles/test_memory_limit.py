@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account import RATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from tests.benchmarks.large_cluster import large_cluster
-from tests.unit.roles.rendering import rendered
+from tests.unit.roles.rendering import ROLES, rendered
 
 CASES = [
     ({}, "iptables", 10_000, 10),
@@ -54,3 +54,10 @@ def test_the_limit_carries_the_cluster_with_room_to_spare(tmp_path):
         carried = (int(limit[:-1]) * 2**20 * MOST - BASE_BYTES) / RATES[mode].bytes_of_object
         # As for iptables mode, whatever the mode is, so that the unit does not depend on it.
         assert size < carried < 2 * size * RATES["iptables"].bytes_of_object / RATES[mode].bytes_of_object, limit
+
+
+def test_every_score_of_the_oom_killer_is_used(tmp_path):
+    text = (ROLES / "agent/templates/kubenode-proxy.service.j2").read_text(encoding="utf-8")
+    (expression,) = (line.partition("{{")[2].rpartition("}}")[0] for line in text.splitlines() if "OOMScore" in line)
+    cases = [{"agent_configuration": {"oomScoreAdj": score}} for score in (None, 0, 5)]
+    assert rendered(tmp_path, ["agent"], expression, [{}, *cases]) == [-999, -999, 0, 5]

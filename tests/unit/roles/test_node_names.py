@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The name of a host's Node: either variable gives it to both roles, also where the variables of both are known."""
+"""The name of a host's Node: each variable gives it to both roles, also where those of both are known."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ pytest.importorskip("ansible")
 from tests.unit.roles.rendering import rendered
 
 CASES = [
-    ({}, "h", "h"),
-    ({"agent_node_name": "a"}, "a", "a"),
-    ({"service_proxy_node_name": "s"}, "s", "s"),
-    ({"agent_node_name": "a", "service_proxy_node_name": "s"}, "a", "s"),
+    ({}, "h"),
+    ({"agent_node_name": "a"}, "a"),
+    ({"service_proxy_node_name": "s"}, "s"),
+    ({"agent_node_name": "a", "service_proxy_node_name": "s"}, "a"),
+    ({"service_proxy_node_name": "Node-1 "}, "node-1"),
+    ({"service_proxy_configuration": {"hostnameOverride": "O"}, "service_proxy_node_name": "s"}, "o"),
+    ({"agent_configuration": {"hostnameOverride": "o"}, "agent_node_name": "a"}, "o"),
+    # kubeadm writes it into kube-proxy's configuration.
+    ({"agent_configuration": {"hostnameOverride": ""}, "agent_node_name": "a"}, "a"),
     # What a host has said is data, and stays that.
-    ({"agent_node_name": {"__ansible_unsafe": "{{ 40 + 2 }}"}}, "{{ 40 + 2 }}", "{{ 40 + 2 }}"),
+    ({"agent_node_name": {"__ansible_unsafe": "{{ 40 + 2 }}"}}, "{{ 40 + 2 }}"),
 ]
 
 
 @pytest.mark.parametrize("roles", [("agent",), ("service_proxy",), ("agent", "service_proxy")])
-def test_one_of_the_variables_names_the_node_for_both_roles(tmp_path, roles):
-    names = {"agent": "__agent_node_name", "service_proxy": "service_proxy_node_name"}
-    expression = f"[{', '.join(names[role] for role in roles)}]"
-    found = rendered(tmp_path, roles, expression, [case for case, *_names in CASES], hosts={"h": {}})
-    expected = [[of[role] for role in roles] for of in ({"agent": a, "service_proxy": s} for _case, a, s in CASES)]
-    assert found == expected
+def test_the_variables_name_the_same_node_for_both_roles(tmp_path, roles):
+    # The agent's command has the name from its file.
+    written = "__agent_full_configuration.hostnameOverride | trim | lower"
+    names = {"agent": ["__agent_node_name", written], "service_proxy": ["__service_proxy_node_name"]}
+    expressions = [expression for role in roles for expression in names[role]]
+    found = rendered(tmp_path, roles, f"[{', '.join(expressions)}]", [case for case, _name in CASES], hosts={"h": {}})
+    assert found == [[name] * len(expressions) for _case, name in CASES]
