@@ -352,6 +352,24 @@ def test_a_first_host_that_does_not_answer_is_rolled_back_and_stops_the_rollout(
     assert_untouched(cluster, before, *NODES[1:])
 
 
+@pytest.mark.full
+def test_a_host_to_which_kube_proxy_does_not_return_says_what_serves_it(cluster, before):
+    cluster.nodes["node-a"].stop("endpoint")
+    controller = next(item for item in cluster.api.controllers if isinstance(item, DaemonSetController))
+    controller.ready = False
+    try:
+        status, text = cluster.migrate("-e", "migrate_wait_timeout=8")
+    finally:
+        controller.ready = True
+        cluster.nodes["node-a"].start_endpoint()
+        cluster.store.delete("Pod", "kube-system", f"kube-proxy-{NODES[0]}")
+        cluster.api.run_controllers()
+    assert status != 0 and "10.96.2.1 port 80 does not answer from node-a" in text, text
+    assert "(kube-proxy could not be let back: " in text, text
+    assert "what is programmed on the host still serves, and does not follow the cluster" in text, text
+    assert cluster.labelled() == [] and cluster.with_kube_proxy() == list(NODES)
+
+
 def test_all_hosts_are_taken_over_without_changes_while_the_cluster_changes(cluster, before):
     rollout = Rollout(cluster)
     try:

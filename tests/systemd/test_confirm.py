@@ -25,6 +25,11 @@ _ROLLBACK = {"rollback_accept_loss": True}
 MANAGEMENT_PORT = 2222
 # Long enough even for a loaded machine; for tests that do not wait until it expires.
 LONG = 900
+KUBECONFIG = """\
+current-context: a
+contexts: [{name: a, context: {cluster: a}}]
+clusters: [{name: a, cluster: {server: "http://192.0.2.1:6443"}}]
+"""
 SERVER = """\
 import http.server
 http.server.ThreadingHTTPServer(("0.0.0.0", {port}), http.server.SimpleHTTPRequestHandler).serve_forever()
@@ -170,6 +175,12 @@ def test_a_second_change_is_refused_while_one_is_pending_and_a_rollback_cancels_
     assert timer_is(node) == "active"
     refused = converge(node, {"service_proxy_snapshot": path}, failing=True)
     assert "waits to be confirmed until" in refused.output and "kubenode-proxy confirm" in refused.output
+    # Its timer would stop the agent.
+    (node.scratch / "kubeconfig").write_text(KUBECONFIG)
+    agent = {"agent_kubeconfig": str(node.scratch / "kubeconfig"), "agent_configuration": {"mode": "nftables"}}
+    refused = node.role("agent", agent, failing=True)
+    assert f"{node.name}: a change waits to be confirmed, and is reverted otherwise" in refused.output, refused.output
+    assert node.run("test", "-e", "/usr/local/lib/kubenode-proxy", check=False).returncode != 0
     # Check mode only warns.
     assert play([node], [{"kubenode.proxy.service_proxy": options}], {}, "--check")[node.name].failed == 0
     state = last_state(node)

@@ -307,6 +307,36 @@ def test_a_preview_of_a_removal_does_not_claim_it(
     assert rendered(tmp_path, (role,), "sentence", [case], "--check") == [said.replace("NOTHING", nothing)]
 
 
+def test_a_host_is_not_left_unserved_because_the_api_server_does_not_answer(tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROOT / "roles" / "service_proxy" / "tasks" / "unserved.yml").read_text(encoding="utf-8"))
+    (task,) = (item for item in tasks if item["name"] == "Refuse to leave a host that nothing serves")
+    results: List[Dict[str, Any]] = [
+        {"changes": []},
+        {"changes": ["Node a: labelled"]},
+        {"msg": "get Node a: HTTP 500", "error_kind": "api"},
+        {"msg": "no credentials", "error_kind": "configuration"},
+    ]
+    cases = [
+        {"__service_proxy_placement": result, "service_proxy_leave_unserved": confirmed, **task["vars"]}
+        for result in results
+        for confirmed in (False, True)
+    ]
+    found = rendered(tmp_path, ("service_proxy",), task["ansible.builtin.assert"]["that"], cases)
+    assert found == [False, True, True, True, False, True, True, True]
+
+
+def test_probes_are_requested_by_either_variable(tmp_path: Path) -> None:
+    cases = [
+        {},
+        {"service_proxy_traffic": True, "service_proxy_traffic_services": ["a/b"]},
+        {"verify_traffic": False, "service_proxy_traffic": True},
+        {"verify_traffic": "true", "verify_services": "c/d"},
+    ]
+    expression = "[__service_proxy_traffic | bool, __service_proxy_traffic_services]"
+    found = rendered(tmp_path, ("service_proxy",), expression, cases)
+    assert found == [[False, []], [True, ["a/b"]], [False, []], [True, "c/d"]]
+
+
 def test_each_part_of_the_wait_for_a_drain_is_longer_since_python_limits_how_deep_a_file_includes_itself(
     tmp_path: Path,
 ) -> None:
