@@ -294,6 +294,12 @@ def test_a_user_with_sudo_takes_a_host_over_and_drains_it(fleet, before):
     text = fleet.migrate(only=[first])
     assert f"{first.name}: served by the agent in nftables mode, kube-proxy kept off, verified" in text, text
     assert fleet.labelled() == [first.name] and by_the_agent(first)
+    # Neither of two runs at once gives back what the other has taken over.
+    first.write("/run/kubenode-run", "1 elsewhere\n")
+    text = fleet.migrate(failing=True, only=[first])
+    first.run("rm", "/run/kubenode-run")
+    assert f"{first.name}: /run/kubenode-run: another run of Ansible changes this node" in text, text
+    assert fleet.labelled() == [first.name] and by_the_agent(first)
     tasks = first.scratch / "tasks.yml"
     tasks.write_text(DRAIN_TASKS, encoding="utf-8")
     options = ("-e", f"drain_tasks={tasks}", "-e", "drain_quiet=1s")

@@ -139,6 +139,8 @@ def test_what_the_host_has_of_others_or_lacks_is_refused_first(node, before, var
 
 def test_second_application_changes_nothing(node, scheduled, variables):
     assert node.role("schedule", variables).changed_tasks == []
+    # Other controllers would be refused for an hour.
+    assert node.run("test", "-e", "/run/kubenode-run", check=False).returncode != 0
 
 
 def test_timer_runs_the_convergence_and_metrics_report_it(node, scheduled):

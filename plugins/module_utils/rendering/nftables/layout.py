@@ -153,7 +153,7 @@ def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
         # After ipvs mode the dummy device keeps cluster IPs with open connections. They are the source of what the node
         # sends to them.
         from_cluster_ip = [x.source_address(family), x.lookup(CLUSTER_IPS)]
-        rules.append(x.rule(from_cluster_ip, mark, comment="masquerade traffic from clusterIPs of the node"))
+        rules.append(x.rule(from_cluster_ip, mark, comment="masquerade traffic from clusterIPs"))
     rules.append(x.rule(x.destination(family), x.verdict_lookup(FRONTENDS)))
     at_node_port = [*node_port_match(settings, True), *x.protocol_and_port()]
     rules.append(x.rule(at_node_port, x.verdict_lookup(NODE_PORT_FRONTENDS)))

@@ -207,7 +207,8 @@ def test_session_affinity() -> None:
          'traffic from outside cluster"'),
         ({"masquerade_all": True},
          'ip daddr @cluster-ips meta mark set meta mark | 0x00004000 comment "masquerade all clusterIP traffic"'),
-        ({"local_traffic": None}, "ip daddr . meta l4proto . th dport vmap @service-frontends"),
+        ({"local_traffic": None},
+         'ip saddr @cluster-ips meta mark set meta mark | 0x00004000 comment "masquerade traffic from clusterIPs"'),
     ],
 )  # fmt: skip
 def test_masquerading_of_cluster_ips(changes: Dict[str, Any], line: str) -> None:
