@@ -22,6 +22,7 @@ CASES = [
     ({"agent_configuration": {"hostnameOverride": "o"}, "agent_node_name": "a"}, "o"),
     # kubeadm writes it into kube-proxy's configuration.
     ({"agent_configuration": {"hostnameOverride": ""}, "agent_node_name": "a"}, "a"),
+    ({"service_proxy_node_name": "", "service_proxy_configuration": {"hostnameOverride": None}}, "h"),
     # What a host has said is data, and stays that.
     ({"agent_node_name": {"__ansible_unsafe": "{{ 40 + 2 }}"}}, "{{ 40 + 2 }}"),
 ]
