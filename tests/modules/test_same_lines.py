@@ -226,11 +226,15 @@ def test_roles_say_what_is_wrong_with_the_configuration_before_they_change_anyth
     path, snapshot = tmp_path / "configuration.yaml", tmp_path / "snapshot.json"
     path.write_text(text)
     snapshot.write_text(json.dumps(listed(*web(), NODE)))
+    kubeconfig = tmp_path / "kubeconfig"
+    cluster = {"name": "a", "cluster": {"server": "http://192.0.2.1:6443"}}
+    context = {"name": "a", "context": {"cluster": "a"}}
+    kubeconfig.write_text(json.dumps({"current-context": "a", "contexts": [context], "clusters": [cluster]}))
     checked = node.run("env", "PYTHONPATH=collections", *COMMAND, "check-configuration", str(path), check=False)
     said = {"check-configuration": checked.stderr.splitlines()}
     given = {"agent_configuration_file": str(path), "service_proxy_snapshot": str(snapshot)}
     for playbook in ("converge", "verify", "agent"):
-        said[playbook] = played(node, playbook, **given, agent_kubeconfig=str(snapshot))
+        said[playbook] = played(node, playbook, **given, agent_kubeconfig=str(kubeconfig))
     same_line(said, line)
     left = "/etc/kubenode-proxy /etc/modules-load.d /etc/sysctl.d /usr/local/lib/kubenode-proxy /var/lib/kubenode-proxy"
     assert node.run("sh", "-c", f"find {left} -type f 2>/dev/null", check=False).stdout == ""
