@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -58,6 +59,16 @@ def test_hosts_that_need_different_accounts_are_refused(tmp_path, of_the_second_
     done = play_once(tmp_path, play, local_hosts({"n1": given, "n2": {**given, **of_the_second_host}}))
     reason = "The hosts of this play need different accounts" if refused else "agent_create_access, with"
     assert done.returncode != 0 and reason in done.stdout, done.stdout + done.stderr
+
+
+def test_what_is_read_of_other_hosts_is_no_template(tmp_path):
+    (task, *_others) = yaml.safe_load((ROLES / "agent/tasks/try_account.yml").read_text(encoding="utf-8"))
+    needs = task["ansible.builtin.set_fact"]["__agent_needs"]
+    said = {"__ansible_unsafe": "{{ 40 + 2 }}"}
+    cases = [{name: said} for name in ("agent_admin_context", "agent_access_name", "agent_api_server")]
+    expression = f"[{needs['account'].strip()[2:-2]}, {needs['server'][2:-2]}]"
+    for account, server in rendered(tmp_path, ["agent"], expression, cases):
+        assert re.fullmatch("[0-9a-f]{64}", account) and isinstance(server, bool)
 
 
 def test_the_tokens_of_each_account_are_revoked_once(tmp_path):
