@@ -114,13 +114,15 @@ class Change(Generic[Key, Value]):
         """Return the value that each added or replaced key gets."""
         return {**self.added, **{key: new for key, (_old, new) in self.replaced.items()}}
 
-    def passes(self, inverse: Callable[[Key], bool] = lambda _key: False) -> Passes[Key, Value]:
+    def passes(self, limited: Callable[[Key], Optional[Key]] = lambda _key: None) -> Passes[Key, Value]:
         """Return the additions and replacements, and the removals.
 
-        Entries with an ``inverse`` key limit others: they are removed with the additions, and added with the removals.
+        ``limited`` returns the key of the entry that an entry limits, if any. Such an entry is removed with the
+        additions, and added with the removals, unless what it limits comes or goes as well.
         """
-        late = {key: value for key, value in self.added.items() if inverse(key)}
-        early = {key: value for key, value in self.removed.items() if inverse(key)}
+        new, old = {None, *self.added}, {None, *self.removed}
+        late = {key: value for key, value in self.added.items() if limited(key) not in new}
+        early = {key: value for key, value in self.removed.items() if limited(key) not in old}
         now, rest = difference(late, self.added), difference(early, self.removed)
         return Change(now.added, self.replaced, early), Change(late, removed=rest.added)
 

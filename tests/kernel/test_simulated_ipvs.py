@@ -44,7 +44,7 @@ class Both:
 
     def __init__(self, name: str, family: str, handles: KernelHandles) -> None:
         self.name, self.family, self.handles = name, family, handles
-        self.kernel = Kernel(Contents())
+        self.kernel = Kernel(Contents(), family=family)
         self.kernel.mirror = self._send
         self.states = self.refused = 0
         tables: List[Any] = [VirtualServersResource(handles.ipvs, family), RealServersResource(handles.ipvs, family)]

@@ -119,7 +119,7 @@ def text(value: object, field: str) -> str:
     raise Invalid(field, f"{shown(value)} is not a string")
 
 
-def flag(value: object, field: str, default: bool) -> bool:
+def flag(value: object, field: str, default: bool = False) -> bool:
     """Return true or false, ``default`` if ``value`` is null. Raises Invalid."""
     if value is True or value is False:
         return value is True

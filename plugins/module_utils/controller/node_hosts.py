@@ -71,7 +71,8 @@ def node_host(raw: Dict[str, Any]) -> NodeHost:
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
     spec, status = mapping(raw.get("spec"), "spec"), mapping(raw.get("status"), "status")
-    labels = {key: text(value, "metadata.labels") for key, value in _pairs(metadata.get("labels"), "metadata.labels")}
+    pairs = sorted(mapping(metadata.get("labels"), "metadata.labels").items())
+    labels = {key: text(value, "metadata.labels") for key, value in pairs}
     info = mapping(status.get("nodeInfo"), "status.nodeInfo")
     roles = _roles(labels)
     ready, schedulable = _is_ready(status), not flag(spec.get("unschedulable"), "spec.unschedulable", False)
@@ -94,10 +95,6 @@ def node_host(raw: Dict[str, Any]) -> NodeHost:
     groups += [f"role_{role}" for role in roles]
     groups += [f"zone_{zone}"] if zone else []
     return NodeHost(name, {f"{PREFIX}{key}": value for key, value in variables.items()}, groups)
-
-
-def _pairs(value: object, field: str) -> List[Any]:
-    return sorted(mapping(value, field).items())
 
 
 def _roles(labels: Dict[str, str]) -> List[str]:

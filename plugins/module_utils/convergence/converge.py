@@ -39,6 +39,7 @@ from .removal import (
     leftover_stages,
     policy_removal_stages,
     removal_stages,
+    server_removal_stages,
 )
 from .report import Stopwatch, conflict_warnings, counts, ignored_annotations, table_changes, unserved, unwaited
 from .request import Report, Request
@@ -241,6 +242,8 @@ class _Convergence:
             self.warnings += check_removal(self.request.ignore_findings)
         with self.watch.stage("facts"):
             contexts = removal_contexts()
+        if not self.request.check:
+            self._run(server_removal_stages(self.handles))
         self._run(removal_stages(contexts, self.handles))
         return self._report(None, "", contexts, ())
 

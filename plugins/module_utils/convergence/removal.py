@@ -78,6 +78,19 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     return loaded_ipvs_removal_stages(handles, draining)
 
 
+def server_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Return the stages that remove virtual servers and their addresses, to be applied before :func:`removal_stages`.
+
+    Until then chains and tables masquerade and filter the connections to them. Raises KernelError.
+    """
+    if not handles.has_ipvs():
+        return []
+    # Imported late: few nodes have IPVS loaded.
+    from .modes.stages.ipvs import loaded_server_removal_stages
+
+    return loaded_server_removal_stages(handles)
+
+
 def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) -> List[Stage]:
     """Return the stages that remove everything that any mode created, each object after those that refer to it."""
     return [

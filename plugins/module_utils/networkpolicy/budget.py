@@ -83,10 +83,6 @@ class RuleCounts(NamedTuple):
         )
 
 
-def _sum(numbers: Iterable[RuleCounts]) -> RuleCounts:
-    return RuleCounts(*map(sum, zip(RuleCounts(), *numbers)))
-
-
 class Side(NamedTuple):
     """A NetworkPolicy in one direction. ``pods``: those of the node that it selects; ``names``: those of its ports."""
 
@@ -116,7 +112,7 @@ class Needs:
         known: Set[_SubjectKey] = set()
         for (keys, own), addresses in _subjects(sides).items():
             self._progress()
-            together = _sum(self._numbers[key] for key in keys)
+            together = RuleCounts(*map(sum, zip(RuleCounts(), *(self._numbers[key] for key in keys))))
             cost = together.cost(addresses, len(own), self._pods)
             elements, steps, kept = elements + cost.elements, steps + cost.steps, kept + cost.kept
             every = tuple(key for key in keys if self._numbers[key].every or own)

@@ -44,7 +44,7 @@ def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
     cluster_ips: Set[str] = set()
     with_real_servers: Set[str] = set()
     for table in tables:
-        for address in _CHAINS_RULE.findall("\n".join(_rules(table.get(SERVICES)))):
+        for address in _CHAINS_RULE.findall("\n".join(table.get(SERVICES, ()))):
             served.add(address)
         for key, value in table.items():
             kind = type(key)
@@ -64,10 +64,6 @@ def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
                 served.add(key.address)
     served.update(map(unpacked, frontends))
     return served | (cluster_ips & with_real_servers)
-
-
-def _rules(value: object) -> Iterable[str]:
-    return value if isinstance(value, tuple) else ()
 
 
 def routed_cluster_ips(service_ports: Iterable[ServicePortInfo]) -> Set[str]:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A kernel with IPVS, addresses of Services and a filter backend, to which the messages of ipvs mode are applied."""
+"""A kernel with IPVS, addresses of Services, chains and tables, to which the messages of all modes are applied."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ import contextlib
 import errno
 import re
 import socket
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Type, cast
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import unpacked
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import removal
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext, FamilyTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes import ipvs as mode_module
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.iptables import IPTABLES_MODE
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs_iptables import IPVS_MODE
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs_nftables import IPVS_WITH_NFTABLES
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Mode
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.nftables import NFTABLES_MODE
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import chains as chains_module
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import ipvs as stages_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import messages as ipset_messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset.sets import IpsetSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import messages
@@ -25,6 +32,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import parse_attributes
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.outcomes import MessageError, Outcome
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.ipvs_table import IpvsTableResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import (
+    ELEMENTS_PER_TRANSACTION as MOST_ELEMENTS,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Labelled
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink import links
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.rtnetlink.addresses import IFADDRMSG
@@ -45,7 +55,14 @@ from .iptables import Programs, empty, variant_of
 from .nftables import Crashed, Simulated, Table
 from .states import Node
 
-MODES = {"iptables": IPVS_MODE, "nftables": IPVS_WITH_NFTABLES}
+#: Those of ipvs mode by the filter backend.
+MODES: Dict[str, Mode] = {
+    "iptables": IPVS_MODE,
+    "nftables": IPVS_WITH_NFTABLES,
+    "iptables mode": IPTABLES_MODE,
+    "nftables mode": NFTABLES_MODE,
+}
+Tables = Mapping[str, Mapping[Any, Any]]
 _SET = re.compile(r"--match-set (\S+)")
 _DEVICE = 7
 _BUSY = 4100
@@ -57,7 +74,10 @@ _UNSET = {messages.IPVS_SVC_ATTR_FLAGS: memoryview(bytes(8))} | dict.fromkeys(
 
 
 class Contents(NamedTuple):
-    """What the kernel holds between two steps; nothing in it ever changes."""
+    """What the kernel holds between two steps; nothing in it ever changes.
+
+    ``table``: the one beside IPVS. ``services``: that of nftables mode.
+    """
 
     servers: Mapping[VirtualServerKey, VirtualServer] = {}
     real_servers: Mapping[RealServerKey, RealServer] = {}
@@ -66,6 +86,7 @@ class Contents(NamedTuple):
     elements: Mapping[SetElementKey, bool] = {}
     chains: Chains = empty()
     table: Table = Table({})
+    services: Table = Table({})
 
 
 def _with(table: Mapping[Any, Any], key: Any, value: Any) -> Dict[Any, Any]:
@@ -91,8 +112,10 @@ class Kernel:
         seen: Callable[[Contents], None] = lambda _state: None,
         stop: int = -1,
         refuses: bool = False,
+        family: str = "IPv4",
     ) -> None:
         self.held = held
+        self.family = family
         self.steps = 0
         self.stopped = False
         #: The number of connections of each real server.
@@ -100,6 +123,8 @@ class Kernel:
         #: Called with the name of a part, what it was sent, and what of that was refused.
         self.mirror: Callable[[str, Any, Sequence[MessageError]], None] = lambda *_words: None
         self._seen, self._stop, self._refuses = seen, stop, refuses
+        #: The most elements of a transaction of nftables mode.
+        self.most_elements = MOST_ELEMENTS
         self.programs = _Programs(self)
         self.programs.held = held.chains
 
@@ -131,14 +156,24 @@ class Kernel:
     def handles(self) -> Any:
         """Return this kernel in place of the sockets of a convergence."""
 
-        def table(family: str) -> IpvsTableResource:
-            simulated = _Table(family)
-            simulated.kernel, simulated.held = self, self.held.table
-            simulated.seen = lambda table: self.step(table=table)
+        def table(kind: Type[_Table], part: str, family: str) -> Any:
+            simulated = kind(family, self.most_elements if part == "services" else MOST_ELEMENTS)
+            simulated.kernel = self
+            simulated.held = getattr(self.held, part) if family == self.family else Table({})
+            simulated.seen = lambda table: self.step(**{part: table})
             return simulated
 
         route = SimpleNamespace(transact=lambda sent: self.send("addresses", sent, self._bind))
-        return SimpleNamespace(ipvs=_Ipvs(self), ipset=_Ipset(self), route=route, ipvs_table=table, loads=True)
+        loaded = dict.fromkeys(("has_ipvs", "has_ipset", "has_nftables"), lambda: True)
+        return SimpleNamespace(
+            ipvs=_Ipvs(self),
+            ipset=_Ipset(self),
+            route=route,
+            ipvs_table=partial(table, _TableBesideIpvs, "table"),
+            nftables=partial(table, _Services, "services"),
+            loads=True,
+            **loaded,
+        )
 
     def _bind(self, message: Any) -> None:
         kind, _flags, payload = message
@@ -152,21 +187,43 @@ class Kernel:
     def used(self) -> Iterator[None]:
         """Let resources use this kernel."""
 
-        def addresses(_socket: Any, _family: int) -> List[Any]:
+        def addresses(_socket: Any, family: int) -> List[Any]:
             return [
                 SimpleNamespace(packed=packed, interface=_DEVICE, family="IPv6" if ":" in address else "IPv4")
                 for address in self.held.addresses
-                for packed in [socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)]
+                if (":" in address) == (family == socket.AF_INET6)
+                for packed in [socket.inet_pton(family, address)]
             ]
+
+        def used(family: str) -> Dict[RealServerKey, int]:
+            return self.counted() if family == self.family else {}
+
+        def no_stages(*_arguments: Any) -> List[Stage]:
+            return []
 
         device = mock.patch.multiple(links, find_link=lambda *_: links.Link(_DEVICE, ""), each_address=addresses)
         no_device = Stage(UnloadedResource("devices", "", lambda *_entry: []), {})
-        with device, self.programs.used(), mock.patch.object(mode_module, "device_stage", lambda _handles: no_device):
+        made = mock.patch.object(mode_module, "device_stage", lambda _handles: no_device)
+        kept = mock.patch.object(stages_module, "device_removal_stages", lambda _handles, found, _kept: found)
+        listed = mock.patch.object(stages_module, "used_connections", used)
+        unread = no_device.resource
+        # These read and set what is not simulated: a kernel parameter, and tables that iptables-nft leaves empty.
+        beside = mock.patch.multiple(
+            chains_module,
+            localnet_stage=lambda _chains: no_device,
+            EmptyTablesResource=lambda _chains: unread,
+        )
+        listeners = mock.patch.object(removal, "userspace_removal_stages", no_stages)
+        with device, self.programs.used(), made, kept, listed, beside, listeners:
             yield
 
+    def counted(self) -> Dict[RealServerKey, int]:
+        """Return the number of connections of each real server that has any."""
+        return {key: count for key, count in self.connections.items() if key in self.held.real_servers}
 
-class _Table(Simulated, IpvsTableResource):
-    """The table beside IPVS."""
+
+class _Table(Simulated):
+    """A table of the kernel."""
 
     kernel: Kernel
     parts = Resource.parts
@@ -174,6 +231,14 @@ class _Table(Simulated, IpvsTableResource):
     def _send(self, labelled: List[Labelled]) -> None:
         super()._send(labelled)
         self.kernel.mirror("table", labelled, ())
+
+
+class _Services(_Table):
+    """The table of nftables mode."""
+
+
+class _TableBesideIpvs(_Table, IpvsTableResource):
+    """The table beside IPVS."""
 
 
 class _Programs(Programs):
@@ -215,11 +280,13 @@ class _Ipvs(IpvsSocket):
         return None
 
     def virtual_servers(self, family: str, marks: bool = False) -> Dict[VirtualServerKey, VirtualServer]:
-        return dict(self._kernel.held.servers)
+        return dict(self._kernel.held.servers) if family == self._kernel.family else {}
 
     def real_servers(self, family: str, marks: bool = False) -> messages.RealServerTable:
         kernel = self._kernel
-        counts = {key: count for key, count in kernel.connections.items() if key in kernel.held.real_servers}
+        if family != kernel.family:
+            return messages.empty_table()
+        counts = kernel.counted()
         return messages.RealServerTable(dict(kernel.held.real_servers), counts, counts, set(kernel.held.servers))
 
     def _transact(self, sent: Any) -> Outcome:
@@ -300,10 +367,29 @@ class _Ipset(IpsetSocket):
             self._kernel.step(elements=_with(self._kernel.held.elements, SetElementKey(name, element), added or None))
 
 
-def stages(kernel: Kernel, node: Node, filter_backend: str, desired: Mapping[str, Mapping[Any, Any]]) -> List[Stage]:
-    """Return the stages of ipvs mode with these tables."""
-    variant = variant_of(node.family, "legacy")
-    context = FamilyContext(node.settings(), NodeContext(node.family, "node1"), variant)
-    configuration = SimpleNamespace(ipvs=SimpleNamespace(tcp_timeout=0, tcp_fin_timeout=0, udp_timeout=0))
-    mode: Any = MODES[filter_backend]
-    return list(mode.stages(configuration, [FamilyTables(context, desired)], kernel.handles()))
+def stages(kernel: Kernel, node: Node, mode: str, desired: Tables, variant: str = "legacy") -> List[Stage]:
+    """Return the stages of a mode with these tables."""
+    settings = SimpleNamespace(ipvs=SimpleNamespace(tcp_timeout=0, tcp_fin_timeout=0, udp_timeout=0))
+    context = context_of(node, variant)
+    made: Mode = MODES[mode]
+    found = made.stages(cast(Any, settings), [FamilyTables(context, desired)], kernel.handles())
+    return [*found, *made.extra_stages([context])]
+
+
+def context_of(node: Node, variant: str) -> FamilyContext:
+    return FamilyContext(node.settings(), NodeContext(node.family, "node1"), variant_of(node.family, variant))
+
+
+def leaving(kernel: Kernel, mode: str) -> List[Stage]:
+    """Return the stages with which a node leaves the modes that it had before."""
+    handles = kernel.handles()
+    return removal.leaving_stages(MODES[mode], handles) if mode else removal.server_removal_stages(handles)
+
+
+def leftovers(kernel: Kernel, node: Node, mode: str, variant: str) -> List[Stage]:
+    """Return the stages that remove what other modes have left, or everything without a mode."""
+    handles, contexts = kernel.handles(), [context_of(node, variant)]
+    if mode:
+        return removal.leftover_stages(MODES[mode], handles, [] if MODES[mode].subsystems.chains else contexts)
+    with mock.patch.object(removal, "policy_removal_stages", lambda _handles: []):
+        return removal.removal_stages(contexts, handles)

@@ -53,6 +53,23 @@ def test_changes_of_one_service(name: str) -> None:
     assert check.faults == [] and check.states > 50
 
 
+PLAIN, CORRECTED = VARIETIES[:2]
+OTHERWISE = [(PLAIN, CORRECTED), (CORRECTED, PLAIN)]
+OTHERWISE += [
+    (PLAIN, PLAIN._replace(changes=(change,))) for change in (("masquerade_all", True), ("local_traffic", None))
+]
+
+
+@both
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=full)])
+@pytest.mark.parametrize(("node", "to"), OTHERWISE)
+def test_the_behaviour_or_a_setting_changes(node: Node, to: Node, every: int, name: str) -> None:
+    check = check_of(name, node)
+    for one in ones((3,))[every::every]:
+        check.change((one,), (one,), to=to)
+    assert check.faults == []
+
+
 @both
 @varieties
 def test_changes_of_services_with_connections(node: Node, name: str) -> None:

@@ -1,60 +1,99 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of the mode: after each step every packet fares as before or as after, though the node holds both tables."""
+"""A change of the mode or the filter backend, or a clean-up, while the node holds what both need.
+
+Between nftables and iptables mode every packet fares as before or as after; from and to ipvs mode as
+docs/architecture.md says.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
-from unittest import mock
+import itertools
+from typing import Any, Callable, Dict, List, Set
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.commit_order import commits
-
-from .modes import Check
-from .states import TRAITS, VARIETIES, Node, State, random_changes
+from .ipvs import MODES
+from .ipvs_packets import FILLING, Check
+from .states import TRAITS, VARIETIES, Change, Node, One, random_changes
 
 full = pytest.mark.full
-EVERY = 1 << 30
-DIRECTIONS = pytest.mark.parametrize("to_nftables", [True, False], ids=["to nftables", "to iptables"])
+#: Each way from one mode to another, and to none; the filter backends of ipvs mode are modes of their own.
+WAYS = [way for way in itertools.permutations([*MODES, ""], 2) if way[0]]
+ways = pytest.mark.parametrize(("mode", "to_mode"), WAYS)
+first = pytest.mark.parametrize("first", ["nftables", "iptables"])
+#: The filter backends of ipvs mode.
+_IPVS = {"iptables", "nftables"}
+_LOCAL_ENDPOINTS = 0b101
 
 
-def ones(masks: Any) -> List[State]:
-    return [((trait, mask),) for trait in TRAITS for mask in masks]
+def check_of(mode: str, to_mode: str, node: Node = VARIETIES[0], **more: Any) -> Check:
+    """Return a check of one way; other Services fill the sets where one end has ipsets."""
+    return Check(mode, node, to_mode=to_mode, filling=FILLING if "iptables" in (mode, to_mode) else (), **more)
 
 
-@DIRECTIONS
-def test_the_same_services(to_nftables: bool) -> None:
-    check = Check(to_nftables, most_elements=EVERY)
-    check.changes((state, state) for state in ones((3,))[to_nftables::2])
+def is_excepted(ends: Set[str], node: Node, one: One, alone: bool) -> bool:
+    """Return whether docs/architecture.md excepts a Service. ``alone``: the mode changes and nothing else."""
+    traits, mask = one or ("", 0)
+    if ends.isdisjoint(_IPVS):
+        return False
+    has_ranges = any(trait in traits for trait in ("narrow", "wide", "allowed"))
+    if node.behaviour != "kube-proxy":
+        return has_ranges or "external local" in traits
+    if "hashed" in traits or ("nftables" in ends and "external local" in traits and not mask & _LOCAL_ENDPOINTS):
+        return True
+    return has_ranges and ends <= {*_IPVS, "iptables mode"} and (not alone or ends == {"nftables", "iptables mode"})
+
+
+def without_exceptions(mode: str, to_mode: str, node: Node, changes: List[Change]) -> List[Change]:
+    """Return the changes without those that docs/architecture.md excepts."""
+    ends = {mode, to_mode}
+    return [
+        (old, new) for old, new in changes if not any(is_excepted(ends, node, one, old == new) for one in (*old, *new))
+    ]
+
+
+def ones(masks: Any) -> List[Change]:
+    states = [((trait, mask),) for trait in TRAITS for mask in masks]
+    return [(state, state) for state in states]
+
+
+@first
+@ways
+def test_the_same_services(mode: str, to_mode: str, first: str) -> None:
+    check = check_of(mode, to_mode, first=first)
+    chosen = ones((3,))[WAYS.index((mode, to_mode)) % 4 :: 8]
+    check.changes(without_exceptions(mode, to_mode, check.node, chosen))
+    assert check.faults == [] and check.states > 1
+
+
+@full
+@ways
+@pytest.mark.parametrize("node", VARIETIES, ids=str)
+def test_every_state_of_one_service(node: Node, mode: str, to_mode: str) -> None:
+    check = check_of(mode, to_mode, node)
+    check.changes(without_exceptions(mode, to_mode, node, ones((0, 2, 3))))
+    assert check.faults == []
+
+
+@ways
+@pytest.mark.parametrize(("portion", "count"), [(0, 1), pytest.param(2, 10, marks=full)])
+def test_the_services_change_as_well(portion: int, count: int, mode: str, to_mode: str) -> None:
+    """From and to ipvs mode, connections to what changes may be masqueraded or not meanwhile."""
+    more: Dict[str, Any] = {"most_elements": 3} if portion else {}
+    check = check_of(mode, to_mode, portion=portion, sources=_IPVS.isdisjoint((mode, to_mode)), **more)
+    check.changes(without_exceptions(mode, to_mode, check.node, random_changes(4, count, 2)))
     assert check.faults == []
 
 
 @full
-@DIRECTIONS
-@pytest.mark.parametrize("node", VARIETIES, ids=str)
-def test_every_state_of_one_service(node: Node, to_nftables: bool) -> None:
-    check = Check(to_nftables, node, most_elements=EVERY)
-    check.changes((state, state) for state in ones((0, 2, 3)))
-    assert check.faults == []
-
-
-@DIRECTIONS
-@pytest.mark.parametrize(("portion", "count"), [(0, 1), pytest.param(2, 10, marks=full)])
-def test_the_services_change_as_well(portion: int, count: int, to_nftables: bool) -> None:
-    check = Check(to_nftables, most_elements=3 if portion else EVERY, portion=portion)
-    check.changes(random_changes(4, count, 2))
-    assert check.faults == []
-
-
-@DIRECTIONS
-@pytest.mark.parametrize("count", [1, pytest.param(8, marks=full)])
-def test_a_crash_after_each_step(count: int, to_nftables: bool) -> None:
-    check = Check(to_nftables, most_elements=EVERY)
-    check.crashes((state, state) for state in ones((3,))[4 : 4 + count])
-    assert check.faults == [] and check.states > 10
+@ways
+def test_a_crash_after_each_step(mode: str, to_mode: str) -> None:
+    check = check_of(mode, to_mode)
+    few = 1 if "iptables" in (mode, to_mode) else 8
+    check.crashes(without_exceptions(mode, to_mode, check.node, ones((3,)))[:few])
+    assert check.faults == [] and check.states > 1
 
 
 Steps = List[Callable[[], None]]
@@ -65,16 +104,9 @@ ORDERS: Dict[str, Callable[[Steps], Steps]] = {
 }
 
 
-@DIRECTIONS
+@pytest.mark.parametrize(("mode", "to_mode"), [way for way in WAYS if all(way)])
 @pytest.mark.parametrize("order", ORDERS)
-def test_another_order_is_found(order: str, to_nftables: bool) -> None:
-    check = Check(to_nftables, most_elements=EVERY, prepare=ORDERS[order])
+def test_another_order_is_found(order: str, mode: str, to_mode: str) -> None:
+    check = check_of(mode, to_mode, order=ORDERS[order])
     check.change((("narrow", 3),), (("open", 1),))
-    assert check.faults
-
-
-def test_other_commits_are_found() -> None:
-    check = Check(False, most_elements=EVERY)
-    with mock.patch.object(chains, "commits", lambda change: commits(change)[:-1]):
-        check.change((("narrow", 3),), (("narrow", 3),))
     assert check.faults

@@ -30,10 +30,6 @@ def _one_of(*values: str) -> Leaf:
     return check
 
 
-def _trimmed_cidr(value: object, field: str) -> str:
-    return cidr(text(value, field).strip(), field)
-
-
 def _fields(*names: str, **shapes: Shape) -> Dict[str, Shape]:
     return {**dict.fromkeys(names), **shapes}
 
@@ -58,7 +54,7 @@ _SERVICE = _fields(
         *("publishNotReadyAddresses", "trafficDistribution"),
         ports=_fields(*_PORT, "targetPort", "nodePort"),
         externalIPs=address,
-        loadBalancerSourceRanges=_trimmed_cidr,
+        loadBalancerSourceRanges=lambda value, field: cidr(text(value, field).strip(), field),
         sessionAffinity=_one_of("None", "ClientIP"),
         sessionAffinityConfig=_fields(clientIP=_fields("timeoutSeconds")),
         externalTrafficPolicy=_TRAFFIC_POLICY,

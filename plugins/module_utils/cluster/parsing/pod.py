@@ -51,7 +51,7 @@ def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
         created=_text(metadata.get("creationTimestamp"), "metadata.creationTimestamp", skipped),
         deleting=metadata.get("deletionTimestamp") is not None,
         node_name=interned(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
-        host_network=leniently(_is_true, spec.get("hostNetwork"), "spec.hostNetwork", skipped, False),
+        host_network=leniently(flag, spec.get("hostNetwork"), "spec.hostNetwork", skipped, False),
         ended=_text(status.get("phase"), "status.phase", skipped) in _ENDED,
         addresses=_addresses(status, skipped),
         ports=_ports(spec, skipped),
@@ -89,10 +89,6 @@ def _list(value: object, field: str, skipped: List[Invalid]) -> List[Any]:
 
 def _text(value: object, field: str, skipped: List[Invalid]) -> str:
     return value if isinstance(value, str) else leniently(text, value, field, skipped, "")
-
-
-def _is_true(value: object, field: str) -> bool:
-    return flag(value, field, False)
 
 
 def _addresses(status: Dict[str, Any], skipped: List[Invalid]) -> Tuple[str, ...]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
+from typing import Dict, FrozenSet, Mapping, NamedTuple, Tuple
 
 from ..fields import Invalid, elements, fields_of, mapping, sequence, shown
 
@@ -71,10 +71,6 @@ class LabelSelector(NamedTuple):
 EVERYTHING = LabelSelector()
 
 
-def _sort_key(item: Requirement) -> Tuple[str, str, List[str]]:
-    return (item.key, item.operator, sorted(item.values))
-
-
 def parse_selector(value: object, field: str) -> LabelSelector:
     """Return the selector; null is the empty one, which matches everything.
 
@@ -89,7 +85,7 @@ def parse_selector(value: object, field: str) -> LabelSelector:
         found[Requirement(_key(key, f"{field}.matchLabels"), IN, frozenset((item,)))] = None
     for item in elements(raw.get("matchExpressions"), f"{field}.matchExpressions"):
         found[_requirement(*item)] = None
-    return LabelSelector(tuple(sorted(found, key=_sort_key)))
+    return LabelSelector(tuple(sorted(found, key=lambda item: (item.key, item.operator, sorted(item.values)))))
 
 
 def _key(value: object, field: str) -> str:

@@ -64,11 +64,6 @@ def _place(raw: bytes) -> Place:
     return unpacked(raw[:-2]), int.from_bytes(raw[-2:], "big")
 
 
-def _selection(family: str, protocol: str, source: Place, destination: Place) -> bytes:
-    """Return the attributes that select the entries of a flow; kernels that do not know them return all entries."""
-    return ct.flow_selection(family, ct.PROTOCOLS[protocol], ct.place(*destination), ct.place(*source))
-
-
 def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optional[TrackedFlow]:
     """Parse a message of ctnetlink, from ``struct nfgenmsg`` on; None for an entry of another protocol."""
     found = parse_attributes(view, start + ct.NFGENMSG.size, end)
@@ -110,7 +105,9 @@ def _flows(
     sock: ConntrackSocket, family: str, protocol: str, source: Place, destination: Place
 ) -> Iterator[TrackedFlow]:
     count = 0
-    for view, _kind, start, end in sock.dump(family, _selection(family, protocol, source, destination)):
+    # Kernels that do not know these attributes return all entries.
+    selection = ct.flow_selection(family, ct.PROTOCOLS[protocol], ct.place(*destination), ct.place(*source))
+    for view, _kind, start, end in sock.dump(family, selection):
         flow = parse_flow(view, start, end, protocol)
         if flow is None or flow.destination != destination or flow.source[0] != source[0]:
             continue

@@ -16,7 +16,7 @@ from ...base.addresses import IPV4
 from ...base.closing import Closing, closed_on_error
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import SetDefinition, SetElementKey
-from ...rendering.ipvs.sets import BITMAP_PORT, keeps_source
+from ...rendering.ipvs.sets import BITMAP_PORT, exempted
 from ...rendering.ipvs.text import set_line
 from ...resources import Change, Kind, Passes, Resource
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_forbidden, is_missing
@@ -233,7 +233,7 @@ class SetElementsResource(_OfKnownSets, Resource[SetElementKey, bool]):
 
     def passes(self, change: Change[SetElementKey, bool]) -> Passes[SetElementKey, bool]:
         """See the base class."""
-        return change.passes(keeps_source)
+        return change.passes(exempted)
 
     @staticmethod
     def describe(key: SetElementKey, value: bool) -> List[str]:

@@ -185,10 +185,6 @@ class IpvsSocket(Closing):
             raise KernelError(_refusal_text(refused, name_of, verb, hints))
 
 
-def _never(_error: MessageError) -> bool:
-    return False
-
-
 def _refusal_text(
     refused: Sequence[MessageError], name_of: Callable[[int], str], verb: str, hints: Mapping[int, str]
 ) -> str:
@@ -204,7 +200,7 @@ def _steps(
     """Yield the steps of a change: a command, the entries it is about, the verb for errors, and which are none."""
     new, edit, delete = commands
     yield new, {**change.added}, added, is_existing
-    yield edit, {key: value for key, (_old, value) in change.replaced.items()}, "changed", _never
+    yield edit, {key: value for key, (_old, value) in change.replaced.items()}, "changed", lambda _error: False
     # If a virtual server is missing, its real servers are as well.
     yield delete, dict.fromkeys(change.removed), "removed", is_missing
 

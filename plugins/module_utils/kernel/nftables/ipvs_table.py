@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ...rendering.ipvs.nftables_layout import IPVS_TABLE, SETTLING, keeps_source
+from ...rendering.ipvs.nftables_layout import IPVS_TABLE, SETTLING, exempted
 from ...rendering.nftables.objects import Key, Value
 from ...resources import Change, Kind, Passes
 from .resource import NftablesResource
@@ -23,4 +23,4 @@ class IpvsTableResource(NftablesResource):
 
     def passes(self, change: Change[Key, Value]) -> Passes[Key, Value]:
         """See the base class."""
-        return super().passes(change) if SETTLING in change.removed else change.passes(keeps_source)
+        return super().passes(change) if SETTLING in change.removed else change.passes(exempted)

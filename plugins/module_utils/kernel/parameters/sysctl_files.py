@@ -88,10 +88,6 @@ def unread(path: str, root: str = "") -> str:
     return boot_directories.unread(path, boot_directories.SYSCTL, root)
 
 
-def _is_pattern(name: str) -> bool:
-    return any(character in name for character in "*?[")
-
-
 def _matches(pattern: str, key: str) -> bool:
     """Return whether a pattern matches a key part by part: like a path's, its wildcards match no separator."""
     patterns, parts = pattern.split("."), key.split(".")
@@ -114,7 +110,7 @@ def _boot_lines(keys: Iterable[str], root: str, replaced: Mapping[str, Optional[
             found[key] = lines[key]
             continue
         for name, line in lines.items():
-            if line.value is not None and _is_pattern(name) and _matches(name, key):
+            if line.value is not None and not set("*?[").isdisjoint(name) and _matches(name, key):
                 found[key] = line
     return found
 

@@ -42,11 +42,6 @@ class RestoreError(KernelError):
     """iptables-restore has refused a text, or could not acquire the lock."""
 
 
-def _extensions(text: str) -> Set[str]:
-    """Return matches and targets (not chains) that a restore text uses, as /proc/net/ip_tables_* names them."""
-    return {*_MATCH.findall(text), *_TARGET.findall(text)}
-
-
 def _known_extensions(family: str) -> Set[str]:
     prefix = "ip6" if family == "IPv6" else "ip"
     lists = [read_text(f"/proc/net/{prefix}_tables_{kind}") for kind in ("matches", "targets")]
@@ -58,7 +53,8 @@ def missing_extensions(variant: XtablesVariant, text: str) -> List[str]:
     known = _known_extensions(variant.family)
     if variant.name != LEGACY or not known:
         return []
-    return sorted(_extensions(text) - known)
+    # Matches and targets, not chains, as /proc/net/ip_tables_* names them.
+    return sorted({*_MATCH.findall(text), *_TARGET.findall(text)} - known)
 
 
 def failure_line(variant: XtablesVariant, text: str, done: Completed, wait: float) -> str:

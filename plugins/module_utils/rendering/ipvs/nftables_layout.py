@@ -11,7 +11,7 @@ iptables, and connections of the node are filtered at -150, before IPVS takes th
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from ...resources import Kind
 from ..merged import Entry
@@ -66,9 +66,14 @@ _COMMON_CHAINS = (
 )
 
 
-def keeps_source(key: nft.Key) -> bool:
-    """Return whether connections to the frontend of an element are not masqueraded although another set has it."""
-    return key.kind == "element" and key.name in (LOCAL_NODE_PORTS, FRONTENDS[sets.LOAD_BALANCER_LOCAL])
+_MASQUERADING = {LOCAL_NODE_PORTS: NODE_PORTS, FRONTENDS[sets.LOAD_BALANCER_LOCAL]: FRONTENDS[sets.LOAD_BALANCER]}
+
+
+def exempted(key: nft.Key) -> Optional[nft.Key]:
+    """Return the element whose connections an element exempts from masquerading, None for other entries."""
+    if isinstance(key, nft.ElementKey) and key.name in _MASQUERADING:
+        return key._replace(name=_MASQUERADING[key.name])
+    return None
 
 
 def ipvs_set_role(family: str, name: str) -> nft.SetRole:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from ...base.addresses import IPV6
 from ...configuration.behaviour import KUBE_PROXY, Behaviour
@@ -112,13 +112,13 @@ PROTOCOL_OF_NODE_PORTS: Dict[str, str] = {
 }
 
 
-_KEEP_SOURCE = (LOAD_BALANCER_LOCAL, *(local for _plain, local in NODE_PORT_SETS.values()))
-_KEEPING_SOURCE = frozenset(names[name] for names in NAMES.values() for name in _KEEP_SOURCE)
+_EXEMPTING = {LOAD_BALANCER_LOCAL: LOAD_BALANCER, **{local: plain for plain, local in NODE_PORT_SETS.values()}}
+_MASQUERADING = {names[local]: names[plain] for names in NAMES.values() for local, plain in _EXEMPTING.items()}
 
 
-def keeps_source(key: SetElementKey) -> bool:
-    """Return whether connections to the frontend of an element are not masqueraded although another set has it."""
-    return key.set in _KEEPING_SOURCE
+def exempted(key: SetElementKey) -> Optional[SetElementKey]:
+    """Return the element whose connections an element exempts from masquerading, None for other elements."""
+    return key._replace(set=_MASQUERADING[key.set]) if key.set in _MASQUERADING else None
 
 
 def known_definitions(family: str) -> Dict[str, SetDefinition]:

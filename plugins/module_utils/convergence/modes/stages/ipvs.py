@@ -201,12 +201,8 @@ def kept_stages(
     return KeptStages(kept, sets, table, servers)
 
 
-def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[Stage]:
-    """Return stages that remove everything of ipvs mode except chains, in both families, while IPVS is loaded.
-
-    With ``draining``, servers with active connections are kept until these end. Raises KernelError.
-    """
-    families = [
+def _leftovers(handles: KernelHandles, draining: bool) -> List[KeptStages]:
+    return [
         kept_stages(
             observed_once(ipvs_resources(handles, family)),
             filter_backend_resources(handles, family),
@@ -215,6 +211,19 @@ def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[S
         )
         for family in FAMILIES
     ]
+
+
+def loaded_server_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Return stages that remove virtual servers and their addresses while IPVS is loaded. Raises KernelError."""
+    return [stage for item in _leftovers(handles, False) for stage in item.servers]
+
+
+def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[Stage]:
+    """Return stages that remove everything of ipvs mode except chains, in both families, while IPVS is loaded.
+
+    With ``draining``, servers with active connections are kept until these end. Raises KernelError.
+    """
+    families = _leftovers(handles, draining)
     stages = [stage for item in families for stage in (*item.sets, *item.table, *item.servers)]
 
     def devices(observed: Mapping[str, str]) -> Mapping[str, str]:
