@@ -83,6 +83,23 @@ def test_what_does_not_exist_is_named_before_anything_is_changed(operator):
     assert operator.programmed() == ""
 
 
+def test_no_error_shows_a_secret_that_is_given_in_the_wrong_place(operator):
+    document = json.dumps({"kind": "Config", "users": [{"name": "a", "user": {"token": "secret"}}]})
+    for playbook, variable in (
+        ("converge", "service_proxy_kubeconfig"),
+        ("agent", "agent_kubeconfig"),
+        ("agent", "agent_admin_kubeconfig"),
+    ):
+        said = f"{variable}: it is a document (which is not shown), and must be the path of one"
+        for value in (document, json.loads(document), f"kind: Config\n{document}"):
+            given = {variable: value, "service_proxy_snapshot": "", "agent_create_access": "admin" in variable}
+            status, error = operator.run(playbook, **given)
+            assert status == 2 and said in error and "secret" not in error, error
+    status, error = operator.run(service_proxy_api_host="https://me:secret@192.0.2.1", service_proxy_snapshot="")
+    assert status == 2 and error == "host: it has a user name, and is shown in errors: use api_key or a kubeconfig"
+    assert operator.programmed() == ""
+
+
 def test_a_host_that_does_not_let_ansible_become_root_is_not_told_to_install_python(operator):
     refused = (
         "node: become: sudo does not run programs as root: sudo: a password is required; check ansible_become_pass"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.apiserver.tls import write_kubeconfig
 from tests.molecule_support.portrait import differences
 from tests.waiting import wait_for
 
@@ -20,13 +21,12 @@ from .agent import UNIT, KubeProxy, dataplane, log_since, mark, picture, start_o
 from .cluster import POD, endpoint_slice
 from .node import collection, play, run_playbook
 
-GOOD_SCORE = 2.5
-# By user and whether it may load modules, without and with the packet socket of ipvs mode (docs/security.md).
+# By user and whether it may load modules (docs/security.md).
 EXPOSURES = {
-    ("kubenode-proxy", False): (1.7, 1.8),
-    ("kubenode-proxy", True): (2.3, 2.4),
-    ("root", False): (1.9, 2.1),
-    ("root", True): (2.5, 2.7),
+    ("kubenode-proxy", False): 1.8,
+    ("kubenode-proxy", True): 2.4,
+    ("root", False): 2.1,
+    ("root", True): 2.7,
 }
 # For a change of one variable by the playbook, on one host.
 MOST_TASKS, MOST_SKIPPED = 28, 31
@@ -141,10 +141,22 @@ def test_an_agent_that_cannot_apply_changes_fails_the_playbook(node, installed, 
     given = {**variables, "kernel_install_packages": False, "kernel_unchangeable": "warn"}
     failed = run_playbook([node], "kubenode.proxy.agent", given, {}, failing=True)[node.name]
     node.run("mv", away, program)
-    assert "the agent does not apply changes: " in failed.output
+    assert "the agent does not apply changes: " in failed.output, failed.output
     endpoint_is_served(node, "10.244.1.77")
     cluster.store.put(endpoint_slice("web", [POD]))
     node.role("kernel", {"kernel_state": "absent"})
+
+
+def test_an_agent_without_the_cluster_fails_the_playbook(node, installed, variables, cluster, tmp_path):
+    node.run("systemctl", "stop", UNIT)
+    node.run("rm", "/var/lib/kubenode-proxy/agent/cluster.json.gz")
+    wrong = write_kubeconfig(tmp_path / "kubeconfig", cluster.url, cluster.admin[0], "wrong")
+    given = {**variables, "agent_kubeconfig": str(wrong), "proxy_prepare_kernel": False}
+    failed = run_playbook([node], "kubenode.proxy.agent", given, {}, failing=True)[node.name]
+    assert f"the agent has not programmed anything yet: API server {cluster.url}: " in failed.output
+    assert "Unauthorized" in failed.output
+    node.role("agent", variables)
+    endpoint_is_served(node, POD)
 
 
 def imported_from(node):
@@ -174,7 +186,7 @@ def score(node, *unit):
 
 
 def test_security_score(node, installed):
-    assert score(node, UNIT) <= GOOD_SCORE
+    assert score(node, UNIT) <= EXPOSURES["kubenode-proxy", False]
 
 
 def test_only_the_agent_can_read_secrets(node, installed):
@@ -457,9 +469,8 @@ def test_every_kind_of_unit_has_a_good_score(node):
     settings["role_path"] = str(role)
     kinds = [
         {"user": user, "modules": modules, "mode": mode, "exposure": exposure}
-        for (user, modules), exposures in EXPOSURES.items()
-        for modes, exposure in zip((("nftables", "userspace"), ("ipvs", "auto")), exposures)
-        for mode in modes
+        for (user, modules), exposure in EXPOSURES.items()
+        for mode in ("nftables", "userspace", "ipvs", "auto")
     ]
     task = {
         "ansible.builtin.template": {
@@ -487,7 +498,7 @@ def test_as_root_and_with_modules_it_works_in_the_same_sandbox(node, before, var
     endpoint_is_served(node, POD)
     capabilities = node.unit(UNIT, "User", "CapabilityBoundingSet")
     assert capabilities == {"User": "root", "CapabilityBoundingSet": "cap_net_admin cap_net_raw cap_sys_module"}
-    assert score(node, UNIT) <= GOOD_SCORE
+    assert score(node, UNIT) <= EXPOSURES["root", True]
     node.role("agent", {**rooted, "agent_state": "absent", "agent_remove_dataplane": True})
     left = differences(before, picture(node))
     assert [line for line in left if " /srv/" not in line] == []

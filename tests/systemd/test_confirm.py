@@ -175,11 +175,12 @@ def test_a_second_change_is_refused_while_one_is_pending_and_a_rollback_cancels_
     assert timer_is(node) == "active"
     refused = converge(node, {"service_proxy_snapshot": path}, failing=True)
     assert "waits to be confirmed until" in refused.output and "kubenode-proxy confirm" in refused.output
-    # Its timer would stop the agent.
+    # Its timer would stop the agent and the other timer.
     (node.scratch / "kubeconfig").write_text(KUBECONFIG)
     agent = {"agent_kubeconfig": str(node.scratch / "kubeconfig"), "agent_configuration": {"mode": "nftables"}}
-    refused = node.role("agent", agent, failing=True)
-    assert f"{node.name}: a change waits to be confirmed, and is reverted otherwise" in refused.output, refused.output
+    for role, variables in (("agent", agent), ("schedule", {"schedule_snapshot": path})):
+        refused = node.role(role, variables, failing=True)
+        assert f"{node.name}: a change waits to be confirmed, and is reverted otherwise" in refused.output
     assert node.run("test", "-e", "/usr/local/lib/kubenode-proxy", check=False).returncode != 0
     # Check mode only warns.
     assert play([node], [{"kubenode.proxy.service_proxy": options}], {}, "--check")[node.name].failed == 0

@@ -23,6 +23,7 @@ from tests.apiserver.daemonsets import (
     nodes_with_pods,
 )
 from tests.apiserver.store import Store
+from tests.apiserver.tls import write_kubeconfig
 from tests.conformance.wirelab.cases import load_case
 from tests.lab import recorded
 from tests.lab.node import USER
@@ -41,6 +42,7 @@ import http.server
 http.server.ThreadingHTTPServer(("0.0.0.0", 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
 PENDING = "/run/kubenode-proxy-confirm"
+KERNEL_FILES = "/etc/modules-load.d/kubenode-proxy.conf", "/etc/sysctl.d/99-kubenode-proxy.conf"
 HISTORY = "/var/lib/kubenode-proxy-history"
 # Enough for a loaded machine; no test waits until it expires.
 LONG = 900
@@ -183,12 +185,22 @@ def test_without_access_for_the_agent_no_host_is_touched(fleet, before):
 
 
 @pytest.mark.full
+def test_an_agent_that_never_reads_the_cluster_is_not_left_in_place_of_kube_proxy(fleet, before, tmp_path):
+    wrong = write_kubeconfig(tmp_path / "kubeconfig", fleet.url, fleet.admin[0], "wrong")
+    text = fleet.migrate(agent_kubeconfig=str(wrong), failing=True)
+    assert "does not follow the cluster: its agent has not programmed anything yet: API server" in text, text
+    assert "kube-proxy serves this host again" in text, text
+    assert_untouched(fleet, before, *fleet.members)
+    assert fleet.members[0].run("ls", *KERNEL_FILES, check=False).returncode == 2
+
+
+@pytest.mark.full
 def test_a_change_whose_probes_fail_is_reverted_at_once(fleet, before):
     text = fleet.migrate(service_proxy_probes=["tcp://10.96.2.1:9"], service_proxy_probe_timeout=3, failing=True)
     assert "not confirmed because probes failed: tcp://10.96.2.1:9" in text, text
     assert "kube-proxy serves this host again" in text, text
     # By the playbook, or before it by the program that the failed probe starts.
-    assert outcomes(fleet.members[0]) in (["rolled back"], ["reverted"])
+    assert outcomes(fleet.members[0])[-1] in ("rolled back", "reverted")
     assert_untouched(fleet, before, *fleet.members)
 
 
@@ -261,6 +273,36 @@ def test_hosts_that_are_finished_are_only_checked(fleet):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"service_proxy_kubeconfig": ""},
+            "-migrate-a, DaemonSet kube-system/kube-proxy, label kubenode.proxy/managed)",
+        ),
+        (
+            {"service_proxy_context": "other"},
+            "the kubeconfig has no context 'other'. Run this again when it is known; or",
+        ),
+        ({"migrate_label": "other"}, f", label {LABEL}), and whether it still is is unknown: the variables say "),
+        ({"migrate_kube_proxy_name": "other"}, "DaemonSet kube-system/other does not exist"),
+        (
+            {"service_proxy_node_name": "other"},
+            "no Node is named other. Set service_proxy_node_name if its Node has anoth",
+        ),
+        ({}, "kube-proxy is kept off this host, so nothing would serve it afterwards"),
+    ],
+    ids=str,
+)
+def test_a_host_is_not_cleaned_up_while_kube_proxy_may_be_kept_off(fleet, given, said):
+    first = fleet.members[0]
+    common = {name: value for name, value in fleet.variables().items() if not name.startswith("migrate_")}
+    done = run_playbook([first], "kubenode.proxy.cleanup", {**common, **given}, {}, failing=True)[first.name]
+    assert said in " ".join(done.output.split()) and done.changed == 0, done.output
+    assert by_the_agent(first)
+
+
+@pytest.mark.full
 def test_no_agent_is_removed_if_there_is_no_kube_proxy_to_return(fleet):
     text = fleet.migrate(migrate_direction="back", migrate_kube_proxy_name="other", failing=True)
     assert 'daemonsets.apps "other" not found' in text or "other" in text, text
@@ -275,6 +317,20 @@ def test_hosts_with_an_agent_are_given_back(fleet, before):
     assert_untouched(fleet, before, *fleet.members)
     # To hosts that kube-proxy serves already, the playbook does nothing.
     fleet.migrate(migrate_direction="back", migrate_kube_proxy_mode="iptables", proxy_serial="100%")
+    assert_untouched(fleet, before, *fleet.members)
+
+
+@pytest.mark.full
+def test_scheduled_convergences_end_where_kube_proxy_returns(fleet, before):
+    last = fleet.members[-1]
+    fleet.migrate(only=[last], migrate_agent=False)
+    common = {name: value for name, value in fleet.variables().items() if not name.startswith("migrate_")}
+    last.role("schedule", {**common, "ansible_become": True})
+    timer = "kubenode-proxy-schedule.timer"
+    assert last.unit(timer, "ActiveState")["ActiveState"] == "active"
+    fleet.migrate(only=[last], migrate_direction="back", migrate_kube_proxy_mode="iptables")
+    assert last.unit(timer, "LoadState")["LoadState"] == "not-found"
+    assert last.unit("kubenode-proxy-schedule-boot.service", "LoadState")["LoadState"] == "not-found"
     assert_untouched(fleet, before, *fleet.members)
 
 

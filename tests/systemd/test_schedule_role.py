@@ -208,6 +208,21 @@ def test_failed_run_is_reported_and_the_dataplane_is_kept(node, scheduled):
     node.run("mv", "/srv/away", "/srv/snapshot.json")
 
 
+@pytest.mark.full
+def test_the_role_waits_for_a_run_that_has_just_begun(node, scheduled, variables):
+    drop_in = f"/etc/systemd/system/{RUN}.d"
+    node.run("mkdir", drop_in)
+    node.write(f"{drop_in}/late.conf", "[Service]\nExecStartPre=/bin/sh -c 'sleep 60; echo too late; exit 3'\n")
+    node.run("systemctl", "daemon-reload")
+    node.run("systemctl", "start", "--no-block", RUN)
+    failed = node.role("schedule", variables, failing=True)
+    assert "the first run has failed, and the timer repeats it: " in failed.output, failed.output
+    assert "too late" in failed.output
+    node.run("rm", "-r", drop_in)
+    node.run("systemctl", "daemon-reload")
+    run_now(node)
+
+
 def test_a_run_is_refused_while_kube_proxy_serves(node, scheduled):
     with KubeProxy(node) as kube_proxy:
         assert run_now(node, check=False) != 0

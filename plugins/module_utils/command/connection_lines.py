@@ -49,7 +49,8 @@ def flow_lines(flow: Dict[str, Any], read: bool) -> List[str]:
         if flow["affinitySeconds"]:
             lines += wrapped(4, f"session affinity: {flow['affinitySeconds']} s")
         lines += _endpoint_lines(flow)
-    lines += [line for item in flow["affinity"] for line in wrapped(4, _affinity_text(item))]
+    for item in flow["affinity"]:
+        lines += wrapped(4, f"affinity: {item['client']} keeps {item['endpoint']}, for {item['seconds']} s more")
     if read and (flow["service"] or flow["kernel"]):
         lines.append("    kernel:" if flow["kernel"] else "    kernel: nothing for this destination")
     lines += _row_lines(flow["kernel"])
@@ -74,10 +75,6 @@ def _endpoint_lines(flow: Dict[str, Any]) -> Iterator[str]:
         share = item["probability"]
         shown = "no" if not item["chosen"] else "?" if share is None else f"{100 * share:.1f} %"
         yield from wrapped(6, f"{shown:>7} {item['endpoint']}: {item['reason']}")
-
-
-def _affinity_text(item: Dict[str, Any]) -> str:
-    return f"affinity: {item['client']} keeps {item['endpoint']}, for {item['seconds']} s more"
 
 
 def _row_lines(rows: List[Dict[str, Any]]) -> Iterator[str]:

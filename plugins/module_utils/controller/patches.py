@@ -12,7 +12,7 @@ from __future__ import annotations
 import urllib.parse
 from typing import Any, Callable, Dict, TypeVar
 
-from ..base.errors import ConfigurationError
+from ..base.errors import PreflightError
 from ..cluster.api.client import ApiClient
 from ..cluster.api.errors import ApiStatusError, unless_absent
 from ..cluster.api.resource_types import NODES
@@ -47,8 +47,8 @@ def repeat_on_conflict(change: Callable[[], Result]) -> Result:
 
 
 def get_node(client: ApiClient, name: str, field: str) -> Object:
-    """Return the Node of this name, which the option ``field`` has. Raises ConfigurationError if there is none."""
+    """Return the Node of this name, which the option ``field`` has. Raises PreflightError if there is none."""
     node = unless_absent(lambda: client.get(NODES, name))
     if node is None:
-        raise ConfigurationError(f"{field}: no Node is named {name}")
+        raise PreflightError(f"{field}: no Node is named {name}")
     return node

@@ -191,7 +191,7 @@ class Placer:
     def keep_off(self, nodes: Sequence[str]) -> PlacementChange:
         """Add the rule to the DaemonSet, label the nodes, and wait until kube-proxy no longer runs on them.
 
-        Raises ApiError, ConfigurationError.
+        Raises ApiError, ConfigurationError, PreflightError.
         """
         check_names(self._placement, nodes)
         found = self._find_nodes(nodes)
@@ -207,7 +207,7 @@ class Placer:
         """Remove the label from the nodes and wait until kube-proxy is ready on them again.
 
         With ``remove_rule`` also remove the rule from the DaemonSet, which is refused while other nodes have the label.
-        Raises ApiError, ConfigurationError.
+        Raises ApiError, ConfigurationError, PreflightError.
         """
         check_names(self._placement, nodes)
         found = self._find_nodes(nodes)
@@ -267,7 +267,7 @@ class Placer:
         return daemon_set, before, after
 
     def _find_nodes(self, names: Sequence[str]) -> List[Object]:
-        """Return the Nodes of these names. Raises ConfigurationError unless all of them exist."""
+        """Return the Nodes of these names. Raises PreflightError unless all of them exist."""
         return [get_node(self._client, name, "nodes") for name in names]
 
     def _set_label(self, node: Object, value: Optional[str]) -> None:

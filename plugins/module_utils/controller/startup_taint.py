@@ -24,7 +24,7 @@ class TaintChange(NamedTuple):
 def remove_taint(client: ApiClient, node_name: str, key: str, check: bool = False) -> TaintChange:
     """Remove every taint with the key from a Node; other taints are kept. With ``check`` change nothing.
 
-    Raises ApiError, ConfigurationError.
+    Raises ApiError, ConfigurationError, PreflightError.
     """
     if not is_label_key(key):
         raise ConfigurationError(f"key: {key!r} is not the key of a taint")

@@ -206,6 +206,9 @@ def unusable_files(files: Sequence[str], written: Sequence[str], value_of: Calla
     for number, item in enumerate((*files, *written)):
         name = item.strip("/")
         value = str(value_of(name) or "")
+        if not {"\n", "{"}.isdisjoint(value):
+            found.append(f"{name}: it is a document (which is not shown), and must be the path of one")
+            continue
         path = Path(absolute_path(value))
         verb = "read" if number < len(files) else "written"
         try:

@@ -113,13 +113,11 @@ def api_parameters(parameters: Mapping[str, Any], environment: Mapping[str, str]
         value = parameters.get(option)
         if value is None:
             text = next((environment[name] for name in variables if environment.get(name)), None)
-            value = text if option != "validate_certs" or text is None else _is_true(text)
+            value = text
+            if option == "validate_certs" and text is not None:
+                value = text.strip().lower() not in ("0", "n", "no", "off", "f", "false")
         chosen[option] = value
     return chosen
-
-
-def _is_true(text: str) -> bool:
-    return text.strip().lower() not in ("0", "n", "no", "off", "f", "false")
 
 
 def has_api_source(chosen: Mapping[str, Any]) -> bool:

@@ -9,7 +9,11 @@ import copy
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import (
+    ApiError,
+    ConfigurationError,
+    PreflightError,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placement import (
@@ -255,7 +259,7 @@ def test_a_pod_that_is_not_ready_has_a_phase_and_a_reason(cluster, status, words
     ],
 )
 def test_errors_are_reported_before_anything_is_changed(cluster, placement, nodes, message):
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises((ConfigurationError, PreflightError)) as caught:
         cluster.placer(placement=placement).keep_off(nodes)
     assert message in str(caught.value) and cluster.api.patched == []
 

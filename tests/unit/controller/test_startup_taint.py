@@ -11,7 +11,11 @@ import pytest
 import yaml
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import (
+    ApiError,
+    ConfigurationError,
+    PreflightError,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.startup_taint import remove_taint
@@ -96,7 +100,7 @@ def test_attempts_end(cluster):
 
 
 def test_wrong_names_are_errors(cluster):
-    with pytest.raises(ConfigurationError, match="node_name: no Node is named node-x"):
+    with pytest.raises(PreflightError, match="node_name: no Node is named node-x"):
         remove_taint(cluster.client, "node-x", KEY)
     with pytest.raises(ConfigurationError, match="key: 'a b' is not the key of a taint"):
         remove_taint(cluster.client, "node-a", "a b")

@@ -259,7 +259,7 @@ def compare(components: Components, kernel: bool, describe: bool) -> AgentCompar
     if proxiers is None:
         return AgentComparison("the agent does not know the cluster yet", "")
     families = proxiers.families
-    failing = _failing(cluster)
+    failing = {key: found for key in cluster.services if (found := cluster.failing(key)) is not None}
     digest = settings_digest(
         proxiers.configuration,
         proxiers.mode.filter_backend,
@@ -276,10 +276,6 @@ def compare(components: Components, kernel: bool, describe: bool) -> AgentCompar
         excluded=_excluded(cluster, failing, families),
         changes=_changes(components, families, describe) if kernel and not obstacle else None,
     )
-
-
-def _failing(cluster: ClusterState) -> Dict[NamespacedName, Failing]:
-    return {key: failing for key in cluster.services if (failing := cluster.failing(key)) is not None}
 
 
 def _excluded(cluster: ClusterState, failing: Mapping[NamespacedName, Failing], families: Sequence[Proxier]) -> int:

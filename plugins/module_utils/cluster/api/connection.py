@@ -299,6 +299,8 @@ def _with_options(access: Access, connection: ApiConnection) -> Access:
         if path and not os.access(path, os.R_OK):
             raise ConfigurationError(f"{path}: the file cannot be read")
     if connection.host:
+        if "@" in connection.host:
+            raise ConfigurationError("host: it has a user name, and is shown in errors: use api_key or a kubeconfig")
         access = access._replace(server=connection.host.rstrip("/"))
     if connection.ca_cert:
         access = access._replace(authority=b"", authority_file=connection.ca_cert)

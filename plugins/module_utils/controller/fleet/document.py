@@ -119,10 +119,6 @@ _COMPARED: Tuple[Tuple[str, str, Callable[[Node], str]], ...] = (
 )
 
 
-def _majority(nodes: Sequence[Node]) -> Dict[str, str]:
-    return {field: next(iter(tally(map(value, nodes))), "") for field, _word, value in _COMPARED}
-
-
 def _agent_reasons(node: Node, about: About) -> List[Reason]:
     agent = node.agent
     if agent is None:
@@ -221,7 +217,7 @@ def _exceptions(nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> T
 
 def make_report(nodes: Sequence[Node], about: About, previous: Optional[Mapping[str, Any]] = None) -> Report:
     """Return the report of these nodes. ``previous``: the document of an earlier report, to show what has changed."""
-    majority = _majority(nodes)
+    majority = {field: next(iter(tally(map(value, nodes))), "") for field, _word, value in _COMPARED}
     reasons = tuple(_reasons(node, about, majority) for node in nodes)
     common = _common_warnings(reasons)
     report = Report(

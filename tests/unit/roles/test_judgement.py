@@ -1,0 +1,56 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host that serves what the cluster is now is not verified if its agent would not follow the next change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import pytest
+
+# The environments of the oldest and newest Python do not have it.
+pytest.importorskip("ansible")
+
+from tests.unit.roles.rendering import local_hosts, play_once
+
+FOUND = {
+    "drift": False,
+    "summary": "no difference",
+    "other_proxies": [],
+    "mode": "nftables",
+    "counts": {"services": 1, "without_endpoints": 0, "endpoints": 1, "service_ports": 1},
+}
+REFUSED = "API server https://192.0.2.1:6443: list services: 401 Unauthorized"
+WATCHING = {"services": "watching", "nodes": "watching"}
+LOST = {"services": REFUSED, "nodes": "connecting"}
+
+
+def agent(mode: str, watches: Dict[str, str], *lost: float) -> Dict[str, Any]:
+    seconds = dict(zip(watches, lost or (0.0, 0.0)))
+    return {"running": True, "mode": mode, "api_server": watches, "api_server_lost_seconds": seconds}
+
+
+UNAWARE = "n1 does not follow the cluster: "
+CASES: Dict[str, Tuple[Dict[str, Any], str]] = {
+    "none": ({}, ""),
+    "stopped": ({"running": False, "error": "no answer"}, ""),
+    "serves": (agent("nftables", WATCHING), ""),
+    "has just lost one watch of two": (agent("nftables", LOST, 40.0, 0.0), ""),
+    "begins again": (agent("nftables", LOST, 2.0, 2.0), ""),
+    "has lost all": (agent("nftables", LOST, 90.0, 80.0), f"{UNAWARE}its agent has lost the API server: {REFUSED}"),
+    "never began": (agent("", LOST), f"{UNAWARE}its agent has not programmed anything yet: {REFUSED}"),
+    "waits": (agent("", dict.fromkeys(LOST, "connecting")), f"{UNAWARE}its agent has not programmed anything yet"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_agent_that_does_not_know_the_cluster_fails_the_comparison(case: str, tmp_path: Path) -> None:
+    state, said = CASES[case]
+    role = {"name": "kubenode.proxy.service_proxy", "tasks_from": "judge"}
+    variables = {"__service_proxy_found": {**FOUND, "agent": state}, "service_proxy_node_name": "n1"}
+    task = {"ansible.builtin.include_role": role, "vars": variables}
+    done = play_once(tmp_path, {"hosts": "all", "gather_facts": False, "tasks": [task]}, local_hosts({"n1": {}}))
+    assert done.returncode == (2 if said else 0), done.stdout + done.stderr
+    assert not said or f'"msg": "{said}"' in done.stdout, done.stdout
