@@ -24,6 +24,12 @@ options:
     description: Directory with the agent's control socket. Use the same directory for all modules.
     type: path
     default: /run/kubenode-proxy
+  wait_timeout:
+    description:
+      - How long to wait, in seconds, for an agent that does not answer yet, has not programmed anything, or watches
+        nothing at an API server that it should watch. Then its status is returned as it is.
+    type: float
+    default: 0.0
 attributes:
   action_group:
     description:
@@ -130,6 +136,7 @@ cautions:
   sample: []
 """
 
+import time
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -147,17 +154,27 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 
 
 def status(module: AnsibleModule) -> Dict[str, Any]:
-    """Return the status of the agent."""
-    try:
-        answer = ask_agent(control_socket(module.params["state_directory"]), {"command": "status"})
-    except ProxyError as error:
-        return {"changed": False, "programmed": {}, "agent": {"running": False, "error": str(error)}}
-    return {"changed": False, "agent": state_of(answer), **served_state(answer)}
+    """Return the status of the agent, once it follows the cluster or the time for that is over."""
+    end = time.monotonic() + module.params["wait_timeout"]
+    while True:
+        try:
+            answer = ask_agent(control_socket(module.params["state_directory"]), {"command": "status"})
+        except ProxyError as error:
+            found = {"changed": False, "programmed": {}, "agent": {"running": False, "error": str(error)}}
+        else:
+            found = {"changed": False, "agent": state_of(answer), **served_state(answer)}
+            watches = found["agent"]["api_server"].values()
+            if found["mode"] and (not watches or "watching" in watches):
+                return found
+        if time.monotonic() >= end:
+            return found
+        time.sleep(1)
 
 
 def main() -> None:
     """Run the module."""
-    run(status, {"state_directory": {"type": "path", "default": DEFAULT_DIRECTORY}})
+    options = {"state_directory": {"type": "path", "default": DEFAULT_DIRECTORY}}
+    run(status, {**options, "wait_timeout": {"type": "float", "default": 0.0}})
 
 
 if __name__ == "__main__":

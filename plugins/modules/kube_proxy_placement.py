@@ -121,7 +121,7 @@ waiting:
   returned: success
   sample: "kube-proxy is not ready on node worker-1: pod kube-proxy-2tsxv is Pending (ContainerCreating)"
 error_kind:
-  description: The kind of failure, V(api) or V(configuration).
+  description: The kind of failure, V(api) or V(configuration), or V(preflight) where a Node does not exist.
   type: str
   returned: failure
   sample: api

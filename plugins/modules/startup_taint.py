@@ -56,7 +56,7 @@ taints:
   returned: success
   sample: [{key: example.com/dedicated, value: ci, effect: NoSchedule}]
 error_kind:
-  description: The kind of failure, V(api) or V(configuration).
+  description: The kind of failure, V(api) or V(configuration), or V(preflight) where a Node does not exist.
   type: str
   returned: failure
   sample: api

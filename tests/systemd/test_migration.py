@@ -43,6 +43,7 @@ http.server.ThreadingHTTPServer(("0.0.0.0", 8080), http.server.SimpleHTTPRequest
 """
 PENDING = "/run/kubenode-proxy-confirm"
 KERNEL_FILES = "/etc/modules-load.d/kubenode-proxy.conf", "/etc/sysctl.d/99-kubenode-proxy.conf"
+MARK = "/var/lib/kubenode-proxy/kube-proxy-kept-off"
 HISTORY = "/var/lib/kubenode-proxy-history"
 # Enough for a loaded machine; no test waits until it expires.
 LONG = 900
@@ -191,7 +192,8 @@ def test_an_agent_that_never_reads_the_cluster_is_not_left_in_place_of_kube_prox
     assert "does not follow the cluster: its agent has not programmed anything yet: API server" in text, text
     assert "kube-proxy serves this host again" in text, text
     assert_untouched(fleet, before, *fleet.members)
-    assert fleet.members[0].run("ls", *KERNEL_FILES, check=False).returncode == 2
+    first = fleet.members[0]
+    assert not any(first.run("test", "-e", path, check=False).returncode == 0 for path in (*KERNEL_FILES, MARK))
 
 
 @pytest.mark.full
@@ -284,7 +286,7 @@ def test_hosts_that_are_finished_are_only_checked(fleet):
             {"service_proxy_context": "other"},
             "the kubeconfig has no context 'other'. Run this again when it is known; or",
         ),
-        ({"migrate_label": "other"}, f", label {LABEL}), and whether it still is is unknown: the variables say "),
+        ({"migrate_label": "other"}, f", label {LABEL}), and whether that is still so is unknown: the variables"),
         ({"migrate_kube_proxy_name": "other"}, "DaemonSet kube-system/other does not exist"),
         (
             {"service_proxy_node_name": "other"},

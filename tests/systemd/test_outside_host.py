@@ -47,6 +47,7 @@ def test_an_outside_host_serves_cluster_ips_only_and_leaves_nothing(node, cluste
     wait_for(lambda: "-d 10.96.0.10/32" in rules(node), 90, what="the host serves after a reboot")
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active" and "30080" not in rules(node)
 
-    node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
+    removal = {"agent_state": "absent", "agent_remove_dataplane": True}
+    node.role("agent", {**variables, **removal, "service_proxy_kubeconfig": str(cluster.kubeconfig)})
     assert "KUBE-" not in rules(node)
     assert node.output("sh", "-c", "ls -d /etc/kubenode-proxy /etc/systemd/system/kubenode* 2>/dev/null || true") == ""

@@ -60,7 +60,8 @@ def confined(service: Service, ranges: Tuple[str, ...], leading: FrozenSet[Claim
         return None
     refused = {address: EXTERNAL_IPS for address in service.external_ips if not is_admitted(address, ranges)}
     for address in service.load_balancer_ips:
-        if not is_admitted(address, ranges) and not _leads(service, address, leading):
+        leads = all(Claim(address, port.port, port.protocol) in leading for port in service.ports)
+        if not leads and not is_admitted(address, ranges):
             refused[address] = INGRESS
     if not refused:
         return None
@@ -69,7 +70,3 @@ def confined(service: Service, ranges: Tuple[str, ...], leading: FrozenSet[Claim
         load_balancer_ips=tuple([item for item in service.load_balancer_ips if refused.get(item) != INGRESS]),
     )
     return Confined(service, served, refused)
-
-
-def _leads(service: Service, address: str, leading: FrozenSet[Claim]) -> bool:
-    return all(Claim(address, port.port, port.protocol) in leading for port in service.ports)

@@ -59,10 +59,6 @@ def _flush_frequency(section: Section, name: str, default: Any) -> Any:
     return section.duration(name, default)
 
 
-def _networks(section: Section, name: str, _default: Any) -> Any:
-    return _canonical(section.strings(name))
-
-
 def _node_port_addresses(section: Section, name: str, _default: Any) -> Any:
     given = section.strings(name)
     return _canonical(tuple(cidr for value in given for cidr in _NODE_PORT_WORDS.get(value, (value,))))
@@ -192,7 +188,7 @@ PERIOD = duration(zero_is_unset=True, positive=True)
 MINIMUM_PERIOD = duration(zero_is_unset=True)
 TIMEOUT = duration()
 FLUSH_FREQUENCY = FieldType(_flush_frequency, to_json=format_duration)
-NETWORKS = FieldType(_networks, to_json=list)
+NETWORKS = FieldType(lambda section, name, _default: _canonical(section.strings(name)), to_json=list)
 #: CIDRs, with the words ``all`` and ``localhost`` (Kubernetes 1.37) expanded; ``primary`` is kept.
 NODE_PORT_ADDRESSES = FieldType(_node_port_addresses, to_json=list)
 #: CIDRs in one string, separated by commas.

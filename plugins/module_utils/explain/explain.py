@@ -34,7 +34,7 @@ from ..serviceports.weights import risen
 from .endpoints import reason_of, topology_of
 from .frontends import EXTERNAL, INTERNAL, Frontend, answering, frontends_of, sources_by_kind
 from .held import OTHER_ENTRIES, Held, Row, why_not_forwarded
-from .target import PROTOCOLS, Destination, ServiceTarget, Target
+from .target import PROTOCOLS, Destination, Target
 
 #: How many of the addresses that a Service loses to others are named.
 _MOST_LOST = 20
@@ -134,10 +134,6 @@ class Explained(NamedTuple):
     problem: str
 
 
-def _is_port(port: ServicePortInfo, target: ServiceTarget) -> bool:
-    return target.port in ("", port.key.port_name, str(port.port)) and target.protocol in ("", port.protocol)
-
-
 def _found(
     state: ClusterState, family: FamilyContext, target: Target
 ) -> Iterator[Tuple[ServicePortInfo, Tuple[Frontend, ...]]]:
@@ -150,7 +146,7 @@ def _found(
                 yield port, frontends
         return
     for port in service_ports_of(state, NamespacedName(target.namespace, target.name), node):
-        if _is_port(port, target):
+        if target.port in ("", port.key.port_name, str(port.port)) and target.protocol in ("", port.protocol):
             every = tuple(frontends_of(port, settings))
             for traffic in (INTERNAL, EXTERNAL):
                 frontends = tuple(item for item in every if item.traffic == traffic)

@@ -123,12 +123,9 @@ def _links(
         if own.master:
             continue
         is_host = route.prefix_length == address_bits(family_of(address))
-        if own.kind == _BRIDGE and _holds_only_pods(kinds, route.number):
+        ports = (item for item in kinds.values() if item.master == route.number)
+        if own.kind == _BRIDGE and all(port.kind == _VETH for port in ports):
             found[address] = PodLink(own.name, route.number, True)
         elif own.kind == _VETH and is_host:
             found[address] = PodLink(own.name, route.number, False)
     return found
-
-
-def _holds_only_pods(kinds: Dict[int, LinkKind], bridge: int) -> bool:
-    return all(item.kind == _VETH for item in kinds.values() if item.master == bridge)

@@ -18,7 +18,7 @@ ROLES = Path(__file__).resolve().parents[3] / "roles"
 
 def variables_of(role: str) -> List[str]:
     """Return the files of a role's defaults and variables."""
-    return [str(ROLES / role / place / "main.yml") for place in ("defaults", "vars")]
+    return [str(path) for place in ("defaults", "vars") for path in sorted((ROLES / role / place).glob("*.yml"))]
 
 
 def play_on(host: str, roles: Sequence[str], tasks: List[Dict[str, Any]]) -> Dict[str, Any]:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 import yaml
@@ -307,22 +308,39 @@ def test_a_preview_of_a_removal_does_not_claim_it(
     assert rendered(tmp_path, (role,), "sentence", [case], "--check") == [said.replace("NOTHING", nothing)]
 
 
-def test_a_host_is_not_left_unserved_because_the_api_server_does_not_answer(tmp_path: Path) -> None:
+MARK = "Node a, DaemonSet kube-system/kube-proxy, label kubenode.proxy/managed"
+NO_NODE = {"msg": "nodes: no Node is named a", "error_kind": "preflight"}
+OUTSIDE = {"service_proxy_node_configuration": {"outsideHost": {"enabled": True}}}
+#: What the API server said, the mark on the host, other variables, and whether the host may be left unserved.
+PLACEMENTS: List[Tuple[Dict[str, Any], str, Dict[str, Any], bool]] = [
+    ({"changes": []}, "", {}, False),
+    ({"changes": ["Node a: labelled"]}, "", {}, True),
+    ({"changes": ["Node a: labelled"]}, MARK, {}, True),
+    ({"changes": ["Node a: labelled"]}, MARK, {"migrate_label": "other"}, False),
+    ({"msg": "get Node a: HTTP 500", "error_kind": "api"}, "", {}, False),
+    ({"msg": "no credentials", "error_kind": "configuration"}, "", {}, True),
+    ({"msg": "no credentials", "error_kind": "configuration"}, MARK, {}, False),
+    (NO_NODE, "", {}, False),
+    (NO_NODE, "", OUTSIDE, True),
+]
+
+
+def test_a_host_is_not_left_unserved_because_nobody_knows(tmp_path: Path) -> None:
     tasks = yaml.safe_load((ROOT / "roles" / "service_proxy" / "tasks" / "unserved.yml").read_text(encoding="utf-8"))
     (task,) = (item for item in tasks if item["name"] == "Refuse to leave a host that nothing serves")
-    results: List[Dict[str, Any]] = [
-        {"changes": []},
-        {"changes": ["Node a: labelled"]},
-        {"msg": "get Node a: HTTP 500", "error_kind": "api"},
-        {"msg": "no credentials", "error_kind": "configuration"},
-    ]
     cases = [
-        {"__service_proxy_placement": result, "service_proxy_leave_unserved": confirmed, **task["vars"]}
-        for result in results
+        {
+            "__service_proxy_placement": result,
+            "__service_proxy_recorded": {"content": base64.b64encode(mark.encode()).decode()},
+            "service_proxy_leave_unserved": confirmed,
+            "service_proxy_node_name": "a",
+            **more,
+        }
+        for result, mark, more, _unserved in PLACEMENTS
         for confirmed in (False, True)
     ]
     found = rendered(tmp_path, ("service_proxy",), task["ansible.builtin.assert"]["that"], cases)
-    assert found == [False, True, True, True, False, True, True, True]
+    assert found == [allowed for *_case, unserved in PLACEMENTS for allowed in (unserved, True)]
 
 
 def test_probes_are_requested_by_either_variable(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 # The environments of the oldest and newest Python do not have it.
 pytest.importorskip("ansible")
 
-from tests.unit.roles.rendering import local_hosts, play_once
+from tests.unit.roles.rendering import ROLES, local_hosts, play_once
 
 FOUND = {
     "drift": False,
@@ -35,7 +35,7 @@ def agent(mode: str, watches: Dict[str, str], *lost: float) -> Dict[str, Any]:
 UNAWARE = "n1 does not follow the cluster: "
 CASES: Dict[str, Tuple[Dict[str, Any], str]] = {
     "none": ({}, ""),
-    "stopped": ({"running": False, "error": "no answer"}, ""),
+    "stopped": ({"running": False, "error": "no answer"}, f"{UNAWARE}its agent does not answer: no answer"),
     "serves": (agent("nftables", WATCHING), ""),
     "has just lost one watch of two": (agent("nftables", LOST, 40.0, 0.0), ""),
     "begins again": (agent("nftables", LOST, 2.0, 2.0), ""),
@@ -45,11 +45,20 @@ CASES: Dict[str, Tuple[Dict[str, Any], str]] = {
 }
 
 
+def test_verify_needs_the_agent_that_is_installed() -> None:
+    """Where migrate adopts a host, an earlier agent that was stopped is none."""
+    tasks = {
+        name: (ROLES / "service_proxy" / "tasks" / f"{name}.yml").read_text() for name in ("verify", "compare_applied")
+    }
+    assert [name for name, text in tasks.items() if "__service_proxy_needs_agent: true" in text] == ["verify"]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_an_agent_that_does_not_know_the_cluster_fails_the_comparison(case: str, tmp_path: Path) -> None:
     state, said = CASES[case]
     role = {"name": "kubenode.proxy.service_proxy", "tasks_from": "judge"}
     variables = {"__service_proxy_found": {**FOUND, "agent": state}, "service_proxy_node_name": "n1"}
+    variables["__service_proxy_needs_agent"] = True
     task = {"ansible.builtin.include_role": role, "vars": variables}
     done = play_once(tmp_path, {"hosts": "all", "gather_facts": False, "tasks": [task]}, local_hosts({"n1": {}}))
     assert done.returncode == (2 if said else 0), done.stdout + done.stderr

@@ -10,7 +10,7 @@ docs/architecture.md says.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Callable, Dict, List
 
 import pytest
 
@@ -33,14 +33,18 @@ def check_of(mode: str, to_mode: str, node: Node = VARIETIES[0], **more: Any) ->
     return Check(mode, node, to_mode=to_mode, filling=FILLING if "iptables" in (mode, to_mode) else (), **more)
 
 
-def is_excepted(ends: Set[str], node: Node, one: One, alone: bool) -> bool:
+def is_excepted(mode: str, to_mode: str, node: Node, one: One, alone: bool) -> bool:
     """Return whether docs/architecture.md excepts a Service. ``alone``: the mode changes and nothing else."""
     traits, mask = one or ("", 0)
+    ends = {mode, to_mode}
     if ends.isdisjoint(_IPVS):
         return False
     has_ranges = any(trait in traits for trait in ("narrow", "wide", "allowed"))
-    if node.behaviour != "kube-proxy":
+    if node.behaviour != "kube-proxy" and not alone:
         return has_ranges or "external local" in traits
+    if node.behaviour != "kube-proxy" and "external local" in traits:
+        # The virtual servers appear or disappear, unless another mode serves when they do.
+        return mode not in _IPVS or not to_mode
     if "hashed" in traits or ("nftables" in ends and "external local" in traits and not mask & _LOCAL_ENDPOINTS):
         return True
     return has_ranges and ends <= {*_IPVS, "iptables mode"} and (not alone or ends == {"nftables", "iptables mode"})
@@ -48,9 +52,10 @@ def is_excepted(ends: Set[str], node: Node, one: One, alone: bool) -> bool:
 
 def without_exceptions(mode: str, to_mode: str, node: Node, changes: List[Change]) -> List[Change]:
     """Return the changes without those that docs/architecture.md excepts."""
-    ends = {mode, to_mode}
     return [
-        (old, new) for old, new in changes if not any(is_excepted(ends, node, one, old == new) for one in (*old, *new))
+        (old, new)
+        for old, new in changes
+        if not any(is_excepted(mode, to_mode, node, one, old == new) for one in (*old, *new))
     ]
 
 

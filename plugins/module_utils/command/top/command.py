@@ -134,15 +134,12 @@ def _port_name(row: Dict[str, Any], both_families: bool) -> str:
     return f"{row['namespace']}/{row['name']}{port}{'' if named else '/' + protocol}{family}"
 
 
-def _is_counted(row: Dict[str, Any]) -> bool:
-    return any(row[name] is not None for name in (*_COUNTERS, "active", "inactive"))
-
-
 def traffic_lines(document: Dict[str, Any], watching: bool, endpoints: bool) -> List[str]:
     """Return a reading as lines for a terminal."""
     both = len({row["family"] for row in document["ports"]}) > 1
     lines = textwrap.wrap(f"{document['node']}, mode {document['mode']}, {timestamp(document['at'])}", WIDTH)
-    if document["uncounted"] and document["ports"] and not any(map(_is_counted, document["ports"])):
+    counted = (row[name] is not None for row in document["ports"] for name in (*_COUNTERS, "active", "inactive"))
+    if document["uncounted"] and document["ports"] and not any(counted):
         return lines + textwrap.wrap(f"no Service is counted: {document['uncounted']}", WIDTH)
     lines.append(_line("SERVICE", _WATCHING_HEADS if watching else _HEADS))
     reset = 0.0

@@ -84,17 +84,8 @@ def script_data(value: Any) -> str:
     return text
 
 
-def _number(value: Optional[int]) -> str:
-    return "" if value is None else f"{value:,}"
-
-
 def _plural(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 's'}"
-
-
-def _clock(time: str) -> str:
-    """Return a time of RFC 3339 for people."""
-    return time.replace("T", " ").replace("Z", " UTC")
 
 
 def _source(text: str) -> str:
@@ -222,7 +213,9 @@ def page(report: Report) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.filters.update(number=_number, plural=_plural, clock=_clock)
+    environment.filters["number"] = lambda value: "" if value is None else f"{value:,}"
+    # ``clock``: of RFC 3339.
+    environment.filters.update(plural=_plural, clock=lambda time: time.replace("T", " ").replace("Z", " UTC"))
     template = environment.from_string("".join(map(str.strip, _file("page.html.j2").splitlines())))
     style, script = _asset("page.css"), _asset("page.js")
     policy = (

@@ -133,7 +133,9 @@ def of_elements(frontends: Frontends, with_connections: bool, with_bytes: bool) 
             # The key is the frontend and the index of the endpoint.
             owner = owners.get(element.key[:-4])
             if owner is not None:
-                found.append(Sample(place, owner, _endpoint(element.data), connections_only(element.packets)))
+                # The data are an address and a port that is padded to a register.
+                endpoint = address_and_port(unpacked(element.data[:-4]), int.from_bytes(element.data[-4:-2], "big"))
+                found.append(Sample(place, owner, endpoint, connections_only(element.packets)))
         for place, element in elements(_TRAFFIC if with_bytes else ()):
             # The key is the frontend and the direction.
             owner = owners.get(element.key[:-4])
@@ -146,8 +148,3 @@ def _in_direction(element: Counted) -> Numbers:
     """Return the counters of an element for the packets of one direction."""
     packets, size = element.packets, element.bytes
     return (None, packets, None, size, None) if element.key[-4] == ORIGINAL else (None, None, packets, None, size)
-
-
-def _endpoint(data: bytes) -> str:
-    """Return an element's data, an address and a port that is padded to a register, as ``ip:port``."""
-    return address_and_port(unpacked(data[:-4]), int.from_bytes(data[-4:-2], "big"))

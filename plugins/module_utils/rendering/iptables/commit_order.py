@@ -246,7 +246,7 @@ def commits(change: Change[Any, Any]) -> List[Commit]:
     others = tables.keys() - {_MANGLE, _FILTER, _NAT}
     ordered = [Commit(table, tables[table]) for table in (_MANGLE, _FILTER, _NAT, *sorted(others)) if table in tables]
     ordered.insert(len(ordered) - len(others), Commit(_FILTER, last))
-    if _MANGLE in tables and not tables[_MANGLE].new_values():
+    if _MANGLE in tables and not any(rule for _key, chain in _chains(tables[_MANGLE]) for rule in chain.come()):
         # What is refused there is refused by filter from now on.
         ordered.append(ordered.pop(0))
     return [commit for commit in ordered if commit.change]
