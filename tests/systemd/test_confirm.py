@@ -180,7 +180,8 @@ def test_a_second_change_is_refused_while_one_is_pending_and_a_rollback_cancels_
     agent = {"agent_kubeconfig": str(node.scratch / "kubeconfig"), "agent_configuration": {"mode": "nftables"}}
     for role, variables in (("agent", agent), ("schedule", {"schedule_snapshot": path})):
         refused = node.role(role, variables, failing=True)
-        assert f"{node.name}: a change waits to be confirmed, and is reverted otherwise" in refused.output
+        said = f"{node.name}: a change waits to be confirmed, and is reverted otherwise"
+        assert said in refused.output, refused.output
     assert node.run("test", "-e", "/usr/local/lib/kubenode-proxy", check=False).returncode != 0
     # Check mode only warns.
     assert play([node], [{"kubenode.proxy.service_proxy": options}], {}, "--check")[node.name].failed == 0

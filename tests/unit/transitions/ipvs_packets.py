@@ -18,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Pl
 from tests.unit.rendering.iptables import tracer
 from tests.unit.rendering.iptables.tracer import Tracer
 
+from .check import wrong as exactly_wrong
 from .iptables import NFT, empty
 from .ipvs import MODES, MOST_ELEMENTS, Contents, Kernel, leaving, leftovers, stages
 from .nftables import Crashed, Object
@@ -239,6 +240,8 @@ FILLING: State = (*((traits, 3) for traits in _FILLING), ("internal local", 2), 
 class Check(Changes[Optional[State]]):
     """Changes from state to state in a mode, named as in ``MODES``. ``faults``: what went wrong; ``states``: how many.
 
+    Without ipvs mode at either end, every packet must fare exactly as before or as after.
+
     ``to_mode``: the mode changes as well, to none if empty. ``filling``: other Services on the node. ``connected``:
     every real server of the old state has a connection, so those of TCP are drained. ``refuses``: the kernel refuses
     the message with the number ``crash``, in place of a process that ends. ``sources``: whether packets must keep or
@@ -261,6 +264,7 @@ class Check(Changes[Optional[State]]):
         self._variant = NFT if portion else "legacy"
         self._sizes = {"WHOLE": portion - 1, "PORTION": portion} if portion else {"WHOLE": portions.WHOLE}
         self._most_elements, self._first, self._sources = most_elements, first, sources
+        self._is_exact = not any(each and MODES[each].subsystems.ipvs for each in (mode, self._to_mode))
 
     def desired(self, state: State, node: Node, mode: str = "") -> Mapping[str, Mapping[Any, Any]]:
         address = NETS[node.family].node
@@ -314,8 +318,12 @@ class Check(Changes[Optional[State]]):
             self.states += 1
             earlier, ways = state, arrivals_after(state, earlier, ways, self._first)
             now, *ends = (found if self._sources else _unmasqueraded(found) for found in (fates(ways), before, after))
-            leaves = self.mode != self._to_mode
-            self.faults += wrong(f"{where}: step {kernel.steps}", now, (ends[0], ends[1]), (start, end), leaves)
+            step = f"{where}: step {kernel.steps}"
+            if self._is_exact:
+                self.faults += exactly_wrong(step, now, *ends)
+            else:
+                leaves = self.mode != self._to_mode
+                self.faults += wrong(step, now, (ends[0], ends[1]), (start, end), leaves)
 
         kernel = Kernel(start, seen, crash, self._refuses, self.node.family)
         kernel.most_elements = self._most_elements

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import itertools
 from typing import Any, Callable, Dict, List
+from unittest import mock
 
 import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.commit_order import commits
 
 from .ipvs import MODES
 from .ipvs_packets import FILLING, Check
@@ -68,33 +72,46 @@ def ones(masks: Any) -> List[Change]:
 @ways
 def test_the_same_services(mode: str, to_mode: str, first: str) -> None:
     check = check_of(mode, to_mode, first=first)
-    chosen = ones((3,))[WAYS.index((mode, to_mode)) % 4 :: 8]
+    every = 2 if _IPVS.isdisjoint((mode, to_mode)) else 8
+    chosen = ones((3,))[WAYS.index((mode, to_mode)) % every :: every]
     check.changes(without_exceptions(mode, to_mode, check.node, chosen))
     assert check.faults == [] and check.states > 1
 
 
 @full
+@first
 @ways
 @pytest.mark.parametrize("node", VARIETIES, ids=str)
-def test_every_state_of_one_service(node: Node, mode: str, to_mode: str) -> None:
-    check = check_of(mode, to_mode, node)
+def test_every_state_of_one_service(node: Node, mode: str, to_mode: str, first: str) -> None:
+    check = check_of(mode, to_mode, node, first=first)
     check.changes(without_exceptions(mode, to_mode, node, ones((0, 2, 3))))
     assert check.faults == []
 
 
+@first
 @ways
 @pytest.mark.parametrize(("portion", "count"), [(0, 1), pytest.param(2, 10, marks=full)])
-def test_the_services_change_as_well(portion: int, count: int, mode: str, to_mode: str) -> None:
+def test_the_services_change_as_well(portion: int, count: int, mode: str, to_mode: str, first: str) -> None:
     """From and to ipvs mode, connections to what changes may be masqueraded or not meanwhile."""
     more: Dict[str, Any] = {"most_elements": 3} if portion else {}
-    check = check_of(mode, to_mode, portion=portion, sources=_IPVS.isdisjoint((mode, to_mode)), **more)
+    sources = _IPVS.isdisjoint((mode, to_mode))
+    check = check_of(mode, to_mode, portion=portion, sources=sources, first=first, **more)
     check.changes(without_exceptions(mode, to_mode, check.node, random_changes(4, count, 2)))
     assert check.faults == []
 
 
+@first
+@pytest.mark.parametrize("count", [1, pytest.param(8, marks=full)])
+@pytest.mark.parametrize(("mode", "to_mode"), [way for way in WAYS if _IPVS.isdisjoint(way) and all(way)])
+def test_a_crash_after_each_step(count: int, mode: str, to_mode: str, first: str) -> None:
+    check = check_of(mode, to_mode, first=first)
+    check.crashes(ones((3,))[4 : 4 + count])
+    assert check.faults == [] and check.states > 10
+
+
 @full
-@ways
-def test_a_crash_after_each_step(mode: str, to_mode: str) -> None:
+@pytest.mark.parametrize(("mode", "to_mode"), [way for way in WAYS if not (_IPVS.isdisjoint(way) and all(way))])
+def test_a_crash_from_and_to_ipvs_mode_and_in_a_clean_up(mode: str, to_mode: str) -> None:
     check = check_of(mode, to_mode)
     few = 1 if "iptables" in (mode, to_mode) else 8
     check.crashes(without_exceptions(mode, to_mode, check.node, ones((3,)))[:few])
@@ -114,4 +131,17 @@ ORDERS: Dict[str, Callable[[Steps], Steps]] = {
 def test_another_order_is_found(order: str, mode: str, to_mode: str) -> None:
     check = check_of(mode, to_mode, order=ORDERS[order])
     check.change((("narrow", 3),), (("open", 1),))
+    assert check.faults
+
+
+def test_other_commits_are_found() -> None:
+    def without_the_last(steps: Steps) -> Steps:
+        def serve() -> None:
+            with mock.patch.object(chains, "commits", lambda change: commits(change)[:-1]):
+                steps[0]()
+
+        return [serve, *steps[1:]]
+
+    check = check_of("nftables mode", "iptables mode", order=without_the_last)
+    check.change((("narrow", 3),), (("narrow", 3),))
     assert check.faults
