@@ -27,6 +27,7 @@ def texts() -> Dict[str, str]:
         role = ROOT / "roles" / "service_proxy"
         paths += [role / "tasks" / "placement.yml"] if name == "migrate" else []
         paths += [role / "tasks" / "unserved.yml"] if name in ("agent", "cleanup", "converge") else []
+        paths += [role / "tasks" / "place.yml"] if name in ("agent", "cleanup", "converge", "migrate") else []
         paths += [role / "vars" / "main.yml"] if name in ("report", "verify") else []
         # Every play gets its hosts from the lookup, which reads the variable.
         paths.append(ROOT / "plugins" / "lookup" / "hosts.py")
