@@ -90,6 +90,11 @@ class KubeProxy:
         self._node.run("systemctl", "stop", self.UNIT)
 
 
+def rules(node: Node) -> str:
+    """Return the rules of the table nat of IPv4."""
+    return node.output("iptables-save", "-t", "nat")
+
+
 def mark(node: Node) -> str:
     """Return the current position in the journal, for :func:`log_since`."""
     return node.output("journalctl", "--no-pager", "-n", "0", "--show-cursor").rsplit(": ", 1)[1].strip()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +16,7 @@ from tests.apiserver.tls import write_kubeconfig
 from tests.molecule_support.portrait import differences
 from tests.waiting import wait_for
 
-from .agent import UNIT, KubeProxy, dataplane, log_since, mark, picture, start_of, status
+from .agent import UNIT, KubeProxy, dataplane, log_since, mark, picture, rules, start_of, status
 from .cluster import POD, endpoint_slice
 from .node import collection, play, run_playbook
 
@@ -28,12 +27,8 @@ EXPOSURES = {
     ("root", False): 2.1,
     ("root", True): 2.7,
 }
-# For a change of one variable by the playbook, on one host.
-MOST_TASKS, MOST_SKIPPED = 28, 31
-RELOAD = "kubenode.proxy.agent : Reload the agent"
 LIBRARY = "/usr/local/lib/kubenode-proxy"
 COMMAND = "/usr/local/bin/kubenode-proxy"
-RECORD = "/var/lib/kubenode-proxy/installed"
 ARCHIVE = f"{LIBRARY}/kubenode-proxy.pyz"
 # The path of a module that was imported from bytecode ends in .pyc.
 WHERE_FROM = "import sys; sys.path.insert(0, sys.argv[1]); from kubenode_proxy.command import cli; print(cli.__file__)"
@@ -67,10 +62,6 @@ def installed(node, before, variables):
     assert preview.changed > 5
     assert differences(before, picture(node)) == []
     return node.role("agent", variables)
-
-
-def rules(node):
-    return node.output("iptables-save", "-t", "nat")
 
 
 def test_nothing_is_installed_beside_kube_proxy(node, before, variables):
@@ -213,127 +204,6 @@ def test_an_archive_without_bytecode_of_an_earlier_version_is_replaced(node, ins
     assert start_of(node) != before
     assert imported_from(node).endswith("/cli.pyc")
     assert node.output("ls", LIBRARY).split() == ["VERSION", "kubenode-proxy.pyz", "source.pyz"]
-
-
-def test_changed_configuration_is_read_without_a_restart(node, installed, variables):
-    before, recorded = start_of(node), node.output("stat", "-c", "%n %z", RECORD)
-    # The following tests keep this configuration.
-    variables["agent_configuration"]["iptables"] = {"masqueradeAll": True}
-    result = node.role("agent", variables)
-    assert RELOAD in result.changed_tasks
-    assert "kubenode.proxy.agent : Restart" not in result.changed_tasks
-    assert start_of(node)["MainPID"] == before["MainPID"]
-    wait_for(lambda: "-d 10.96.0.10/32" in _masqueraded(node), what="everything is masqueraded")
-    # What is installed agrees with the record, so no task has inspected each file.
-    assert node.output("stat", "-c", "%n %z", RECORD) == recorded
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("change", [("chmod", "700", COMMAND), ("rm", "/etc/tmpfiles.d/kubenode-proxy.conf")])
-def test_a_file_that_somebody_has_changed_is_installed_again(node, installed, variables, change):
-    node.run(*change)
-    result = node.role("agent", variables)
-    assert result.changed > 0 and node.output("stat", "-c", "%a", COMMAND).strip() == "755"
-    assert node.role("agent", variables).changed_tasks == []
-
-
-def test_a_change_of_one_variable_runs_few_tasks(node, installed, variables):
-    """Every task costs the controller some 0.1 s of processor time on each host, a skipped one a third of that."""
-    changed = {"mode": "iptables", "iptables": {"minSyncPeriod": "2s"}}
-    given = {**variables, "agent_configuration": changed, "kernel_unchangeable": "warn"}
-    done = run_playbook([node], "kubenode.proxy.agent", given, {})[node.name]
-    ran, skipped = re.search(rf"^{node.name} .* ok=(\d+) .* skipped=(\d+)", done.output, re.MULTILINE).groups()
-    assert "kubenode.proxy.agent : Write the configuration" in done.changed_tasks
-    assert int(ran) <= MOST_TASKS and int(skipped) <= MOST_SKIPPED, (ran, skipped)
-    node.role("agent", variables)
-    # The playbook has also prepared the kernel for the next boot.
-    node.role("kernel", {"kernel_state": "absent"})
-
-
-def test_a_configuration_that_the_agent_refuses_is_not_written(node, installed, variables):
-    path = "/etc/kubenode-proxy/config.yaml"
-    before, process = node.output("cat", path), start_of(node)
-    wrong = {**variables, "agent_node_configuration": {"healthChecks": {"maximum": 500}}}
-    result = node.role("agent", wrong, failing=True)
-    reason = "NodeProxyConfiguration: healthChecks.maximum: 500 is not between 0 and 200"
-    assert f'"msg": "{reason}"' in result.output and result.changed == 0
-    assert node.output("cat", path) == before
-    assert node.role("agent", variables).changed_tasks == []
-    assert start_of(node) == process
-
-
-def test_a_reload_of_a_configuration_that_the_agent_refuses_fails(node, installed, variables):
-    path = "/etc/kubenode-proxy/config.yaml"
-    process, read = start_of(node), node.output("stat", "-c", "%z", "/run/kubenode-proxy/started")
-    node.run("sed", "-i.good", "s/^mode:.*/mode: wrong/", path)
-    assert node.run("systemctl", "reload", UNIT, check=False).returncode != 0
-    # The role knows by this time that the agent has not read the file.
-    assert node.output("stat", "-c", "%z", "/run/kubenode-proxy/started") == read
-    node.run("mv", f"{path}.good", path)
-    node.run("systemctl", "reload", UNIT)
-    assert node.output("stat", "-c", "%z", "/run/kubenode-proxy/started") != read
-    assert start_of(node) == process
-
-
-def test_a_configuration_that_the_agent_cannot_apply_fails_the_role_until_it_can(node, installed, variables, cluster):
-    process = start_of(node)
-    other = {**variables, "agent_configuration": {**variables["agent_configuration"], "hostnameOverride": "other"}}
-    # Valid, but the agent must read the other Node first.
-    cluster.go_away()
-    result = node.role("agent", other, failing=True)
-    reason = "the agent does not have its new configuration in effect: the previous configuration is kept: "
-    assert status(node)["node"] != "other" and f"{reason}{status(node)['reloadError']}" in result.output
-    assert "reload failed, the previous configuration is in effect" in node.unit(UNIT, "StatusText")["StatusText"]
-    assert reason in node.role("agent", other, failing=True).output
-    cluster.come_back()
-    assert node.role("agent", other).changed_tasks == [RELOAD]
-    assert status(node)["node"] == "other" and not status(node)["reloadError"]
-    node.role("agent", variables)
-    assert status(node)["node"] != "other"
-    assert start_of(node) == process, "an agent does not start with a configuration that it cannot apply"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        ({"agent_kubeconfig": "/nope"}, "agent_kubeconfig: /nope on the controller cannot be read: No such file"),
-        ({"agent_kubeconfig": "/etc/hostname"}, "agent_kubeconfig: /etc/hostname: is not a valid kubeconfig: "),
-        ({"agent_python": "/nope"}, "agent_python: /nope: cannot be run: No such file"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_named_before_anything_is_written(node, installed, variables, wrong, reason):
-    other = {**variables, "agent_configuration": {"mode": "iptables"}, **wrong}
-    result = node.role("agent", other, failing=True)
-    assert reason in result.output and result.changed == 0
-
-
-def test_files_of_a_run_that_failed_are_read_after_the_next_one(node, installed, variables):
-    # The following tests keep this configuration, too.
-    variables["agent_configuration"]["iptables"]["masqueradeBit"] = 15
-    other = node.scratch / "other-kubeconfig"
-    other.write_text(Path(variables["agent_kubeconfig"]).read_text() + "# Another one.\n")
-    # A file that is a mount point cannot be replaced.
-    path = "/etc/kubenode-proxy/kubeconfig"
-    node.run("mount", "--bind", "-o", "ro", path, path)
-    node.role("agent", {**variables, "agent_kubeconfig": str(other)}, failing=True)
-    node.run("umount", path)
-    before = start_of(node)
-    assert "/0x8000" not in _masqueraded_mark(node), "the run must fail before its handlers"
-    assert node.role("agent", variables).changed_tasks == [RELOAD]
-    assert start_of(node) == before
-    wait_for(lambda: "/0x8000" in _masqueraded_mark(node), what="the new bit")
-    node.run("touch", f"/etc/systemd/system/{UNIT}")
-    task = "kubenode.proxy.agent : Restart the agent if it has not read all files"
-    assert node.role("agent", variables).changed_tasks == [task]
-    assert start_of(node) != before
-
-
-def _masqueraded_mark(node):
-    return "\n".join(line for line in rules(node).splitlines() if line.startswith("-A KUBE-MARK-MASQ"))
-
-
-def _masqueraded(node):
-    return "\n".join(line for line in rules(node).splitlines() if line.endswith("-j KUBE-MARK-MASQ"))
 
 
 def test_killed_agent_is_restarted_and_keeps_the_dataplane(node, installed):

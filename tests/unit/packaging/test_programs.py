@@ -32,7 +32,7 @@ ALWAYS = """
 # First words passed to functions of the same names that are not programs of this machine: nodes, commands of the agent,
 # playbooks, parameters of a function; and programs of the virtual environment or of some machines.
 OTHERS = """
-    address agent airgap ansible-builder ansible-lint ansible-test antsibull-changelog antsibull-docs chains
+    address agent airgap ansible-builder ansible-lint ansible-test antsibull-changelog antsibull-docs chains changes
     check-jsonschema cleanup confirm converge debian13 diff docker drain explain firewalld first fleet-earlier
     fleet-this kubenode-proxy kubenode.proxy.explain lab-iptables lab-ipvs link molecule mypy
     net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack oneshot outside pyenv python python3-yaml reload reuse
