@@ -117,10 +117,7 @@ class Shares(Generic[Item]):
     """
 
     def __init__(
-        self,
-        rule: ClientRule,
-        evict: Callable[[Item], None],
-        may_yield: Callable[[Item], bool] = lambda _item: True,
+        self, rule: ClientRule, evict: Callable[[Item], None], may_yield: Callable[[Item], bool] = lambda _item: True
     ) -> None:
         self._rule = rule
         self._evict = evict

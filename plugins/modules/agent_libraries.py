@@ -139,11 +139,7 @@ _OPTIONS = {
     "directory": {"type": "path", "required": True},
     "python_version": {"type": "str", "required": True},
     "machine": {"type": "str", "required": True},
-    "requirements": {
-        "type": "list",
-        "elements": "str",
-        "default": ["PyYAML", "prometheus-client"],
-    },
+    "requirements": {"type": "list", "elements": "str", "default": ["PyYAML", "prometheus-client"]},
     "requirements_file": {"type": "path"},
     "wheelhouse": {"type": "path"},
 }

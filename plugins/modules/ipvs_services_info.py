@@ -173,11 +173,7 @@ def _found(module: AnsibleModule) -> Dict[str, Any]:
     """Return the result. Raises ProxyError."""
     selection = Selection(**module.params).canonical()
     with connect() as connection:
-        return {
-            "changed": False,
-            "services": records(connection, selection),
-            "timeouts": connection.timeouts(),
-        }
+        return {"changed": False, "services": records(connection, selection), "timeouts": connection.timeouts()}
 
 
 _OPTIONS = {

@@ -30,13 +30,7 @@ class Drain:
     """
 
     def __init__(
-        self,
-        path: str,
-        timers: Timers,
-        reports: Reports,
-        *,
-        owner: int = 0,
-        now: Callable[[], float] = time.time,
+        self, path: str, timers: Timers, reports: Reports, *, owner: int = 0, now: Callable[[], float] = time.time
     ) -> None:
         self._path = path
         self._log, self._post = reports.log, reports.post

@@ -278,11 +278,7 @@ class Claims:
         return {claimant.name for claimant in claimants if claimant is not _API_SERVERS}
 
     def replace(
-        self,
-        name: NamespacedName,
-        before: Optional[Service],
-        now: Optional[Service],
-        leading: FrozenSet[Claim] = _NONE,
+        self, name: NamespacedName, before: Optional[Service], now: Optional[Service], leading: FrozenSet[Claim] = _NONE
     ) -> Set[NamespacedName]:
         """Replace the claims of a Service by those of its new version, and return the other Services affected.
 

@@ -24,12 +24,7 @@ def wrapped(indent: int, text: str) -> List[str]:
     """Return a text in lines of at most 80 columns; words that are longer remain whole."""
     first, more = " " * indent, " " * (indent + 4)
     return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=more,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, _WIDTH, initial_indent=first, subsequent_indent=more, break_long_words=False, break_on_hyphens=False
     )
 
 

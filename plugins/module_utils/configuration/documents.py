@@ -25,11 +25,7 @@ def to_mapping(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
 
     Loading the result gives the same configuration.
     """
-    found: Dict[str, Any] = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "featureGates": dict(configuration.feature_gates),
-    }
+    found: Dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "featureGates": dict(configuration.feature_gates)}
     for field in FIELDS:
         if field.kind:
             section, _dot, name = field.name.rpartition(".")

@@ -271,11 +271,7 @@ def explain(
 
 
 def _explanation(
-    port: ServicePortInfo,
-    frontends: Tuple[Frontend, ...],
-    family: ExplainedFamily,
-    client: str,
-    held: Optional[Held],
+    port: ServicePortInfo, frontends: Tuple[Frontend, ...], family: ExplainedFamily, client: str, held: Optional[Held]
 ) -> Explanation:
     context, tables = family.context, family.tables
     rendering, traffic = tables.rendering.serving(port), frontends[0].traffic

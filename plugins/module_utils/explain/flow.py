@@ -192,11 +192,7 @@ def _verdict(
 
 
 def _candidates(
-    port: ServicePortInfo,
-    chosen: Sequence[Endpoint],
-    context: FamilyContext,
-    rendering: Rendering[Any],
-    external: bool,
+    port: ServicePortInfo, chosen: Sequence[Endpoint], context: FamilyContext, rendering: Rendering[Any], external: bool
 ) -> List[Candidate]:
     topology = topology_of(port, context.node)
     # Where the inside of the node reaches all endpoints despite policy Local, the policy is never the reason.

@@ -34,12 +34,7 @@ _HEADER_BYTES = 512
 #: stack. Enough for the path from a node to any endpoint.
 _UNKNOWN_HOPS = 32
 #: Drops segments with the flag SYN, which is in byte 13 of the header (RFC 9293), and keeps all others.
-_IGNORE_SYN = (
-    (LOAD_BYTE, 0, 0, 13),
-    (JUMP_BITS, 0, 1, 0x02),
-    (RETURN, 0, 0, 0),
-    (RETURN, 0, 0, ALL_BYTES),
-)
+_IGNORE_SYN = ((LOAD_BYTE, 0, 0, 13), (JUMP_BITS, 0, 1, 0x02), (RETURN, 0, 0, 0), (RETURN, 0, 0, ALL_BYTES))
 
 
 def open_socket(address: str, kind: int) -> socket.socket:

@@ -37,14 +37,7 @@ def _of_c_library() -> Optional[Splice]:
     function = getattr(ctypes.CDLL(None, use_errno=True), "splice", None)
     if function is None:
         return None
-    function.argtypes = [
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_uint,
-    ]
+    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
     function.restype = ctypes.c_ssize_t
 
     def splice(source: int, sink: int, count: int) -> int:

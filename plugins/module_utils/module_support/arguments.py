@@ -61,11 +61,7 @@ def api_spec() -> Spec:
 
 def source_spec() -> Spec:
     """Return the options that name the source of the cluster state: a file, a few objects, or an API server."""
-    return {
-        "snapshot": {"type": "path"},
-        "cluster_state": {"type": "list", "elements": "dict"},
-        **api_spec(),
-    }
+    return {"snapshot": {"type": "path"}, "cluster_state": {"type": "list", "elements": "dict"}, **api_spec()}
 
 
 def proxy_spec() -> Spec:

@@ -32,12 +32,7 @@ def difference_entry(name: str, before: Sequence[str], after: Sequence[str], lim
     """
     if max(len(before), len(after)) > limit:
         before, after = differing(before, after)
-    return {
-        "before_header": name,
-        "after_header": name,
-        "before": _text(before, limit),
-        "after": _text(after, limit),
-    }
+    return {"before_header": name, "after_header": name, "before": _text(before, limit), "after": _text(after, limit)}
 
 
 def text_difference(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:

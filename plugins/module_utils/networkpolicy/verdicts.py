@@ -60,11 +60,7 @@ class Verdicts:
     """
 
     def __init__(
-        self,
-        objects: PolicyObjects,
-        owners: AddressOwners,
-        cluster_policies: bool,
-        too_large: Mapping[PolicySide, str],
+        self, objects: PolicyObjects, owners: AddressOwners, cluster_policies: bool, too_large: Mapping[PolicySide, str]
     ) -> None:
         self._objects = objects
         self._owners = owners

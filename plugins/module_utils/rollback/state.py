@@ -135,11 +135,7 @@ def sysctl_keys() -> List[str]:
     keys: Dict[str, None] = {}
     for mode in MODES:
         settings = ProfileSettings(
-            mode=mode,
-            kernel_version=version,
-            strict_arp=True,
-            route_localnet=True,
-            conntrack=conntrack,
+            mode=mode, kernel_version=version, strict_arp=True, route_localnet=True, conntrack=conntrack
         )
         keys.update(dict.fromkeys(wanted_values(profile(settings))))
     return list(keys)

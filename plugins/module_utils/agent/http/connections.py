@@ -40,10 +40,7 @@ def limits_of(files: int) -> Limits:
     """Return the limits for a process that may open ``files`` files."""
     most = DEFAULT_LIMITS
     connections = min(most.connections, max(16, files // 4))
-    return most._replace(
-        connections=connections,
-        ports=max(2, min(most.ports, files - connections - OTHER_FILES)),
-    )
+    return most._replace(connections=connections, ports=max(2, min(most.ports, files - connections - OTHER_FILES)))
 
 
 def raise_open_files() -> int:

@@ -43,10 +43,7 @@ class ProxyHealth:
     """
 
     def __init__(
-        self,
-        timeout: float,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, timeout: float, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.timeout = timeout
         #: Returns whether load balancers shall leave this node; the agent replaces it.

@@ -237,10 +237,7 @@ class PortSteps:
         return None if step.begins else self._begun.get(service)
 
     def kept(
-        self,
-        services: Mapping[NamespacedName, Sequence[ServicePortInfo]],
-        steps: Steps,
-        known: Summaries,
+        self, services: Mapping[NamespacedName, Sequence[ServicePortInfo]], steps: Steps, known: Summaries
     ) -> Set[ServicePortName]:
         """Return the ServicePorts that these steps leave as they are. ``known``: the Services that had any before."""
         kept: Set[ServicePortName] = set()

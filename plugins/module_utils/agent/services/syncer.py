@@ -288,11 +288,7 @@ class Syncer:
         ``continued``: also take the next steps of a comparison that has begun before.
         """
         synced = self._tables.sync(
-            proxier,
-            suspicion,
-            at_once=not self.started,
-            continued=continued,
-            later=lambda: self._large(proxiers),
+            proxier, suspicion, at_once=not self.started, continued=continued, later=lambda: self._large(proxiers)
         )
         kind, result = synced.kind, synced.result
         if synced.compared:

@@ -78,8 +78,7 @@ class KubeProxyMetrics:
         "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs"
     )
     partial_sync_duration = histogram(
-        "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-        "SyncProxyRules latency in seconds for partial resyncs",
+        "kubeproxy_sync_partial_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for partial resyncs"
     )
     last_sync = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "Time of the last successful sync", _FAMILY)
     last_queued = gauge(
@@ -102,8 +101,7 @@ class KubeProxyMetrics:
     healthz = counter("kubeproxy_proxy_healthz_total", "Answers given by /healthz", ("code",))
     livez = counter("kubeproxy_proxy_livez_total", "Answers given by /livez", ("code",))
     conntrack_duration = histogram(
-        "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-        "Latency of the search for stale conntrack entries",
+        "kubeproxy_conntrack_reconciler_sync_duration_seconds", "Latency of the search for stale conntrack entries"
     )
     conntrack_deleted = counter(
         "kubeproxy_conntrack_reconciler_deleted_entries_total", "Stale conntrack entries deleted", _FAMILY

@@ -58,10 +58,7 @@ PODS = ResourceType("/api/v1/pods", "pods", "Pod")
 NAMESPACES = ResourceType("/api/v1/namespaces", "namespaces", "Namespace")
 NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1/networkpolicies", "networkpolicies", "NetworkPolicy")
 CLUSTER_NETWORK_POLICIES = ResourceType(
-    f"/apis/{VERSIONS[0]}/clusternetworkpolicies",
-    "clusternetworkpolicies",
-    "ClusterNetworkPolicy",
-    older=VERSIONS[1:],
+    f"/apis/{VERSIONS[0]}/clusternetworkpolicies", "clusternetworkpolicies", "ClusterNetworkPolicy", older=VERSIONS[1:]
 )
 #: Collections that an API server need not have.
 OPTIONAL = (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES)

@@ -62,9 +62,7 @@ _SERVICE = _fields(
     ),
     status=_fields(
         "conditions",
-        loadBalancer=_fields(
-            ingress=_fields("hostname", "ports", ip=address, ipMode=_one_of("VIP", "Proxy")),
-        ),
+        loadBalancer=_fields(ingress=_fields("hostname", "ports", ip=address, ipMode=_one_of("VIP", "Proxy"))),
     ),
 )
 _ENDPOINT = _fields(

@@ -28,12 +28,7 @@ from .account import UNCOUNTED, CountedElement, Numbers, Sample, TrafficAccount,
 
 _FRONTENDS = (layout.FRONTENDS, layout.NODE_PORT_FRONTENDS)
 _TRAFFIC = (traffic.SERVICE_TRAFFIC, traffic.NODE_PORT_TRAFFIC)
-_ENDPOINTS = (
-    layout.ENDPOINTS,
-    layout.LOCAL_ENDPOINTS,
-    layout.NODE_PORT_ENDPOINTS,
-    layout.NODE_PORT_LOCAL_ENDPOINTS,
-)
+_ENDPOINTS = (layout.ENDPOINTS, layout.LOCAL_ENDPOINTS, layout.NODE_PORT_ENDPOINTS, layout.NODE_PORT_LOCAL_ENDPOINTS)
 
 
 def of_servers(frontends: Frontends, handles: KernelHandles) -> List[Sample]:

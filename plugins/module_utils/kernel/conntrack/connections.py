@@ -98,10 +98,7 @@ def _connections(sock: ConntrackSocket, family: str, addresses: AbstractSet[byte
 
 
 def cutting_connections(
-    family: str,
-    addresses: AbstractSet[bytes],
-    unwanted: Callable[[Connection], bool],
-    progress: Progress = unheeded,
+    family: str, addresses: AbstractSet[bytes], unwanted: Callable[[Connection], bool], progress: Progress = unheeded
 ) -> Steps[int]:
     """Delete the unwanted entries of a family with one of these addresses at an end; return how many existed.
 

@@ -41,7 +41,7 @@ _MODULES: Mapping[str, Tuple[str, ...]] = {
 }
 # Instead of the above, for the filter backends of ipvs mode that are not made of ipsets and iptables.
 _MODULES_OF_FILTER_BACKEND: Mapping[str, Tuple[str, ...]] = {
-    "nftables": ("nf_conntrack", "ip_vs", "dummy", "nf_tables", "nft_chain_nat"),
+    "nftables": ("nf_conntrack", "ip_vs", "dummy", "nf_tables", "nft_chain_nat")
 }
 
 

@@ -292,10 +292,7 @@ class Encoder:
         bounded = [key for key in keys if key[half:] != highest]
         if bounded:
             ends = b"".join([(int.from_bytes(key[half:], "big") + 1).to_bytes(half, "big") for key in bounded])
-            fields = [
-                (_KEY_WORD, half // 4, b"".join([key[:half] for key in bounded])),
-                (end_word, half // 4, ends),
-            ]
+            fields = [(_KEY_WORD, half // 4, b"".join([key[:half] for key in bounded])), (end_word, half // 4, ends)]
             block = columns(begin + end, len(bounded), fields)
             yield from self._element_messages(kind, flags, name, block, len(begin) + len(end))
         for key in keys:

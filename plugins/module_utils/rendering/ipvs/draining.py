@@ -24,9 +24,7 @@ def may_drain(key: RealServerKey) -> bool:
 
 
 def draining_servers(
-    desired: Collection[RealServerKey],
-    connections: Mapping[RealServerKey, int],
-    servers: Collection[VirtualServerKey],
+    desired: Collection[RealServerKey], connections: Mapping[RealServerKey, int], servers: Collection[VirtualServerKey]
 ) -> List[RealServerKey]:
     """Return the undesired real servers that have connections, of the virtual servers that are kept.
 

@@ -70,12 +70,7 @@ class NftablesContribution(Contribution):
         """See the base class."""
         own, frontend = address_key(address), self._frontend(address, number)
         found = restrict(
-            self.info.family,
-            SERVICE_KEY,
-            keys=[frontend],
-            sources=sources,
-            own=[own],
-            node_ip=self.facts.node_ip,
+            self.info.family, SERVICE_KEY, keys=[frontend], sources=sources, own=[own], node_ip=self.facts.node_ip
         )
         self.entries += [(layout.RESOURCE, key, value) for _table, key, value in found]
         if not self.allows_node(sources) and not self.facts.behaviour.ranges_hold_for_node:

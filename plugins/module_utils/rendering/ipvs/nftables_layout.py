@@ -54,16 +54,7 @@ MASQUERADING = "masquerading"
 FIREWALL_CHECK = "firewall-check"
 ADDRESS_FILTER = "address-filter"
 
-_COMMON_CHAINS = (
-    SERVICES,
-    REDIRECT,
-    INSIDE,
-    LOAD_BALANCER,
-    NODE_PORT,
-    MASQUERADING,
-    FIREWALL_CHECK,
-    ADDRESS_FILTER,
-)
+_COMMON_CHAINS = (SERVICES, REDIRECT, INSIDE, LOAD_BALANCER, NODE_PORT, MASQUERADING, FIREWALL_CHECK, ADDRESS_FILTER)
 
 
 _MASQUERADING = {LOCAL_NODE_PORTS: NODE_PORTS, FRONTENDS[sets.LOAD_BALANCER_LOCAL]: FRONTENDS[sets.LOAD_BALANCER]}
@@ -202,10 +193,7 @@ def _masquerading_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     family, mark = settings.family, settings.masquerade_mark
     # The bit is cleared so that a packet that traverses this chain again is not masqueraded twice.
     marked = [*x.has_bits(x.meta(x.META_MARK), mark), *x.flip_mark_bits(mark)]
-    return [
-        *masquerade_rules(settings, marked),
-        *masquerade_rules(settings, _between(family, HAIRPIN)),
-    ]
+    return [*masquerade_rules(settings, marked), *masquerade_rules(settings, _between(family, HAIRPIN))]
 
 
 def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:

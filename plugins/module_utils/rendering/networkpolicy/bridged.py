@@ -97,10 +97,7 @@ def _rules() -> List[nft.Rule]:
     rules = [x.rule(_not_judged(), interface_in(POD_LINKS), _DROP)]
     rules += _neighbours()
     rules += _claim(
-        _ether_type(_ARP),
-        lambda word: x.payload(x.NETWORK_HEADER, 14, 4, word),
-        IPV4,
-        [[arp, x.compare(bytes(4))]],
+        _ether_type(_ARP), lambda word: x.payload(x.NETWORK_HEADER, 14, 4, word), IPV4, [[arp, x.compare(bytes(4))]]
     )
     link_local = x.in_network(_LINK_LOCAL, load_source=True)
     for family in FAMILIES:

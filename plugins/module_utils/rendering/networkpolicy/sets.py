@@ -120,7 +120,5 @@ def definitions(options: Options) -> Dict[str, nft.SetValue]:
 
 
 TABLE = nft.TableIdentity(
-    TABLE_NAME,
-    TABLE_COMMENT,
-    {key: value for key, value in definitions(ALL_SETS).items() if value.is_interval},
+    TABLE_NAME, TABLE_COMMENT, {key: value for key, value in definitions(ALL_SETS).items() if value.is_interval}
 )

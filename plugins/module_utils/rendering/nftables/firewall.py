@@ -75,11 +75,7 @@ def _node_port_check(settings: DataplaneSettings) -> List[Entry]:
         ),
         (nft.RESOURCE, nft.ObjectKey("chain", NODE_PORT_CHECK), nft.ChainValue((check,))),
         *(
-            (
-                nft.RESOURCE,
-                nft.ObjectKey("chain", name),
-                nft.ChainValue(jump, nft.BaseHook("filter", hook, -110)),
-            )
+            (nft.RESOURCE, nft.ObjectKey("chain", name), nft.ChainValue(jump, nft.BaseHook("filter", hook, -110)))
             for hook, name in layout.NODE_PORT_HOOKS.items()
         ),
     ]

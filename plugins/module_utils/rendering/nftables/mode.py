@@ -116,11 +116,7 @@ def _external_chain(
 
 
 def _internal(
-    info: ServicePortInfo,
-    key: bytes,
-    choices: _Choices,
-    affinity: Optional[AffinityChains],
-    entries: List[Entry],
+    info: ServicePortInfo, key: bytes, choices: _Choices, affinity: Optional[AffinityChains], entries: List[Entry]
 ) -> None:
     if not info.has_any or (info.internal_local and not info.local):
         refuse = REJECT if not info.has_any else "drop"

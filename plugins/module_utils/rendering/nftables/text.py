@@ -198,10 +198,7 @@ def table_text(family: str, identity: nft.TableIdentity, table: Mapping[nft.Key,
 
 
 def script(
-    name: str,
-    comment: str,
-    table: Mapping[nft.Key, nft.Value],
-    texts: Callable[[nft.ElementKey, nft.Value], List[str]],
+    name: str, comment: str, table: Mapping[nft.Key, nft.Value], texts: Callable[[nft.ElementKey, nft.Value], List[str]]
 ) -> str:
     """Return a script for ``nft -f`` that replaces a table by the desired one.
 
