@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
@@ -73,7 +74,8 @@ class Monitor:
         self._pending: Set[str] = set()
         self.lost = self._overrun = False
         kernel.monitors.append(self)
-        self._number = 1000 + len(kernel.monitors)
+        # Not the number of one that is open: the loop would be woken forever by what it does not wait for.
+        self._number = next(kernel.descriptors)
 
     def fileno(self) -> int:
         return self._number
@@ -281,6 +283,7 @@ class SimulatedKernel:
         self.policies = (Table({}), Table({}))
         self.refusals = Refusals()
         self.monitors: List[Monitor] = []
+        self.descriptors = itertools.count(1000)
         self.judge: Callable[[], None] = lambda: None
         self.judge_policies: Callable[[], None] = lambda: None
         self.others_changed: Callable[[], None] = lambda: None

@@ -63,6 +63,10 @@ class PolicyTable(SyncedTables):
         if policy is None:
             return NOTHING
         journal = policy.table.pop_journal()
+        if self._watch is None:
+            # Before the table is read: another program may change it in between.
+            monitor = TableMonitor([self._kernel.port], TABLE_NAME)
+            self._watch = NftWatch({"inet": FAMILY, BRIDGE: FAMILY}, monitor)
         if whole:
             planned = self.compared(policy, self._options)
         else:
@@ -74,9 +78,6 @@ class PolicyTable(SyncedTables):
             if planned[0].change:
                 self._cuts.revoke(None if whole else revoked(policy, journal, self._options.tiers))
             self._cuts.follow(policy)
-        if self._watch is None:
-            monitor = TableMonitor([self._kernel.port], TABLE_NAME)
-            self._watch = NftWatch({"inet": FAMILY, BRIDGE: FAMILY}, monitor)
         self.needs_full = False
         return result
 
