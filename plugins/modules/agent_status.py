@@ -26,8 +26,8 @@ options:
     default: /run/kubenode-proxy
   wait_timeout:
     description:
-      - How long to wait, in seconds, for an agent that does not answer yet, has not programmed anything, or watches
-        nothing at an API server that it should watch. Then its status is returned as it is.
+      - How long to wait, in seconds, for an agent that does not answer yet, has not programmed anything, or does not
+        watch everything that it should at the API server. Then its status is returned as it is.
     type: float
     default: 0.0
 attributes:
@@ -74,6 +74,7 @@ agent:
     started_from_cache: false
     api_server: {services: watching, endpointslices: watching, nodes: watching}
     api_server_lost_seconds: {services: 0, endpointslices: 0, nodes: 0}
+    obstacle: ""
     drained_until: ""
 node_name:
   description: Name of the Node object.
@@ -149,7 +150,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
     DEFAULT_DIRECTORY,
     control_socket,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import served_state, state_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import (
+    NOT_NEEDED,
+    served_state,
+    state_of,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
@@ -163,8 +168,8 @@ def status(module: AnsibleModule) -> Dict[str, Any]:
             found = {"changed": False, "programmed": {}, "agent": {"running": False, "error": str(error)}}
         else:
             found = {"changed": False, "agent": state_of(answer), **served_state(answer)}
-            watches = found["agent"]["api_server"].values()
-            if found["mode"] and (not watches or "watching" in watches):
+            closed = [kind for kind, state in found["agent"]["api_server"].items() if state != "watching"]
+            if found["mode"] and set(closed) <= set(NOT_NEEDED):
                 return found
         if time.monotonic() >= end:
             return found

@@ -103,6 +103,11 @@ in_use:
   type: str
   returned: success
   sample: https://10.103.97.2:6443
+unread:
+  description: Whether the running kubelet must be restarted in order to read the file.
+  type: bool
+  returned: success
+  sample: true
 error_kind:
   description: The kind of failure, V(api) or V(configuration).
   type: str
@@ -121,6 +126,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic import kubelet
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.kubelet import is_unread
 
 _NOTHING = kubelet.KubeconfigChange("", "", "")
 
@@ -163,6 +169,7 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
         "server": outcome.after,
         "backup_file": outcome.backup,
         "in_use": outcome.in_use,
+        "unread": bool(outcome.in_use) if parameters["state"] == "absent" else is_unread(),
         "diff": [{**header, "before": before, "after": after}] if before != after else [],
     }
 

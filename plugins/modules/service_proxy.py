@@ -27,6 +27,7 @@ options:
       - V(present) serves the Services. It requires exactly one source, O(snapshot), O(cluster_state) or an API server.
       - V(absent) removes everything that this module or kube-proxy has programmed in any mode. It requires no source.
         While kube-proxy runs on the node it fails with the finding V(kube-proxy) of O(ignore_findings).
+        V(absent) fails with the finding V(kubelet) while kubelet uses an address of the API servers.
       - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It neither
         reads nor changes the host's state and needs no privileges, so it can run anywhere. It requires O(node_name) and
         a mode other than V(auto). What V(present) would refuse about the cluster state is a warning.

@@ -248,6 +248,8 @@ agent:
     - C(last_sync_age) is in seconds, V(null) before the first sync. C(version) is the version of the running engine; it
       differs from RV(agent_version) if the agent was not restarted after an update. C(api_server) is the state of each
       watch, C(api_server_lost_seconds) for how long it has been interrupted, 0 if it is open.
+    - C(obstacle) is why the agent does not follow the cluster; empty if it does, or has lost a watch for less than 30
+      seconds.
     - C(drained_until) is when the drain of the node ends, empty if it is not drained.
   type: dict
   returned: always
@@ -264,6 +266,7 @@ agent:
     started_from_cache: false
     api_server: {services: watching, endpointslices: watching, nodes: watching}
     api_server_lost_seconds: {services: 0.0, endpointslices: 0.0, nodes: 0.0}
+    obstacle: ""
     drained_until: ""
 kernel:
   description: Release of the running kernel, as C(uname -r) prints it.

@@ -38,7 +38,10 @@ options:
     description:
       - Names of preflight findings to ignore, as for O(kubenode.proxy.service_proxy#module:ignore_findings). While
         kube-proxy runs on the node, which would revert the rollback, this fails with the finding V(kube-proxy), unless
-        the state is one of network policies only.
+        the state is one of network policies only. So it does with the finding V(kubelet) while kubelet uses an address
+        of the API servers, which the agent or the present state serves; in check mode that is a warning.
+        M(kubenode.proxy.kubelet_kubeconfig) with O(kubenode.proxy.kubelet_kubeconfig#module:state=absent) makes kubelet
+        leave it.
     type: list
     elements: str
     default: []

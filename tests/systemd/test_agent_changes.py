@@ -111,6 +111,15 @@ def test_a_reload_of_a_configuration_that_the_agent_refuses_fails(node, installe
 def test_a_configuration_that_the_agent_cannot_apply_fails_the_role_until_it_can(node, installed, variables, cluster):
     process = start_of(node)
     other = {**variables, "agent_configuration": {**variables["agent_configuration"], "hostnameOverride": "other"}}
+    # The Node has the host's address, so the name is right, and a change of it a mistake.
+    (registered,) = (each for each in cluster.nodes() if each["metadata"]["name"] == node.name)
+    addresses = [{"type": "InternalIP", "address": node.output("hostname", "-I").split()[0]}]
+    cluster.store.put({**registered, "status": {**registered["status"], "addresses": addresses}})
+    wait_for(lambda: not status(node)["ignored"], what="the agent knows the host's Node")
+    refused = node.role("agent", other, failing=True)
+    assert f"this host is Node {node.name}, and its agent would take it for other" in refused.output, refused.output
+    cluster.store.put(registered)
+    wait_for(lambda: status(node)["ignored"], what="another host may be the Node of that name")
     # Valid, but the agent must read the other Node first.
     cluster.go_away()
     result = node.role("agent", other, failing=True)

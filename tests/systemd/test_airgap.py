@@ -102,6 +102,25 @@ def test_agent_renews_its_token_at_half_its_lifetime(node, cluster, accounts, va
     wait_for(lambda: "10.244.1.3" in node.output("nft", "list", "ruleset"), what="a change is served")
 
 
+def test_a_token_that_cannot_be_used_is_replaced_by_the_next_run(node, cluster, accounts, variables):
+    """The Node was deleted and registered again; the file was restored by another user."""
+    registered = cluster.nodes()[0]
+    cluster.store.put({**registered, "metadata": {**registered["metadata"], "uid": "uid-of-another"}})
+    invalid = token(node)
+    assert accounts.review(invalid) == ""
+    cluster.server.drop_watches()
+    node.role("agent", variables)
+    assert accounts.review(token(node))
+    cluster.store.put(endpoint_slice("web", [POD, "10.244.1.5"]))
+    wait_for(lambda: "10.244.1.5" in node.output("nft", "list", "ruleset"), what="a change is served")
+    valid = token(node)
+    node.run("chown", "root", TOKEN_FILE)
+    node.role("agent", variables)
+    assert token(node) != valid
+    assert node.output("stat", "-c", "%U %a", TOKEN_FILE).split() == ["kubenode-proxy", "600"]
+    assert node.role("agent", variables).changed_tasks == []
+
+
 def test_the_reason_is_shown_if_no_token_is_issued(node, accounts, variables, monkeypatch):
     """The task's own result is hidden, since it may contain a token."""
     node.run("mv", TOKEN_FILE, f"{TOKEN_FILE}.old")

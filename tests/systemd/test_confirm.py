@@ -216,6 +216,33 @@ def test_rollback_stops_and_reports_services_that_would_undo_it(node):
 
 
 @pytest.mark.full
+def test_the_timer_of_scheduled_convergences_outlives_an_automatic_rollback(node):
+    """Its settings are those from before the change. A convergence says whether it is stopped."""
+    path, timer = snapshot(node, *web()), "kubenode-proxy-schedule.timer"
+    node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")
+    common = {"schedule_snapshot": "/srv/snapshot.json", "schedule_interval": "1h", "service_proxy_mode": "nftables"}
+    node.role("schedule", common)
+    before = programmed(node)
+    given = {"service_proxy_snapshot": path, "service_proxy_mode": "iptables", "proxy_prepare_kernel": False}
+    more = {"service_proxy_probes": ["tcp://192.0.2.1:9"], "service_proxy_probe_timeout": 2}
+    more["service_proxy_confirm_timeout"] = LONG
+    failed = run_playbook([node], "kubenode.proxy.converge", {**given, **more}, {}, failing=True)[node.name]
+    assert "the node rolls back to state" in failed.output, failed.output
+    wait_for(lambda: node.run("test", "-e", PENDING, check=False).returncode, 120, what="the revert is over")
+    assert programmed(node) == before
+    assert node.unit(timer, "ActiveState")["ActiveState"] == "active"
+    given["service_proxy_mode"] = "nftables"
+    for state, said in (
+        ("start", "converges it again, with the settings of that role"),
+        ("stop", "is stopped, so the"),
+    ):
+        node.run("systemctl", state, timer)
+        done = run_playbook([node], "kubenode.proxy.converge", given, {})[node.name]
+        assert f"The timer of the role schedule {said}" in done.output, done.output
+    node.role("schedule", {**common, "schedule_state": "absent"})
+
+
+@pytest.mark.full
 def test_after_a_reboot_no_change_is_pending_and_a_late_confirmation_fails(node):
     snapshot(node, *web())
     node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")

@@ -199,7 +199,7 @@ def test_a_change_whose_probes_fail_is_reverted_at_once(fleet, before):
 def test_an_agent_that_never_reads_the_cluster_is_not_left_in_place_of_kube_proxy(fleet, before, tmp_path):
     wrong = write_kubeconfig(tmp_path / "kubeconfig", fleet.url, fleet.admin[0], "wrong")
     text = fleet.migrate(agent_kubeconfig=str(wrong), failing=True)
-    assert "does not follow the cluster: its agent has not programmed anything yet: API server" in text, text
+    assert "does not follow the cluster: the agent has not programmed anything yet: API server" in text, text
     assert "kube-proxy serves this host again" in text, text
     assert_untouched(fleet, before, *fleet.members)
     first = fleet.members[0]
@@ -286,7 +286,10 @@ def test_hosts_that_are_finished_are_only_checked(fleet):
             {"service_proxy_context": "other"},
             "the kubeconfig has no context 'other'. Run this again when it is known; or",
         ),
-        ({"migrate_label": "other"}, f", label {LABEL}), and whether that is still so is unknown: the variables"),
+        (
+            {"migrate_label": "other", "service_proxy_directory": "/srv/other"},
+            f", label {LABEL}), and whether that is still so is unknown: the variables",
+        ),
         ({"migrate_kube_proxy_name": "other"}, "DaemonSet kube-system/other does not exist"),
         (
             {"service_proxy_node_name": "other"},
@@ -323,14 +326,19 @@ def test_hosts_with_an_agent_are_given_back(fleet, before):
 
 
 @pytest.mark.full
-def test_scheduled_convergences_end_where_kube_proxy_returns(fleet, before):
+@pytest.mark.parametrize("way", ["back", "revert"])
+def test_scheduled_convergences_end_where_kube_proxy_returns(fleet, before, way):
     last = fleet.members[-1]
     fleet.migrate(only=[last], migrate_agent=False)
     common = {name: value for name, value in fleet.variables().items() if not name.startswith("migrate_")}
     last.role("schedule", {**common, "ansible_become": True})
     timer = "kubenode-proxy-schedule.timer"
     assert last.unit(timer, "ActiveState")["ActiveState"] == "active"
-    fleet.migrate(only=[last], migrate_direction="back", migrate_kube_proxy_mode="iptables")
+    if way == "back":
+        fleet.migrate(only=[last], migrate_direction="back", migrate_kube_proxy_mode="iptables")
+    else:
+        fleet.migrate(failing=True, only=[last], migrate_probes=[{"host": "192.0.2.1", "port": 9, "timeout": 1}])
+        assert fleet.labelled() == []
     assert last.unit(timer, "LoadState")["LoadState"] == "not-found"
     assert last.unit("kubenode-proxy-schedule-boot.service", "LoadState")["LoadState"] == "not-found"
     assert_untouched(fleet, before, *fleet.members)

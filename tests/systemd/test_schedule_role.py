@@ -233,6 +233,17 @@ def test_a_run_is_refused_while_kube_proxy_serves(node, scheduled):
         run_now(node)
 
 
+def test_units_of_a_run_that_was_broken_off_are_read(node, scheduled, variables):
+    """Systemd still has the unit of before: one that only compares."""
+    unit = f"/etc/systemd/system/{RUN}"
+    node.run("sed", "-i.new", 's/"--unattended"/"--check"/', unit)
+    node.run("systemctl", "daemon-reload")
+    node.run("mv", f"{unit}.new", unit)
+    assert "--check" in node.unit(RUN, "ExecStart")["ExecStart"]
+    assert node.role("schedule", variables).changed_tasks == []
+    assert "--check" not in node.unit(RUN, "ExecStart")["ExecStart"]
+
+
 @pytest.mark.full
 def test_check_reports_the_drift_and_changes_nothing(node, scheduled, variables):
     reschedule(node, {**variables, "schedule_check": True})

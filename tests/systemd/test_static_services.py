@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 
 from .agent import UNIT, dataplane, picture, start_of, status, wait_for_activity
 from .cluster import BRIDGE, TOKEN
-from .node import later_version
+from .node import later_version, run_playbook
 
 ADDRESS = "10.103.97.2"
 API_ADDRESS = "10.103.97.3"
@@ -217,6 +217,15 @@ def kubelet(node, behind_the_address, variables):
     }
 
 
+WRITTEN_NOW = """
+import json, time
+path = "/var/lib/kubenode-proxy/kubelet.json"
+record = json.load(open(path))
+record["pointed"] = f"{record['pointed'].split()[0]} {time.monotonic():.6f}"
+json.dump(record, open(path, "w"))
+"""
+
+
 def port_of(server):
     return server.url.rpartition(":")[2]
 
@@ -239,6 +248,32 @@ def test_kubelet_is_pointed_to_the_address_and_restarted(node, installed, kubele
     node.role("agent", kubelet)
     assert kubelet_server(node) == f"https://{KUBELET_ADDRESS}:6443"
     assert started(node, "kubelet.service") > started_before
+    # As after a run that failed before it restarted kubelet.
+    node.run("python3", "-c", WRITTEN_NOW)
+    again = started(node, "kubelet.service")
+    node.role("agent", kubelet)
+    assert started(node, "kubelet.service") > again
+
+
+@pytest.mark.full
+def test_a_rollback_leaves_kubelet_no_address_that_is_not_served(node, kubelet):
+    node.run("kubenode-proxy", "rollback", "--save-before", "nftables")
+    said = f"kubelet uses https://{KUBELET_ADDRESS}:6443, which would not be served any more: "
+    refused = node.run("kubenode-proxy", "rollback", check=False)
+    assert refused.returncode == 1 and said in refused.stderr, refused
+    assert said in node.run("kubenode-proxy", "rollback", "--check", check=False).stderr
+    assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
+    node.run("systemctl", "stop", UNIT)
+    refused = node.run("kubenode-proxy", "cleanup", check=False)
+    assert refused.returncode == 1 and said in refused.stderr, refused
+    node.run("systemctl", "start", UNIT)
+    given = {name: value for name, value in kubelet.items() if name.startswith("service_proxy_")}
+    done = run_playbook([node], "kubenode.proxy.rollback", given, {})[node.name]
+    assert "is stopped, which would undo the rollback" in done.output, done.output
+    assert kubelet_server(node) == SERVER
+    node.role("agent", kubelet)
+    node.run("systemctl", "start", UNIT)
+    assert kubelet_server(node) == f"https://{KUBELET_ADDRESS}:6443"
 
 
 @pytest.mark.full

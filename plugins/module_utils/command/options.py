@@ -94,6 +94,7 @@ _CONFIGURATION = (
     option("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot"),
 )
 _API_TEXT = "how to reach the API server (default: the configuration's)"
+_TRY_TEXT = "kubeconfig with the token: one that the API server rejects is to be renewed as well"
 _NAME_TEXT = "this node's name (default: hostnameOverride, or the host's)"
 #: The node and its configuration. Empty values are defaults and are not shown as choices.
 _NODE = (
@@ -151,7 +152,12 @@ CONFIRM: Options = (
     add_output,
 )
 _add_store = option("--store", action="store_true", help="first store a token from standard input")
-TOKEN: Options = (_add_token, _add_store, add_output)
+TOKEN: Options = (
+    _add_token,
+    _add_store,
+    option("--kubeconfig", default="", metavar="FILE", help=_TRY_TEXT),
+    add_output,
+)
 ROLLBACK: Options = (
     numeric("--to", int, None, "N", "number of the state (default: the newest)"),
     option("--list", action="store_true", help="only list the saved states"),

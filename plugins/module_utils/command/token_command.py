@@ -6,17 +6,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from typing import Any, Dict
 
-from ..base.errors import ConfigurationError
+from ..base.errors import ConfigurationError, ProxyError
 from ..base.timestamps import timestamp
 from ..cluster.api.access.service_token import ServiceToken, parse_token
-from ..cluster.api.access.token_file import read_token, store_token
+from ..cluster.api.access.token_file import is_private, read_token, store_token
+from ..cluster.api.client import ApiClient
+from ..cluster.api.connection import ApiConnection
 from .result import OK, CommandResult
 
 _MOST_CHARACTERS = 1 << 16
+_ANSWER_SECONDS = 5.0
+_UNAUTHORIZED = 401
 
 
 def show_or_store_token(arguments: argparse.Namespace) -> CommandResult:
@@ -29,9 +34,20 @@ def show_or_store_token(arguments: argparse.Namespace) -> CommandResult:
     except FileNotFoundError:
         raise ConfigurationError(f"{arguments.token}: there is no token") from None
     document = {**_document(token), "changed": changed}
+    if not is_private(arguments.token) or (arguments.kubeconfig and _is_rejected(arguments.kubeconfig)):
+        document["renewalDue"] = True
     end = f"expires at {document['expires']}" if token.expires else "does not expire"
     bound = f"bound to Node {token.node}" if token.node else "bound to no Node"
     return CommandResult(OK, [f"ServiceAccount {token.namespace}/{token.account}, {bound}, {end}"], document)
+
+
+def _is_rejected(kubeconfig: str) -> bool:
+    """Return whether the API server rejects the token, as it does once the Node or its own key was replaced."""
+    try:
+        with contextlib.closing(ApiClient(ApiConnection(kubeconfig=kubeconfig), _ANSWER_SECONDS)) as client:
+            return client.ready() == _UNAUTHORIZED
+    except ProxyError:
+        return False
 
 
 def _document(token: ServiceToken) -> Dict[str, Any]:

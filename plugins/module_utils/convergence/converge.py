@@ -17,6 +17,7 @@ from ..kernel.facts import capabilities
 from ..preflight.cluster_state import origin_of
 from ..preflight.features import rights_findings
 from ..preflight.findings import judge
+from ..preflight.kubelet import address_findings
 from ..rendering.slot_limit import within_limit
 from ..resources import Kind, PlannedChange, Resource, Stage, apply_plan, plan
 from ..serviceports.flows import released_protocols
@@ -56,9 +57,7 @@ if TYPE_CHECKING:
 
 
 def run_convergence(
-    request: Request,
-    make_guard: Callable[[Request, KernelHandles], Guard] = Guard,
-    witness: Optional[Witness] = None,
+    request: Request, make_guard: Callable[[Request, KernelHandles], Guard] = Guard, witness: Optional[Witness] = None
 ) -> Report:
     """Converge the node to the request, or with ``request.check`` only report what would change.
 
@@ -69,7 +68,8 @@ def run_convergence(
     ConfigurationError.
     """
     # Before anything else, including the lock: a missing permission looks like a missing feature.
-    warnings = judge(rights_findings(capabilities()), request.ignore_findings)
+    found = rights_findings(capabilities()) or (address_findings(request.check) if request.state == "absent" else [])
+    warnings = judge(found, request.ignore_findings)
     with contextlib.ExitStack() as stack:
         lock = ConvergenceLock(request.state_directory, request.lock_timeout)
         if not request.check:

@@ -5,9 +5,7 @@
 
 kubelet loses its node if it cannot verify an API server, so the file is changed only after each server has presented a
 certificate that kubelet would accept at that address. A record of the previous content makes the change reversible. It
-is kept until the running kubelet, which reads the file at its start only, has left the address. The times that tell
-are seconds since the boot, by the clock with which systemd records starts: it is never set, unlike the time of day.
-They are kept with the boot's identity, since they mean nothing after another one.
+is kept until the running kubelet, which reads the file at its start only, has left the address.
 """
 
 from __future__ import annotations
@@ -20,86 +18,30 @@ from typing import Callable, List, NamedTuple, Optional, Sequence
 from urllib.parse import urlsplit
 
 from ..base.addresses import canonical_address, split_port
-from ..base.errors import ApiError, ConfigurationError, KernelError, os_errors
-from ..base.regular_files import SMALL, parse_json, read_regular
+from ..base.errors import ApiError, ConfigurationError, os_errors
+from ..base.regular_files import SMALL, read_regular
 from ..base.whole_files import remove_file, write_whole
 from ..cluster.api.access.certificate import Place, verified_certificate
 from ..cluster.api.access.credentials import Credentials
 from ..cluster.api.access.server_field import server_field, with_server
 from ..cluster.api.connection import Access, ApiConnection, resolve
-from ..kernel.facts import boot_identity
-from ..kernel.programs import run
+from ..preflight.kubelet import (
+    BACKUP,
+    RECORD,
+    Record,
+    Started,
+    kubelet_start,
+    moment_of_change,
+    present_moment,
+    read_record,
+    reads_between,
+)
 
-_PROPERTY = "ExecMainStartTimestampMonotonic"
-
-
-def present_moment(age: float = 0.0) -> str:
-    """Return this moment, or the one some seconds ago, in the form in which it is kept."""
-    return f"{boot_identity()} {max(0.0, time.monotonic() - age):.6f}"
-
-
-def moment_of_change(path: str) -> str:
-    """Return the moment at which a file was written last. Raises OSError."""
-    return present_moment(max(0.0, time.time() - os.stat(path).st_mtime))
-
-
-def kubelet_start() -> Optional[float]:
-    """Return when the running kubelet was started, None if none runs as ``kubelet.service`` of systemd."""
-    try:
-        done = run(["systemctl", "show", "kubelet.service", f"--property=MainPID,{_PROPERTY}"], timeout=30.0)
-    except KernelError:
-        return None
-    found = dict(line.split("=", 1) for line in done.output.splitlines() if "=" in line)
-    started = found.get(_PROPERTY, "")
-    return int(started) / 1e6 if found.get("MainPID", "0") != "0" and started.isdigit() else None
-
-
-def reads_between(started: Optional[float], written: str, replaced: str) -> bool:
-    """Return whether a kubelet started at ``started`` has read what was in its file between two moments.
-
-    An empty ``written`` means that it has been there for an unknown time, an empty ``replaced`` that it still is.
-    """
-    if started is None:
-        return False
-    if replaced and started > _seconds(replaced):
-        return False
-    return not written or started > _seconds(written)
-
-
-def _seconds(moment: str) -> float:
-    """Return the seconds of a moment, 0 for one before this boot or one that is not valid."""
-    boot, _space, seconds = moment.partition(" ")
-    try:
-        return float(seconds) if boot == boot_identity() else 0.0
-    except ValueError:
-        return 0.0
-
-
-RECORD = "/var/lib/kubenode-proxy/kubelet.json"
-_BACKUP = ".before-kubenode-proxy"
 _PAUSE_SECONDS = 0.3
 _ATTEMPT_SECONDS = 3.0
 
-#: Returns when the running kubelet was started, in seconds since the boot; None if none runs.
-Started = Callable[[], Optional[float]]
-
 #: Replaces a file, keeping its owner, permission bits and security context; arguments are the path and the content.
 Store = Callable[[str, bytes], None]
-
-
-class Record(NamedTuple):
-    """A change: the file, the previous server, the server written, and the copy of the previous file.
-
-    And the moments at which the server was written, and at which it was replaced, empty if that is unknown or has not
-    happened; see :func:`reads_between`.
-    """
-
-    path: str
-    before: str
-    written: str
-    backup: str
-    pointed: str = ""
-    left: str = ""
 
 
 class KubeconfigChange(NamedTuple):
@@ -204,7 +146,7 @@ def point_to(
         known = None
     # After a change of the address, the recorded server is still the original one, not the previous address.
     before = known.before if known is not None and current == known.written else current
-    backup = path + _BACKUP
+    backup = path + BACKUP
     if not check:
         # If the address was there before, a kubelet that still uses it may have been started then.
         pointed = known.pointed if known is not None and known.written == url else present_moment()
@@ -302,20 +244,6 @@ def _restored(known: Record, before: str, check: bool, store: Store) -> Kubeconf
     if not check:
         store(known.path, with_server(text, before, known.path).encode())
     return KubeconfigChange(known.path, current, before)
-
-
-def read_record(path: str = RECORD) -> Optional[Record]:
-    """Return the record of a change, None if there is none. Raises ConfigurationError for a damaged one."""
-    try:
-        found = parse_json(read_regular(path, SMALL))
-        required, optional = Record._fields[:4], Record._fields[4:]
-        return Record(*(str(found[field]) for field in required), *(str(found.get(field, "")) for field in optional))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{path}: the record of the changed kubeconfig cannot be read: {error}"
-        remedy = f"write the server from the file's copy (*{_BACKUP}) back by hand, and remove the record"
-        raise ConfigurationError(f"{problem}; {remedy}") from error
 
 
 def _write_beside(path: str, text: str, original: bool, made: Record, record: str) -> None:

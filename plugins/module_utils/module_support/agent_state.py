@@ -19,6 +19,10 @@ from ..convergence.runtime.state_directory import control_socket
 _UNIT = "/etc/systemd/system/kubenode-proxy.service"
 # The last second that a time of four digits for the year can express.
 _LATEST = 253402300800
+#: Kinds of objects that an agent follows but does not need in order to serve.
+NOT_NEEDED = ("servicecidrs",)
+# A watch may be open again within seconds, after a restart of the API server.
+_RECONNECTING_SECONDS = 30
 _REFUSAL = re.compile(
     r"(?:\S+: )?(?P<kind>[A-Za-z]+) (?:(?P<namespace>[^/\s]+)/)?(?P<name>[^:\s]+): (?P<reason>.*)", re.S
 )
@@ -53,8 +57,20 @@ def state_of(answer: AgentStatus) -> Dict[str, Any]:
         "started_from_cache": answer.get("startedFromCache", False),
         "api_server": answer.get("apiServer", {}),
         "api_server_lost_seconds": answer.get("apiServerLostSeconds", {}),
+        "obstacle": _obstacle(answer),
         "drained_until": _drained_until(answer.get("drain")),
     }
+
+
+def _obstacle(answer: AgentStatus) -> str:
+    """Return why the agent does not follow the cluster; empty if it does, or has only just lost the API server."""
+    mode, watches, lost = answer.get("mode"), answer.get("apiServer") or {}, answer.get("apiServerLostSeconds") or {}
+    gone = [kind for kind in watches if kind not in NOT_NEEDED and lost.get(kind, 0) > _RECONNECTING_SECONDS]
+    if mode and not gone:
+        return ""
+    reasons = [watches[kind] for kind in gone or watches if watches[kind] not in ("watching", "connecting")]
+    problem = "has lost the API server" if mode else "has not programmed anything yet"
+    return ": ".join([f"the agent {problem}", *reasons[:1]])
 
 
 def served_state(answer: AgentStatus) -> Dict[str, Any]:

@@ -43,6 +43,7 @@ NAMES = (
     INCOMPLETE_SNAPSHOT := "incomplete-snapshot",
     LOSS := "loss",
     OTHER_CLUSTER := "other-cluster",
+    KUBELET := "kubelet",
 )
 
 

@@ -51,8 +51,9 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
         return "no change waits to be confirmed"
     if not waiting.reverting and not pending.claim(pending.REVERTING, directory):
         return "confirmed or rolled back just now"
-    # The agent holds the lock while it runs, so it must be stopped first.
-    running = tuple(units.running_units())
+    # The agent holds the lock while it runs, so it must be stopped first. The timer of scheduled convergences
+    # continues: its settings are those from before the change.
+    running = tuple(unit for unit in units.running_units() if unit != units.TIMER)
     units.stop(running)
     holder = "the revert of a change that was not confirmed"
     with ConvergenceLock(state_directory, _LOCK_SECONDS, holder, outlasts_agent=True):

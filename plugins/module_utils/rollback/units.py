@@ -13,8 +13,10 @@ from ..kernel.programs import Completed, find_program, run
 
 #: A scheduled convergence, which the timer starts.
 RUN_UNIT = "kubenode-proxy-schedule.service"
-#: Units that would undo a rollback: the agent, and the timer of scheduled convergences.
-CONVERGING_UNITS = ("kubenode-proxy.service", "kubenode-proxy-schedule.timer", RUN_UNIT)
+#: The timer of scheduled convergences.
+TIMER = "kubenode-proxy-schedule.timer"
+#: Units that would undo a rollback: the agent, and that timer.
+CONVERGING_UNITS = ("kubenode-proxy.service", TIMER, RUN_UNIT)
 _TIMEOUT_SECONDS = 120.0
 
 

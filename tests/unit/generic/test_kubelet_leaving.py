@@ -12,8 +12,9 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic import kubelet
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import read_record, reads_between, restore
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import restore
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import kubelet
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.kubelet import read_record, reads_between
 from tests.unit.generic.kubelet_files import ADDRESS, Files, TlsServer, everything_below
 
 BEFORE = "https://192.0.2.11:6443"
@@ -50,6 +51,25 @@ def test_the_record_stays_until_kubelet_was_restarted(pointed, servers):
     assert len(pointed.stored) == 2
     assert leave(pointed, time.monotonic()).in_use == ""
     assert not pointed.record.parent.exists() and leave(pointed, started) is None
+
+
+def test_a_rollback_knows_the_server_that_kubelet_uses(pointed, servers):
+    """Whether it runs or not: it reads the file at its next start."""
+    url, now = f"https://{servers[-1].place}", time.monotonic()
+
+    def used(started):
+        return kubelet.used_server(str(pointed.record), lambda: started)
+
+    def unread(started):
+        return kubelet.is_unread(str(pointed.record), lambda: started)
+
+    assert used(None) == used(now) == url
+    # It was written after one that runs since before, and has read it if it was started since.
+    assert [unread(each) for each in (None, 0.0, now)] == [False, True, False]
+    leave(pointed, now)
+    assert used(now) == url and used(None) == used(time.monotonic()) == ""
+    leave(pointed)
+    assert used(now) == ""
 
 
 def test_check_mode_predicts_it_and_changes_nothing(tmp_path, pointed, servers):

@@ -40,6 +40,7 @@ OTHERS = """
 """
 #: Programs that tests execute on nodes with systemd, and the packages that have them.
 ON_NODES = {
+    "chown": "coreutils",
     "ctr": "containerd",
     "firewall-cmd": "firewalld",
     "getent": "libc-bin",

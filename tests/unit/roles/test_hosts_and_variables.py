@@ -41,6 +41,10 @@ INVENTORY = {
 }
 
 
+ROLLBACK = "kubenode.proxy.service_proxy_rollback"
+REMOVALS = ("agent_state", "service_proxy_state", "kernel_state")
+
+
 def plays(name: str) -> List[Dict[str, Any]]:
     """Return the plays of a playbook."""
     found: List[Dict[str, Any]] = yaml.safe_load((ROOT / "playbooks" / f"{name}.yml").read_text(encoding="utf-8"))
@@ -122,10 +126,37 @@ def test_a_verification_of_nothing_or_with_a_misspelt_variable_fails(
     assert len(said) < 2000
 
 
-@pytest.mark.parametrize("name", ["agent_state", "service_proxy_state", "kernel_state"])
-def test_hosts_are_not_taken_over_with_a_removal_left_in_the_inventory(tmp_path: Path, name: str) -> None:
-    done = run(tmp_path, "kubenode.proxy.migrate", "-i", "hosts.yml", "-e", "proxy_hosts=m1", "-e", f"{name}=absent")
-    assert done.returncode != 0 and f"{name}: absent: this playbook installs" in done.stdout, done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *((f"{name}=absent", f"{name}: absent: this playbook installs") for name in REMOVALS),
+        ("agent_remove_access=true", "agent_remove_access: the first agent that this playbook removes would take the"),
+        ("agent_remove_access=true migrate_direction=back", "agent_remove_access: the first agent that this playbook"),
+    ],
+)
+def test_hosts_are_not_taken_over_with_a_removal_left_in_the_inventory(tmp_path: Path, given: str, said: str) -> None:
+    done = run(tmp_path, "kubenode.proxy.migrate", "-i", "hosts.yml", "-e", "proxy_hosts=m1", "-e", given)
+    assert done.returncode != 0 and said in " ".join(done.stdout.split()), done.stdout + done.stderr
+
+
+def test_no_host_is_changed_in_a_batch_that_cannot_be_confirmed_in_time() -> None:
+    first = plays("migrate")[1]["tasks"][0]["ansible.builtin.include_role"]
+    assert first == {"name": "kubenode.proxy.service_proxy", "tasks_from": "confirm_batch"}
+
+
+def test_a_host_is_not_converged_to_the_snapshot_of_an_earlier_run() -> None:
+    """Where migrate continues without a lost host, a copy that was not made has no destination."""
+    text = (ROOT / "roles" / "service_proxy" / "tasks" / "present.yml").read_text(encoding="utf-8")
+    assert text.count("register: __service_proxy_kept_snapshot") == 1
+    assert "else __service_proxy_kept_snapshot).dest }}" in text and "~ '/snapshot.json.gz'" not in text
+
+
+def test_kubelet_leaves_an_address_before_a_rollback() -> None:
+    (block,) = (task["block"] for task in plays("rollback")[0]["tasks"] if "block" in task)
+    used = [task.get("ansible.builtin.include_role", {}).get("tasks_from") for task in block]
+    assert used == ["take_turn", None, "restore_kubelet", None]
+    checked, done = (block[at] for at in (1, 3))
+    assert checked["check_mode"] and checked[ROLLBACK] == done[ROLLBACK]
 
 
 @pytest.mark.parametrize(

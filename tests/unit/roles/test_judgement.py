@@ -13,6 +13,7 @@ import pytest
 # The environments of the oldest and newest Python do not have it.
 pytest.importorskip("ansible")
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import state_of
 from tests.unit.roles.rendering import ROLES, local_hosts, play_once
 
 FOUND = {
@@ -22,26 +23,13 @@ FOUND = {
     "mode": "nftables",
     "counts": {"services": 1, "without_endpoints": 0, "endpoints": 1, "service_ports": 1},
 }
-REFUSED = "API server https://192.0.2.1:6443: list services: 401 Unauthorized"
-WATCHING = {"services": "watching", "nodes": "watching"}
-LOST = {"services": REFUSED, "nodes": "connecting"}
-
-
-def agent(mode: str, watches: Dict[str, str], *lost: float) -> Dict[str, Any]:
-    seconds = dict(zip(watches, lost or (0.0, 0.0)))
-    return {"running": True, "mode": mode, "api_server": watches, "api_server_lost_seconds": seconds}
-
-
 UNAWARE = "n1 does not follow the cluster: "
+LOST = "the agent has lost the API server: API server https://192.0.2.1:6443: list services: not allowed (403)"
 CASES: Dict[str, Tuple[Dict[str, Any], str]] = {
     "none": ({}, ""),
-    "stopped": ({"running": False, "error": "no answer"}, f"{UNAWARE}its agent does not answer: no answer"),
-    "serves": (agent("nftables", WATCHING), ""),
-    "has just lost one watch of two": (agent("nftables", LOST, 40.0, 0.0), ""),
-    "begins again": (agent("nftables", LOST, 2.0, 2.0), ""),
-    "has lost all": (agent("nftables", LOST, 90.0, 80.0), f"{UNAWARE}its agent has lost the API server: {REFUSED}"),
-    "never began": (agent("", LOST), f"{UNAWARE}its agent has not programmed anything yet: {REFUSED}"),
-    "waits": (agent("", dict.fromkeys(LOST, "connecting")), f"{UNAWARE}its agent has not programmed anything yet"),
+    "stopped": ({"running": False, "error": "no answer"}, f"{UNAWARE}the agent does not answer: no answer"),
+    "serves": ({"running": True, "mode": "nftables", "obstacle": ""}, ""),
+    "does not follow": ({"running": True, "mode": "nftables", "obstacle": LOST}, f"{UNAWARE}{LOST}"),
 }
 
 
@@ -63,3 +51,28 @@ def test_an_agent_that_does_not_know_the_cluster_fails_the_comparison(case: str,
     done = play_once(tmp_path, {"hosts": "all", "gather_facts": False, "tasks": [task]}, local_hosts({"n1": {}}))
     assert done.returncode == (2 if said else 0), done.stdout + done.stderr
     assert not said or f'"msg": "{said}"' in done.stdout, done.stdout
+
+
+REFUSED = "API server https://192.0.2.1:6443: list services: not allowed (403): no"
+WATCHING = {"services": "watching", "nodes": "watching"}
+REJECTED = {"services": REFUSED, "nodes": "watching"}
+CONNECTING = {"services": REFUSED, "nodes": "connecting"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "watches", "lost", "obstacle"),
+    [
+        ("nftables", WATCHING, (0.0, 0.0), ""),
+        ("nftables", {}, (), ""),
+        ("nftables", REJECTED, (40.0, 0.0), f"the agent has lost the API server: {REFUSED}"),
+        ("nftables", CONNECTING, (2.0, 2.0), ""),
+        ("nftables", dict.fromkeys(WATCHING, "connecting"), (31.0, 31.0), "the agent has lost the API server"),
+        ("", CONNECTING, (2.0, 2.0), f"the agent has not programmed anything yet: {REFUSED}"),
+        ("", WATCHING, (0.0, 0.0), "the agent has not programmed anything yet"),
+    ],
+)
+def test_an_agent_follows_the_cluster_only_if_it_watches_everything(
+    mode: str, watches: Dict[str, str], lost: Tuple[float, ...], obstacle: str
+) -> None:
+    answer: Any = {"mode": mode, "apiServer": watches, "apiServerLostSeconds": dict(zip(watches, lost))}
+    assert state_of(answer)["obstacle"] == obstacle

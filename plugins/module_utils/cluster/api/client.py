@@ -123,16 +123,17 @@ class ApiClient:
         """Report an error of a request; return whether another API server should be used from now on."""
         return concerns_server(error) and self._failed(str(error))
 
-    def ready(self) -> None:
-        """Raise ApiError unless the server answers ``/readyz`` with a status below 500.
+    def ready(self) -> int:
+        """Return the status with which the server answers ``/readyz``. Raises ApiError if it is 500 or above.
 
-        401 and 403 are the answers to clients that may not read it.
+        401 is the answer to credentials that are not accepted, 403 to clients that may not read it.
         """
         answer = self._request("GET", "/readyz", {}, "check", patience=self._patience)
         if answer.status >= _INTERNAL_ERROR:
             raise self._failure(
                 answer.status, status_of(beginning(self._pieces(answer, "check"), FAILURE_BYTES)), "check"
             )
+        return answer.status
 
     def list(
         self,
@@ -160,11 +161,7 @@ class ApiClient:
         return self._list_once(resource, field_selector, resource_version, reduce)
 
     def _list_once(
-        self,
-        resource: ResourceType,
-        field_selector: str,
-        resource_version: str,
-        reduce: Callable[[Any], Any],
+        self, resource: ResourceType, field_selector: str, resource_version: str, reduce: Callable[[Any], Any]
     ) -> ListResult:
         query = self._selectors(resource, field_selector)
         query["limit"] = str(PAGE_SIZE)

@@ -13,6 +13,8 @@ from ....base.regular_files import SMALL, read_regular
 from ....base.whole_files import write_whole
 from .service_token import parse_token
 
+_MODE = 0o600
+
 
 def read_token(path: str) -> str:
     """Return the token in a file. Raises ConfigurationError, FileNotFoundError if the file does not exist."""
@@ -24,6 +26,12 @@ def read_token(path: str) -> str:
         raise ConfigurationError(f"{path}: the token is not ASCII text") from error
     except OSError as error:
         raise ConfigurationError(f"{path}: the token cannot be read: {error.strerror}") from error
+
+
+def is_private(path: str) -> bool:
+    """Return whether the file is usable by the owner of its directory, and by no other user. Raises OSError."""
+    place, found = os.stat(os.path.dirname(path) or "."), os.stat(path)
+    return (found.st_uid, found.st_mode & 0o777) == (place.st_uid, _MODE)
 
 
 def store_token(path: str, token: str) -> bool:
@@ -38,5 +46,5 @@ def store_token(path: str, token: str) -> bool:
     with os_errors(ConfigurationError, f"{path}: the token cannot be written"):
         place = os.stat(os.path.dirname(path) or ".")
         owner = None if os.geteuid() else (place.st_uid, place.st_gid)
-        write_whole(path, token.encode("ascii") + b"\n", 0o600, owner)
+        write_whole(path, token.encode("ascii") + b"\n", _MODE, owner)
     return True
