@@ -219,6 +219,8 @@ def test_a_static_service_that_appears_while_the_api_server_is_away_is_served(no
     write_manifests(node.services, static_manifests())
     wait_for(lambda: ADDRESS in text(node))
     assert node.status()["clusterKnown"] is False
+    # Whether the host has a Node is not known.
+    assert node.status()["ignored"] == []
 
 
 @only_nftables

@@ -107,9 +107,10 @@ def _ignored(components: Components) -> List[str]:
     proxiers = components.sync.proxiers
     if proxiers is None:
         return []
-    missing = [str(finding) for finding in missing_node(components.request(), proxiers.node_view)]
+    # Before the cluster is known, no Node is.
+    missing = [] if components.views.preliminary else missing_node(components.request(), proxiers.node_view)
     annotations = {line for family in proxiers.families for lines in family.ignored.values() for line in lines}
-    return _named([*missing, *sorted(annotations)])
+    return _named([*map(str, missing), *sorted(annotations)])
 
 
 def _named(lines: List[str]) -> List[str]:
