@@ -326,21 +326,27 @@ def test_hosts_with_an_agent_are_given_back(fleet, before):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", ["back", "revert"])
-def test_scheduled_convergences_end_where_kube_proxy_returns(fleet, before, way):
-    last = fleet.members[-1]
-    fleet.migrate(only=[last], migrate_agent=False)
+def test_scheduled_convergences_end_where_kube_proxy_returns(fleet, before):
+    last, timer = fleet.members[-1], "kubenode-proxy-schedule.timer"
     common = {name: value for name, value in fleet.variables().items() if not name.startswith("migrate_")}
-    last.role("schedule", {**common, "ansible_become": True})
-    timer = "kubenode-proxy-schedule.timer"
-    assert last.unit(timer, "ActiveState")["ActiveState"] == "active"
-    if way == "back":
-        fleet.migrate(only=[last], migrate_direction="back", migrate_kube_proxy_mode="iptables")
-    else:
-        fleet.migrate(failing=True, only=[last], migrate_probes=[{"host": "192.0.2.1", "port": 9, "timeout": 1}])
+
+    def scheduled():
+        fleet.migrate(only=[last], migrate_agent=False)
+        last.role("schedule", {**common, "ansible_become": True})
+        assert last.unit(timer, "ActiveState")["ActiveState"] == "active"
+
+    def ended():
         assert fleet.labelled() == []
-    assert last.unit(timer, "LoadState")["LoadState"] == "not-found"
-    assert last.unit("kubenode-proxy-schedule-boot.service", "LoadState")["LoadState"] == "not-found"
+        assert last.unit(timer, "LoadState")["LoadState"] == "not-found"
+        assert last.unit("kubenode-proxy-schedule-boot.service", "LoadState")["LoadState"] == "not-found"
+
+    scheduled()
+    # A later run fails, which reverts it.
+    fleet.migrate(failing=True, only=[last], migrate_probes=[{"host": "192.0.2.1", "port": 9, "timeout": 1}])
+    ended()
+    scheduled()
+    fleet.migrate(only=[last], migrate_direction="back", migrate_kube_proxy_mode="iptables")
+    ended()
     assert_untouched(fleet, before, *fleet.members)
 
 
