@@ -17,7 +17,7 @@ from tests.molecule_support.portrait import differences
 from tests.waiting import wait_for
 
 from .agent import UNIT, KubeProxy, dataplane, log_since, mark, picture, rules, start_of, status
-from .cluster import POD, endpoint_slice, service
+from .cluster import POD, endpoint_slice
 from .node import collection, play, run_playbook
 
 # By user and whether it may load modules (docs/security.md).
@@ -142,11 +142,9 @@ def test_an_agent_without_the_cluster_fails_the_playbook(node, installed, variab
     node.run("systemctl", "stop", UNIT)
     node.run("rm", "/var/lib/kubenode-proxy/agent/cluster.json.gz")
     wrong = write_kubeconfig(tmp_path / "kubeconfig", cluster.url, cluster.admin[0], "wrong")
-    # What it serves from a file may lead to API servers that do not answer yet; one that rejects it is there.
-    static = [service("local", "198.18.0.7")]
-    given = {**variables, "agent_kubeconfig": str(wrong), "proxy_prepare_kernel": False, "agent_static": static}
+    given = {**variables, "agent_kubeconfig": str(wrong), "proxy_prepare_kernel": False}
     failed = run_playbook([node], "kubenode.proxy.agent", given, {}, failing=True)[node.name]
-    assert f"the agent has lost the API server: API server {cluster.url}: " in failed.output
+    assert f"the agent has not programmed anything yet: API server {cluster.url}: " in failed.output
     assert "Unauthorized" in failed.output
     node.role("agent", variables)
     endpoint_is_served(node, POD)
