@@ -151,9 +151,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
     control_socket,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import (
-    NOT_NEEDED,
     served_state,
     state_of,
+    watches_everything,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
@@ -168,8 +168,7 @@ def status(module: AnsibleModule) -> Dict[str, Any]:
             found = {"changed": False, "programmed": {}, "agent": {"running": False, "error": str(error)}}
         else:
             found = {"changed": False, "agent": state_of(answer), **served_state(answer)}
-            closed = [kind for kind, state in found["agent"]["api_server"].items() if state != "watching"]
-            if found["mode"] and set(closed) <= set(NOT_NEEDED):
+            if found["mode"] and watches_everything(found["agent"]):
                 return found
         if time.monotonic() >= end:
             return found

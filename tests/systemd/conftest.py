@@ -51,3 +51,12 @@ def cluster(node):
     module_cluster = Cluster(node.scratch, [node.name], real=True)
     yield module_cluster
     module_cluster.close()
+
+
+@pytest.fixture(scope="module")
+def variables(cluster):
+    """Provide variables of the role agent, which tests of a module may change."""
+    return {
+        "agent_kubeconfig": str(cluster.kubeconfig),
+        "agent_configuration": {"mode": "iptables"},
+    }

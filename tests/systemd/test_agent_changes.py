@@ -28,14 +28,6 @@ def node(start):
 
 
 @pytest.fixture(scope="module")
-def variables(cluster):
-    return {
-        "agent_kubeconfig": str(cluster.kubeconfig),
-        "agent_configuration": {"mode": "iptables"},
-    }
-
-
-@pytest.fixture(scope="module")
 def installed(node, variables):
     return node.role("agent", variables)
 

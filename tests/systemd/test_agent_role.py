@@ -42,14 +42,6 @@ def node(start):
 
 
 @pytest.fixture(scope="module")
-def variables(cluster):
-    return {
-        "agent_kubeconfig": str(cluster.kubeconfig),
-        "agent_configuration": {"mode": "iptables"},
-    }
-
-
-@pytest.fixture(scope="module")
 def before(node):
     """Provide the state of the node with nothing installed."""
     return picture(node)

@@ -17,11 +17,11 @@ from ..cluster.api.access.service_token import ServiceToken, parse_token
 from ..cluster.api.access.token_file import is_private, read_token, store_token
 from ..cluster.api.client import ApiClient
 from ..cluster.api.connection import ApiConnection
+from ..cluster.api.errors import UNAUTHORIZED
 from .result import OK, CommandResult
 
 _MOST_CHARACTERS = 1 << 16
 _ANSWER_SECONDS = 5.0
-_UNAUTHORIZED = 401
 
 
 def show_or_store_token(arguments: argparse.Namespace) -> CommandResult:
@@ -45,7 +45,7 @@ def _is_rejected(kubeconfig: str) -> bool:
     """Return whether the API server rejects the token, as it does once the Node or its own key was replaced."""
     try:
         with contextlib.closing(ApiClient(ApiConnection(kubeconfig=kubeconfig), _ANSWER_SECONDS)) as client:
-            return client.ready() == _UNAUTHORIZED
+            return client.ready() == UNAUTHORIZED
     except ProxyError:
         return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from ..base.errors import ProxyError
 from ..base.timestamps import timestamp
@@ -19,8 +19,8 @@ from ..convergence.runtime.state_directory import control_socket
 _UNIT = "/etc/systemd/system/kubenode-proxy.service"
 # The last second that a time of four digits for the year can express.
 _LATEST = 253402300800
-#: Kinds of objects that an agent follows but does not need in order to serve.
-NOT_NEEDED = ("servicecidrs",)
+# Kinds of objects that an agent follows but does not need in order to serve.
+_NOT_NEEDED = ("servicecidrs",)
 # A watch may be open again within seconds, after a restart of the API server.
 _RECONNECTING_SECONDS = 30
 _REFUSAL = re.compile(
@@ -62,10 +62,15 @@ def state_of(answer: AgentStatus) -> Dict[str, Any]:
     }
 
 
+def watches_everything(state: Mapping[str, Any]) -> bool:
+    """Return whether all watches that an agent needs are open. ``state``: of :func:`state_of`."""
+    return all(watch == "watching" or kind in _NOT_NEEDED for kind, watch in state["api_server"].items())
+
+
 def _obstacle(answer: AgentStatus) -> str:
     """Return why the agent does not follow the cluster; empty if it does, or has only just lost the API server."""
     mode, watches, lost = answer.get("mode"), answer.get("apiServer") or {}, answer.get("apiServerLostSeconds") or {}
-    gone = [kind for kind in watches if kind not in NOT_NEEDED and lost.get(kind, 0) > _RECONNECTING_SECONDS]
+    gone = [kind for kind in watches if kind not in _NOT_NEEDED and lost.get(kind, 0) > _RECONNECTING_SECONDS]
     if mode and not gone:
         return ""
     reasons = [watches[kind] for kind in gone or watches if watches[kind] not in ("watching", "connecting")]

@@ -20,7 +20,7 @@ from ...base.errors import ApiError, ProxyError, Refusal, defect_text
 from ...cluster.api.answers import InvalidAnswer, WatchEvent
 from ...cluster.api.client import ApiClient
 from ...cluster.api.discovery import served_version
-from ...cluster.api.errors import NOT_FOUND, ApiStatusError, Expired, NotServed, WatchFailed
+from ...cluster.api.errors import NOT_FOUND, UNAUTHORIZED, ApiStatusError, Expired, NotServed, WatchFailed
 from ...cluster.api.resource_types import ResourceType
 from ...cluster.fields import Invalid, shown
 from ...cluster.parsing.objects import ObjectKey, object_key
@@ -33,10 +33,10 @@ from .room import UNLIMITED, NoRoom, Room
 STEADY_SECONDS = 10.0
 _SHORTEST_WATCH_SECONDS = 1.0
 _WATCH_SECONDS = (300, 600)
-_GATEWAY_TIMEOUT, _UNAUTHORIZED = 504, 401
+_GATEWAY_TIMEOUT = 504
 #: After these answers a watch can resume from its last version: the server is overloaded, restarting, or throttling the
 #: client.
-_RESUMABLE = frozenset((_UNAUTHORIZED, 403, 429, 500, 502, 503))
+_RESUMABLE = frozenset((UNAUTHORIZED, 403, 429, 500, 502, 503))
 #: How often to request an optional collection that the server does not have; the server may be upgraded.
 _ABSENT_SECONDS = 300.0
 #: How often to retry a list that did not fit: each attempt costs the server nearly as much as a complete list.
@@ -186,7 +186,7 @@ class Reflector:
 
     def _failed(self, task: Task, error: ProxyError) -> None:
         elsewhere = self._client is not None and not self._ending.is_set() and self._client.report(error)
-        if elsewhere or not isinstance(error, ApiStatusError) or error.code == _UNAUTHORIZED:
+        if elsewhere or not isinstance(error, ApiStatusError) or error.code == UNAUTHORIZED:
             # Read kubeconfig and certificates again, because they may be the cause.
             self._disconnect()
         self.connected = False

@@ -35,7 +35,7 @@ from .answers import (
 )
 from .connection import ApiConnection, resolve
 from .discovery import served_version
-from .errors import ApiStatusError, Expired, WatchFailed, concerns_server
+from .errors import FORBIDDEN, UNAUTHORIZED, ApiStatusError, Expired, WatchFailed, concerns_server
 from .resource_types import ENDPOINT_SLICES, NODES, OPTIONAL, SERVICE_CIDRS, SERVICES, ResourceType
 
 #: Managed fields are up to half of an object and never read. Servers with KEP-5958 leave them out; others ignore the
@@ -53,7 +53,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _WATCH_GRACE_SECONDS = 15.0
 #: Timeout of a whole answer, as a multiple of the timeout of its first byte.
 _WHOLE_ANSWER_FACTOR = 10.0
-_BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _GONE, _INTERNAL_ERROR = 400, 401, 403, 410, 500
+_BAD_REQUEST, _GONE, _INTERNAL_ERROR = 400, 410, 500
 
 
 class ListResult(NamedTuple):
@@ -308,16 +308,16 @@ class ApiClient:
     def _raise_for_status(self, answer: Response, purpose: str) -> None:
         if 200 <= answer.status < 300:
             return
-        if answer.status == _UNAUTHORIZED:
+        if answer.status == UNAUTHORIZED:
             self._access.credentials.rejected()
         raise self._failure(answer.status, status_of(beginning(self._pieces(answer, purpose), FAILURE_BYTES)), purpose)
 
     def _failure(self, code: int, status: Dict[str, Any], purpose: str) -> ApiStatusError:
         message = status_text(status)
         where = f"API server {self.host}: {purpose}"
-        if code == _UNAUTHORIZED:
+        if code == UNAUTHORIZED:
             return ApiStatusError(f"{where}: the credentials are not accepted (401 {message})", code)
-        if code == _FORBIDDEN:
+        if code == FORBIDDEN:
             return ApiStatusError(f"{where}: not allowed (403): {message}", code)
         kind = Expired if code == _GONE else ApiStatusError
         return kind(f"{where}: the server answered {code}: {message}", code, status_reason(status))

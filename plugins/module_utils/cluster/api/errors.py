@@ -9,7 +9,7 @@ from typing import Callable, Optional, TypeVar
 
 from ...base.errors import ApiError, ProxyError
 
-FORBIDDEN, NOT_FOUND = 403, 404
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
 _INTERNAL_ERROR = 500
 
 Item = TypeVar("Item")
