@@ -88,18 +88,22 @@ class Check(Changes[Optional[State]]):
         ends = steady(old, self.node, services), steady(new, to, services)
         target = desired(new, to)
         start = Table(desired(old, self.node))
-        held, now, crashed = self._applied(f"{old} to {new}", start, target, ends, ends[0], crash)
+        held, now, crashed = self.applied(f"{old} to {new}", start, target, ends, ends[0], crash)
         if crashed:
             where = f"{old} to {new}, after a crash in transaction {crash + 1}"
-            held, now, _crashed = self._applied(where, held, target, (now, ends[1]), now, -1)
+            held, now, _crashed = self.applied(where, held, target, (now, ends[1]), now, -1)
         if difference(held.observed(), target):
             self.faults.append(f"{old} to {new}: not the desired table")
         return crashed
 
-    def _applied(
+    def applied(
         self, where: str, held: Table, target: Dict[Key, Value], ends: Tuple[Traversals, Traversals], now: Traversals,
         crash: int,
     ) -> Tuple[Table, Traversals, bool]:  # fmt: skip
+        """Make a table the desired one, in the presence of packets that fare as ``now``.
+
+        Return the table and the ways of packets in the end, and whether the process has ended before.
+        """
         before, after = map(fates, ends)
         numbers: List[int] = []
 

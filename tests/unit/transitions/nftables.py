@@ -27,6 +27,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.res
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Labelled
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.user_data import rule_comment
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
+    SET_ANONYMOUS,
     SET_CONCAT,
     ChainValue,
     ElementKey,
@@ -57,6 +58,7 @@ HOOKS: Object = ("hooks", "", b"")
 class Table:
     """The sets, chains and elements of a table; the elements of lists are single ones. It never changes.
 
+    Anonymous sets, which only other programs make, end with the rules that refer to them, and are not observed.
     ``changed``: what the transaction that led to the table has changed.
     """
 
@@ -86,7 +88,8 @@ class Table:
             return {}
         found: Dict[Key, Value] = {self.key: TableValue()}
         found.update({ObjectKey("chain", name): value for name, value in self.chains.items()})
-        for name, value in self.sets.items():
+        named = {name: value for name, value in self.sets.items() if not value.flags & SET_ANONYMOUS}
+        for name, value in named.items():
             found[ObjectKey("set", name)] = value
             lists: Dict[bytes, Dict[int, bytes]] = {}
             for key, data in self.elements[name].items():
@@ -143,6 +146,9 @@ class Table:
         elif kind == m.DELETE_RULE:
             self._expect(name in self.chains, label)
             self.chains[name] = self.chains[name]._replace(rules=())
+            for unused in self.sets.keys() - self._used_sets():
+                if self.sets[unused].flags & SET_ANONYMOUS:
+                    del self.sets[unused], self.elements[unused]
         elif kind == m.NEW_RULE:
             self._add_rule(name, found, label)
         else:

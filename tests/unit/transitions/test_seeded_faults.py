@@ -75,6 +75,15 @@ class Ordered:
         return iter(self._order(list(self._planner.transactions(change))))
 
 
+def ordering(order: str) -> Callable[[Kernel], None]:
+    """Return what gives a kernel the transactions of a change in another order."""
+
+    def prepare(kernel: Kernel) -> None:
+        kernel._planner = Ordered(kernel._planner, ORDERS[order])  # type: ignore[assignment]
+
+    return prepare
+
+
 def found(check: Check) -> bool:
     """Return whether the check finds anything in a sample of changes."""
     several = [*random_changes(1, 200, 2)[160:170], *random_changes(1, 10, 2)]
@@ -98,10 +107,7 @@ def test_nothing_is_found_without_a_fault() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_another_order_of_the_transactions_is_found(order: str) -> None:
-    def prepare(kernel: Kernel) -> None:
-        kernel._planner = Ordered(kernel._planner, ORDERS[order])  # type: ignore[assignment]
-
-    assert found(Check(prepare=prepare))
+    assert found(Check(prepare=ordering(order)))
 
 
 def _identity(**changes: Any) -> Callable[[Kernel], None]:

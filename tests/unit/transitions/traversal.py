@@ -193,7 +193,7 @@ class Traversal:
         name = part.get(1)
         key = self._held(registers, part.get(2), key_length(self._table.sets[name].key))
         self.read.add(("element", name, key))
-        found = self._table.elements[name].get(key)
+        found = self._element(name, key)
         if part.get(5):
             return [(None if found is None else _NO_MATCH, way, registers)]
         if found is None:
@@ -202,6 +202,13 @@ class Traversal:
         if target is None:
             return [(None, way, registers)]
         return [(found, way, registers) if target == 0 else (None, way, self._with(registers, target, found))]
+
+    def _element(self, name: str, key: bytes) -> Any:
+        """Return the data of an element, or of the range that has the key; None without one."""
+        elements, size = self._table.elements[name], len(key)
+        if not self._table.sets[name].is_interval:
+            return elements.get(key)
+        return next((data for both, data in elements.items() if both[:size] <= key <= both[size:]), None)
 
     def _numgen(self, part: Expression, way: Way, registers: Registers) -> List[Step]:
         return [(None, way, self._with(registers, part.get(1), index_bytes(each))) for each in range(part.get(2))]
@@ -227,6 +234,11 @@ class Traversal:
 
     def _reject(self, _part: Expression, way: Way, registers: Registers) -> List[Step]:
         return [("reject", way, registers)]
+
+    def _objref(self, _part: Expression, way: Way, registers: Registers) -> List[Step]:
+        return [(None, way, registers)]
+
+    _counter = _objref
 
     def _dynset(self, _part: Expression, way: Way, registers: Registers) -> List[Step]:
         return [(None, way, registers)]
