@@ -32,6 +32,12 @@ options:
         programs of all users.
     type: bool
     default: false
+  standalone:
+    description:
+      - Whether to fail if kube-proxy is kept off the node by the playbook C(kubenode.proxy.migrate). For a node that
+        will enforce network policies only, because another program serves the Services.
+    type: bool
+    default: false
   ignore_findings:
     description:
       - Service proxies to accept nevertheless, by the names that O(kubenode.proxy.service_proxy#module:ignore_findings)
@@ -168,8 +174,9 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
     """Return the paths of programs. Raises PreflightError for what would fail later, or must not be."""
     if os.geteuid() and (module.params["exclusive"] or not module.params["names"]):
         raise PreflightError(root_needed("what follows"))
-    if module.params["exclusive"]:
-        judge(service_proxy_findings(), module.params["ignore_findings"])
+    for standalone in (False, True):
+        if module.params["standalone" if standalone else "exclusive"]:
+            judge(service_proxy_findings(standalone=standalone), module.params["ignore_findings"])
     reasons = []
     checks = (_check_written, _check_read, _check_python, _check_account)
     for option, check in zip(("writes", "reads", "pythons", "accounts"), checks):
@@ -230,6 +237,7 @@ def _check_account(name: str, _parameters: Dict[str, Any]) -> None:
 _OPTIONS = {
     "names": {"type": "list", "elements": "str", "required": True},
     "exclusive": {"type": "bool", "default": False},
+    "standalone": {"type": "bool", "default": False},
     "ignore_findings": {"type": "list", "elements": "str", "default": []},
     "writes": {"type": "dict", "default": {}},
     "sizes": {"type": "dict", "default": {}},

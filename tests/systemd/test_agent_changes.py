@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes import KEPT_OFF_FILE
 from tests.waiting import wait_for
 
 from .agent import UNIT, rules, start_of, status
@@ -160,3 +161,38 @@ def test_files_of_a_run_that_failed_are_read_after_the_next_one(node, installed,
     task = "kubenode.proxy.agent : Restart the agent if it has not read all files"
     assert node.role("agent", variables).changed_tasks == [task]
     assert start_of(node) != before
+
+
+def test_an_agent_for_network_policies_only_leaves_no_host_without_a_service_proxy(node, installed, variables):
+    """Neither does a migration that has no other agent, nor a host that kube-proxy is kept off."""
+    given = {**variables, "kernel_unchangeable": "warn", "agent_configuration": {"mode": "iptables"}}
+    # The cluster has no pods, which would matter with policies.
+    only = {
+        **given,
+        "service_proxy_network_policy_standalone": True,
+        "service_proxy_ignore_findings": ["incomplete-snapshot"],
+    }
+
+    def run(playbook, given, failing=True):
+        access = {"service_proxy_kubeconfig": variables["agent_kubeconfig"]}
+        return run_playbook([node], f"kubenode.proxy.{playbook}", {**given, **access}, {}, failing=failing)[node.name]
+
+    done = run("agent", only, failing=False)
+    assert f"{node.name}: network policies only are enforced by the agent" in done.output, done.output
+    assert status(node)["mode"] == "none"
+    assert f"{node.name}: its agent enforces network policies only: remove it first" in run("migrate", given).output
+    assert "nothing would serve the Services without kube-proxy" in run("migrate", only).output
+    process = start_of(node)
+    node.run("touch", KEPT_OFF_FILE)
+    for playbook in ("agent", "verify"):
+        refused = run(playbook, only)
+        assert "kube-proxy is kept off this node, and with networkPolicy.standalone nothing" in refused.output, (
+            refused.output
+        )
+        assert playbook == "verify" or refused.changed == 0, (playbook, refused.changed_tasks)
+    assert start_of(node) == process
+    assert node.run("systemctl", "restart", UNIT, check=False).returncode != 0
+    node.run("rm", KEPT_OFF_FILE)
+    node.role("agent", variables)
+    node.role("kernel", {"kernel_state": "absent"})
+    assert status(node)["mode"] == "iptables"

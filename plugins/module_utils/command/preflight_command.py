@@ -14,14 +14,15 @@ from .result import OK, CommandResult
 
 
 def check_node(arguments: argparse.Namespace) -> CommandResult:
-    """Check that no other service proxy runs here, unless the configuration leaves the Services to it.
+    """Check that no other service proxy runs here, or that none is kept off if the configuration leaves Services to it.
 
-    Raises PreflightError if one does, ConfigurationError.
+    Raises PreflightError, ConfigurationError.
     """
-    found = service_proxy_findings()
+    found, kept_off = service_proxy_findings(), service_proxy_findings(standalone=True)
     # Only then, because reading the configuration takes longer than everything else.
-    if found and load_given(arguments.config).configuration.node_proxy.network_policy.standalone:
-        found = []
+    if found or kept_off:
+        standalone = load_given(arguments.config).configuration.node_proxy.network_policy.standalone
+        found = kept_off if standalone else found
     warnings = tuple(judge(found, arguments.ignore))
     lines = [] if found else ["no other service proxy runs on this node"]
     return CommandResult(OK, lines, {"findings": [finding.name for finding in found]}, warnings)

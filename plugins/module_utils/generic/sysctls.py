@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..base.errors import ConfigurationError, ProxyError
+from ..base.mode_names import NONE
 from ..cluster.model import Node
 from ..configuration.load import load
 from ..configuration.model import ConntrackConfiguration, KubeProxyConfiguration
+from ..configuration.validate import in_mode
 from ..convergence.modes.stages.sysctls import conntrack_profile, profile_settings
 from ..kernel import facts
 from ..kernel.files import FilesResource
@@ -72,7 +74,10 @@ def _localhost(configuration: KubeProxyConfiguration) -> bool:
 def profile_of(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile.Setting]:
     """Return the profile of a configuration, overridden by the other options of ``profile``."""
     version = facts.kernel_version(facts.kernel_release())
-    loaded = load(options["configuration"] or {}, options["mode"] or "").configuration
+    mode = options["mode"] or ""
+    # A KubeProxyConfiguration cannot have this one, which is that of network policies only.
+    loaded = load(options["configuration"] or {}, "" if mode == NONE else mode).configuration
+    loaded = in_mode(loaded, mode or loaded.mode)
     settings = profile_settings(loaded, version, cores, _localhost(loaded))
     given = {name: options[name] for name in ("strict_arp", "route_localnet") if options[name] is not None}
     if options["conntrack"]:

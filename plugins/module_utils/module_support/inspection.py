@@ -174,8 +174,8 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     result["excluded_endpoints"] = found.excluded
     result["other_proxies"] = [
         str(item)
-        for item in service_proxy_findings()
-        if item.name not in request.ignore_findings and not request.configuration.node_proxy.network_policy.standalone
+        for item in service_proxy_findings(standalone=request.configuration.node_proxy.network_policy.standalone)
+        if item.name not in request.ignore_findings
     ]
     if traffic:
         probed = probe_targets(report.targets, module.params["traffic_timeout"])

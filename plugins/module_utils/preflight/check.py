@@ -27,6 +27,7 @@ from .features import (
 from .findings import ERROR, TOOLS, Finding
 from .limits import SetContribution, set_limit_findings
 from .localhost import RefusedPorts, localhost_findings
+from .processes import service_proxy_findings
 
 
 class ModeNeeds(NamedTuple):
@@ -124,4 +125,6 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     if needs.exclusive:
         findings += conflict_findings(variants)
         findings += [] if needs.extensions else _foreign_chain_findings(intention.families)
+    else:
+        findings += service_proxy_findings(standalone=True)
     return findings

@@ -44,6 +44,7 @@ NAMES = (
     LOSS := "loss",
     OTHER_CLUSTER := "other-cluster",
     KUBELET := "kubelet",
+    KEPT_OFF := "kept-off",
 )
 
 

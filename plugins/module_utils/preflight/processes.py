@@ -9,8 +9,21 @@ import os
 from typing import List, NamedTuple, Sequence, Tuple
 
 from ..kernel import facts
-from .findings import CILIUM, EMBEDDED_KUBE_PROXY, ERROR, FIREWALLD, KUBE_PROXY, KUBE_ROUTER, UFW, WARNING, Finding
+from .findings import (
+    CILIUM,
+    EMBEDDED_KUBE_PROXY,
+    ERROR,
+    FIREWALLD,
+    KEPT_OFF,
+    KUBE_PROXY,
+    KUBE_ROUTER,
+    UFW,
+    WARNING,
+    Finding,
+)
 
+#: The file with which ``migrate`` records that it keeps kube-proxy off the node.
+KEPT_OFF_FILE = "/var/lib/kubenode-proxy/kube-proxy-kept-off"
 _FALSE = ("false", "0", "f")
 _EMBEDDING = {"k3s", "k3s-server", "k3s-agent", "rke2"}
 
@@ -106,11 +119,17 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
     return list(dict.fromkeys(findings))
 
 
-def service_proxy_findings(root: str = "") -> List[Finding]:
+def service_proxy_findings(root: str = "", standalone: bool = False) -> List[Finding]:
     """Return an error for each other service proxy that runs on this node. Only root can see the programs of all users.
 
-    Modules, roles, and the units of the agent and of the timer check this before they program any Service.
+    ``standalone``: another program is to serve the Services (``networkPolicy.standalone``), so an error is that
+    ``migrate`` keeps it off. Modules, roles, and the units of the agent and of the timer check this before they
+    program anything.
     """
+    if standalone:
+        what = "kube-proxy is kept off this node, and with networkPolicy.standalone nothing else serves its Services"
+        remedy = "give the node back first (kubenode.proxy.migrate with migrate_direction=back)"
+        return [Finding(KEPT_OFF, ERROR, what, remedy)] if os.path.exists(f"{root}{KEPT_OFF_FILE}") else []
     return [finding for finding in process_findings(processes(root)) if finding.severity == ERROR]
 
 

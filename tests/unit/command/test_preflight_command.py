@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+import yaml
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.command import preflight_command
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import processes
 from tests.conftest import ROOT
 from tests.lab import manifests
 from tests.unit.command.node_command import ENDPOINTS, SERVICE
@@ -75,3 +80,24 @@ def test_a_comparison_warns_where_a_convergence_is_refused(tmp_path) -> None:
     assert compared.returncode == 3 and "kubenode-proxy: warning: kube-proxy runs on this node" in compared.stderr
     refused = command("converge", "--check", *options)
     assert refused.returncode == 1 and refused.stderr.startswith("kubenode-proxy: kube-proxy runs on this node")
+
+
+@pytest.mark.parametrize("text", [ONLY, ""])
+def test_a_kube_proxy_that_is_kept_off_is_named_where_it_is_to_serve(tmp_path, monkeypatch, text: str) -> None:
+    mark, configuration = tmp_path / "kept-off", tmp_path / "config.yaml"
+    configuration.write_text(text or ONLY.partition("---")[0], encoding="utf-8")
+    mark.touch()
+    monkeypatch.setattr(processes, "KEPT_OFF_FILE", str(mark))
+    arguments = argparse.Namespace(config=str(configuration), ignore=[])
+    if not text:
+        assert preflight_command.check_node(arguments).document == {"findings": []}
+        return
+    with pytest.raises(PreflightError, match=r"^kube-proxy is kept off this node, and .* \[kept-off\]$"):
+        preflight_command.check_node(arguments)
+    arguments.ignore = ["kept-off"]
+    assert preflight_command.check_node(arguments).document == {"findings": ["kept-off"]}
+
+
+def test_roles_and_engine_name_the_same_mark() -> None:
+    variables = yaml.safe_load((ROOT / "roles/service_proxy/vars/main.yml").read_text(encoding="utf-8"))
+    assert variables["__service_proxy_place_file"] == processes.KEPT_OFF_FILE

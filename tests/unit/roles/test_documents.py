@@ -127,12 +127,13 @@ def test_the_return_to_kube_proxy_is_in_its_mode_and_keeps_the_other_settings(tm
         "__service_proxy_of_kube_proxy": {"configuration": {"mode": "ipvs", "nodePortAddresses": ["primary"]}},
         "agent_configuration": {"mode": "nftables", "nodePortAddresses": ["192.0.2.0/24"], "ipvs": {"scheduler": "sh"}},
         "agent_node_configuration": {"ipvsFilterBackend": "nftables", "staticServices": {"directory": "/etc/mine"}},
+        "service_proxy_network_policy_standalone": True,
     }
     expression = "[__service_proxy_mode, __service_proxy_configuration.nodePortAddresses,"
     expression += " __service_proxy_configuration.ipvs.scheduler, __service_proxy_node_configuration.ipvsFilterBackend,"
-    expression += " __service_proxy_static_directory]"
+    expression += " __service_proxy_static_directory, __service_proxy_policies_standalone]"
     assert rendered(tmp_path, ["service_proxy"], expression, [forced], hosts={"node": node}) == [
-        ["ipvs", ["primary"], "sh", "iptables", "/etc/mine"]
+        ["ipvs", ["primary"], "sh", "iptables", "/etc/mine", False]
     ]
 
 

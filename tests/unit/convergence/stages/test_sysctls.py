@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.mode_names import MODES_IN_EFFECT
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Node
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -47,6 +48,15 @@ OPTIONS = {
 def at_boot(configuration, **options):
     """Return the module's parameters for a configuration on this machine."""
     return wanted_values(profile_of({**OPTIONS, "configuration": configuration, **options}, node_facts().cores))
+
+
+@pytest.mark.parametrize("mode", MODES_IN_EFFECT)
+@pytest.mark.parametrize("of_configuration", [None, "ipvs", "auto"])
+def test_every_mode_that_the_module_lists_is_one_that_it_takes(mode, of_configuration):
+    """Also that of network policies only, which no KubeProxyConfiguration has; it leaves the parameters to others."""
+    found = at_boot({"mode": of_configuration} if of_configuration else None, mode=mode)
+    assert (found == {}) == (mode in ("none", "userspace")), found
+    assert (LOCALNET in found) == (mode == "iptables")
 
 
 def rendered_settings(configuration, node):
