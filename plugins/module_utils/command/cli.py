@@ -17,7 +17,9 @@ most commands do.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 from importlib import import_module
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO, Union
@@ -84,22 +86,32 @@ def _top(arguments: argparse.Namespace, streams: Streams) -> int:
 
 
 def _version(_arguments: argparse.Namespace, streams: Streams) -> int:
-    streams.output.write(f"kubenode-proxy {identity().text}\n")
+    _write(f"kubenode-proxy {identity().text}\n", streams)
     return 0
 
 
 def _completion(arguments: argparse.Namespace, streams: Streams) -> int:
-    streams.output.write(completion.script(arguments.shell, _words(make_parser())))
+    _write(completion.script(arguments.shell, _words(make_parser())), streams)
     return 0
+
+
+def _write(text: str, streams: Streams) -> None:
+    """Write to the output, whose reader may have ended. Raises ProxyError."""
+    try:
+        streams.output.write(text)
+        streams.output.flush()
+    except OSError as error:
+        # What is buffered would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), streams.output.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise ProxyError(f"the output cannot be written: {error.strerror}") from error
 
 
 def _show(outcome: CommandResult, arguments: argparse.Namespace, streams: Streams) -> int:
     """Write the result of a command, and return its exit code."""
-    if arguments.output == "json":
-        streams.output.write(json.dumps(outcome.document, indent=2, default=str) + "\n")
-    else:
-        streams.output.write("".join(f"{line}\n" for line in outcome.lines))
-    streams.output.flush()
+    document = arguments.output == "json"
+    lines = [json.dumps(outcome.document, indent=2, default=str)] if document else outcome.lines
+    _write("".join(f"{line}\n" for line in lines), streams)
     for warning in outcome.warnings:
         streams.errors.write(f"kubenode-proxy: warning: {warning}\n")
     return outcome.code
@@ -182,7 +194,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None) -> int:
     """Run the command with ``argv`` (without the program's name) and return its exit code."""
-    streams = streams or Streams(sys.stdout, sys.stderr)
+    # Python has none for a descriptor that is closed.
+    streams = streams or Streams(*(each or io.StringIO() for each in (sys.stdout, sys.stderr)))
     parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -190,7 +203,7 @@ def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None
         arguments = parser.parse_args(words)
         return _dispatch(arguments, streams)
     except _HelpAsked as asked:
-        streams.output.write(str(asked))
+        _write(str(asked), streams)
         return 0
     except (UsageError, ProxyError) as error:
         streams.errors.write(f"kubenode-proxy: {error}\n")

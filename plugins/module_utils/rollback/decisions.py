@@ -29,7 +29,7 @@ def own_directory(directory: str) -> bool:
     if not stat.S_ISDIR(found.st_mode):
         raise HistoryError(f"{directory}: is not a directory")
     if os.geteuid() and not found.st_uid:
-        raise HistoryError(f"{directory}: belongs to root, whose change waits to be confirmed")
+        raise HistoryError(f"{directory}: belongs to root: run the command as root")
     distrusted = others_write(found, os.geteuid())
     if distrusted:
         raise HistoryError(f"{directory}: {distrusted}; it is trusted only if no other user can write there")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from typing import Any, Dict
 
@@ -31,6 +33,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 from tests.apiserver.accounts import sign
+from tests.conftest import ROOT
 from tests.unit.command.node_command import ENDPOINTS, SERVICE, STATUS, run
 
 
@@ -88,6 +91,22 @@ def test_help_and_version_go_to_the_output():
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 NODE_HEAD = "---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (">/dev/full", 1, "kubenode-proxy: the output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+        ("| true; exit ${PIPESTATUS[0]}", 0, ""),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_line_and_one_that_nobody_reads_is_none(output, code, said):
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'collections'}:{ROOT}", "PYTHONUNBUFFERED": ""}
+    module = "ansible_collections.kubenode.proxy.plugins.module_utils.command.cli"
+    text = f"{sys.executable} -m {module} --version {output}"
+    done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_a_configuration_is_checked_as_the_agent_loads_it(tmp_path):
