@@ -182,6 +182,10 @@ def test_an_agent_for_network_policies_only_leaves_no_host_without_a_service_pro
     assert status(node)["mode"] == "none"
     assert f"{node.name}: its agent enforces network policies only: remove it first" in run("migrate", given).output
     assert "nothing would serve the Services without kube-proxy" in run("migrate", only).output
+    # Its process may not run at the moment.
+    refused = run("cleanup", given)
+    assert "leaves this node's Services to another program, whose rules would be removed" in refused.output
+    assert refused.changed == 0
     process = start_of(node)
     node.run("touch", KEPT_OFF_FILE)
     for playbook in ("agent", "verify"):
@@ -196,3 +200,9 @@ def test_an_agent_for_network_policies_only_leaves_no_host_without_a_service_pro
     node.role("agent", variables)
     node.role("kernel", {"kernel_state": "absent"})
     assert status(node)["mode"] == "iptables"
+    node.run("systemctl", "stop", UNIT)
+    node.run("touch", KEPT_OFF_FILE)
+    cleaned = node.run(COMMAND, "cleanup", check=False)
+    assert cleaned.returncode == 1 and "so nothing would serve it" in cleaned.stderr
+    node.run("rm", KEPT_OFF_FILE)
+    node.run("systemctl", "start", UNIT)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Tuple, Type, Union
 
 from ..base.mode_names import AUTO, IPTABLES, MODES
 from ..base.ranges import unacceptable
-from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
+from ..convergence.defaults import CONFIGURATION_FILE, DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
@@ -21,7 +21,6 @@ from ..rollback.places import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 AddOption = Callable[[argparse.ArgumentParser], None]
 Options = Tuple[AddOption, ...]
 
-CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"
 
 
@@ -55,8 +54,8 @@ def numeric(name: str, kind: Union[Type[int], Type[float]], default: Any, metava
 
 
 def _add_configuration(parser: argparse.ArgumentParser) -> None:
-    named = os.environ.get(_VARIABLES + "CONFIG", "")
-    default = named or next((path for path in CONFIGURATION_PATHS if os.path.exists(path)), "")
+    installed = CONFIGURATION_FILE if os.path.exists(CONFIGURATION_FILE) else ""
+    default = os.environ.get(_VARIABLES + "CONFIG", "") or installed
     parser.add_argument("--config", default=default, metavar="FILE", help="a KubeProxyConfiguration")
 
 

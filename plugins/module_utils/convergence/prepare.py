@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Dict, List, Sequence
 
+from ..base.errors import ConfigurationError
+from ..configuration.load import load_file
 from ..configuration.model import KubeProxyConfiguration
 from ..kernel.modules.module_profile import modules_for
 from ..kernel.modules.modules import ModulesResource
@@ -17,6 +20,7 @@ from ..preflight.cluster_state import Host, completeness_findings, node_findings
 from ..preflight.findings import CONFLICTS, NODE, WARNING, Finding, judge
 from ..preflight.processes import processes, removal_findings
 from ..resources import Stage
+from .defaults import CONFIGURATION_FILE
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .modes.stages.sysctls import wanted_sysctls
@@ -111,9 +115,12 @@ def check_node(
 def check_removal(ignored: Sequence[str]) -> List[str]:
     """Return warnings about removing everything here; change nothing. ``ignored``: names of findings to ignore.
 
-    Raises PreflightError if kube-proxy runs: its Services would not be served until it has noticed.
+    Raises PreflightError for what :func:`removal_findings` finds.
     """
-    return list(judge(removal_findings(processes()), tuple(ignored)))
+    standalone = False
+    with contextlib.suppress(ConfigurationError):
+        standalone = load_file(CONFIGURATION_FILE).configuration.node_proxy.network_policy.standalone
+    return list(judge(removal_findings(processes(), standalone), tuple(ignored)))
 
 
 def check_policies(request: Request, view: NodeView) -> List[str]:

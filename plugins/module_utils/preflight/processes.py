@@ -133,12 +133,23 @@ def service_proxy_findings(root: str = "", standalone: bool = False) -> List[Fin
     return [finding for finding in process_findings(processes(root)) if finding.severity == ERROR]
 
 
-def removal_findings(running: Sequence[Process]) -> List[Finding]:
-    """Return findings for a kube-proxy that would lose its rules, which have the same names, if all were removed."""
+def removal_findings(running: Sequence[Process], standalone: bool = False) -> List[Finding]:
+    """Return findings for a node that would lose the rules of kube-proxy, which have the same names as ours.
+
+    That is a node where kube-proxy runs, or is to run by ``standalone`` in the configuration of its agent; and one that
+    kube-proxy is kept off, which nothing would serve.
+    """
     what = "kube-proxy runs on this node (process {}), and the rules with which it serves would be removed"
-    remedy = "stop it first, or give the node back (kubenode.proxy.migrate with migrate_direction=back)"
+    back = "give the node back (kubenode.proxy.migrate with migrate_direction=back)"
     numbers = [process.number for process in running if "kube-proxy" in programs(process)]
-    return [Finding(KUBE_PROXY, ERROR, what.format(number), remedy) for number in numbers]
+    found = [Finding(KUBE_PROXY, ERROR, what.format(number), f"stop it first, or {back}") for number in numbers]
+    if standalone:
+        what = "networkPolicy.standalone leaves this node's Services to another program, whose rules would be removed"
+        remedy = "set service_proxy_network_policy_standalone, as when the agent was installed"
+        found.append(Finding(KUBE_PROXY, ERROR, what, remedy))
+    if os.path.exists(KEPT_OFF_FILE):
+        found.append(Finding(KEPT_OFF, ERROR, "kube-proxy is kept off this node, so nothing would serve it", back))
+    return found
 
 
 def ufw_findings(root: str = "") -> List[Finding]:

@@ -157,6 +157,7 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
     found = _agent_reasons(node, about)
     if node.drift:
         found += _drift_reasons(node)
+    found += [Reason(DRIFTED, "", proxy) for proxy in node.other_proxies]
     found += [Reason(UNREACHED, item.service, item.reason) for item in node.traffic if item.reached is False]
     found += [Reason(REFUSED, item.object, item.reason) for item in node.refused]
     found += [Reason(WARNED, "", caution) for caution in node.warnings]

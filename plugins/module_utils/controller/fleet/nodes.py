@@ -78,7 +78,8 @@ class Node(NamedTuple):
 
     ``drift``: None where there was nothing to compare with. ``engine``: version of the installed engine, empty without
     an agent. ``programmed``: entries per table in the kernel. ``traffic``: the Services that it has probed.
-    ``unselected_pods``: its pods that no NetworkPolicy selects; ``unused_policies``: those that select no pod.
+    ``other_proxies``: what is wrong with other service proxies. ``unselected_pods``: its pods that no NetworkPolicy
+    selects; ``unused_policies``: those that select no pod.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Node(NamedTuple):
     kernel: str = ""
     distribution: str = ""
     warnings: Tuple[str, ...] = ()
+    other_proxies: Tuple[str, ...] = ()
     agent: Optional[Agent] = None
     unselected_pods: Tuple[str, ...] = ()
     unused_policies: Tuple[str, ...] = ()
@@ -235,6 +237,7 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
         refused_count=count(found.get("refused_count")) or 0,
         refused=tuple(map(_refused, _list(found.get("refused")))),
         engine=text(found.get("agent_version")),
+        other_proxies=tuple(text(item) for item in _list(found.get("other_proxies"))),
         warnings=tuple(dict.fromkeys(text(item) for item in _list(found.get("cautions")) if text(item))),
         agent=_agent(found.get("agent")),
         unselected_pods=_names(policy.get("unselected_pods")),

@@ -287,6 +287,14 @@ def test_warnings_that_most_nodes_share_do_not_affect_the_state():
     assert kinds(report)["warned"] == [("x", ("a", "b", "c")), ("y", ("a",))]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_another_service_proxy_is_no_warning_that_most_nodes_share(count):
+    """Each reverts the changes of the other, so what was compared is not what serves a moment later."""
+    runs = "kube-proxy runs on this node and would revert the changes: take over [kube-proxy]"
+    report = report_of(*(good(name, cautions=[runs], other_proxies=[runs]) for name in ("a", "b")[:count]))
+    assert set(report.states) == {"drifted"} and kinds(report)["drifted"] == [(runs, ("a", "b")[:count])]
+
+
 def test_unreachable_nodes_do_not_count_for_majorities():
     gone = [{"name": f"gone-{number}", "results": [{"unreachable": True, "msg": "m"}]} for number in range(9)]
     report = report_of(*gone, good("a", cautions=["x"]), good("b", cautions=["x"]))
