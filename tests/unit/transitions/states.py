@@ -9,7 +9,7 @@ import itertools
 import random
 from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Dict, FrozenSet, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
@@ -101,6 +101,11 @@ def _combined(traits: str) -> Trait:
         any(each.weights for each in found),
         any(each.terminating for each in found),
     )
+
+
+def ranges_of(one: Any) -> FrozenSet[str]:
+    """Return the source ranges of a state of one Service."""
+    return frozenset(trait for trait in ("narrow", "wide", "allowed") if one and trait in one[0])
 
 
 PAIRS = ["+".join(pair) for pair in itertools.combinations(list(TRAITS)[1:], 2)]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node is taken over while it serves with the rules that kube-proxy v1.36.2 had written, and served as before.
+"""A node is taken over while it serves with the rules that kube-proxy v1.36.2 had written, and is rolled back to them.
 
 Rules come from the recordings of the conformance cases. A packet fares as by those rules or as by ours after each
 commit, also where the cluster has changed between both: then what is programmed belongs to the next step of the case.
@@ -21,6 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.chains import chain_ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import SavedChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables import portions
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
@@ -77,7 +78,7 @@ def loaded(text: str) -> Held:
 
 
 def taken_over(text: str, before: Side, after: Side, family: str, variant: str) -> List[str]:
-    """Return what went wrong while a node with these rules was made to serve ``after``."""
+    """Return what went wrong while a node with these rules was made to serve ``after``, and was rolled back to them."""
     found: List[str] = []
     packets, nodes = {*before.packets(family), *after.packets(family)}, NODE_ADDRESSES[family][1:]
     programs, recorded = Programs(empty()), loaded(text)
@@ -85,12 +86,18 @@ def taken_over(text: str, before: Side, after: Side, family: str, variant: str) 
     with programs.used():
         resource.apply(difference({}, after.desired))
     ends = traced(recorded, packets, nodes), traced(programs.held, packets, nodes)
+    with Programs(recorded).used():
+        saved = SavedChainsResource(resource.variant, resource.ownership).observe()
     taken = Programs(recorded, lambda held: found.extend(wrong(str(after.step), traced(held, packets, nodes), *ends)))
     with taken.used():
         observed = resource.observe()
         resource.apply(difference(observed, in_observed_order(after.desired, observed)))
         observed = resource.observe()
-    return found + described(difference(observed, in_observed_order(after.desired, observed)))
+        found += described(difference(observed, in_observed_order(after.desired, observed)))
+        restored = SavedChainsResource(resource.variant, resource.ownership, saved)
+        observed = restored.observe()
+        restored.apply(difference(observed, restored.desired(observed)))
+    return found + wrong(f"{after.step}, rolled back", traced(taken.held, packets, nodes), ends[0], ends[0])
 
 
 def faults(step: Step, variant: str) -> List[str]:
