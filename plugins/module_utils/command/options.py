@@ -9,9 +9,10 @@ import argparse
 import os
 from typing import Any, Callable, Tuple, Type, Union
 
+from ..base.installed import CONFIGURATION_FILE
 from ..base.mode_names import AUTO, IPTABLES, MODES
 from ..base.ranges import unacceptable
-from ..convergence.defaults import CONFIGURATION_FILE, DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
+from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE

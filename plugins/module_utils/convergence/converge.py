@@ -235,11 +235,12 @@ class _Convergence:
     def remove(self) -> Report:
         """Remove everything that any mode programmed; only the policies where another program serves the Services."""
         self.warnings += self.guard.begin()
-        if self.request.configuration.node_proxy.network_policy.standalone:
+        standalone = self.request.configuration.node_proxy.network_policy.standalone
+        with self.watch.stage("preflight"):
+            self.warnings += check_removal(self.request.ignore_findings, standalone)
+        if standalone:
             self._run(policy_removal_stages(self.handles))
             return self._report(None, "", (), ())
-        with self.watch.stage("preflight"):
-            self.warnings += check_removal(self.request.ignore_findings)
         with self.watch.stage("facts"):
             contexts = removal_contexts()
         if not self.request.check:

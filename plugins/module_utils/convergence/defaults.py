@@ -11,5 +11,3 @@ DEFAULT_LOCK_SECONDS = 30.0
 DEFAULT_KEEP = 5
 #: The greatest loss of Services with endpoints that a convergence applies, and that the agent does not report.
 DEFAULT_UNSERVED_PERCENT = 50.0
-#: The configuration of the agent.
-CONFIGURATION_FILE = "/etc/kubenode-proxy/config.yaml"

@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Dict, List, Sequence
 
-from ..base.errors import ConfigurationError
-from ..configuration.load import load_file
 from ..configuration.model import KubeProxyConfiguration
 from ..kernel.modules.module_profile import modules_for
 from ..kernel.modules.modules import ModulesResource
@@ -18,9 +15,8 @@ from ..kernel.parameters.sysctls import Wanted
 from ..preflight.check import Intention, preflight
 from ..preflight.cluster_state import Host, completeness_findings, node_findings, origin_findings, origin_of
 from ..preflight.findings import CONFLICTS, NODE, WARNING, Finding, judge
-from ..preflight.processes import processes, removal_findings
+from ..preflight.processes import processes, removal_findings, service_proxy_findings
 from ..resources import Stage
-from .defaults import CONFIGURATION_FILE
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .modes.stages.sysctls import wanted_sysctls
@@ -112,15 +108,14 @@ def check_node(
     return list(judge(found, tuple(ignored)))
 
 
-def check_removal(ignored: Sequence[str]) -> List[str]:
-    """Return warnings about removing everything here; change nothing. ``ignored``: names of findings to ignore.
+def check_removal(ignored: Sequence[str], standalone: bool) -> List[str]:
+    """Return warnings about removing everything here, or with ``standalone`` only policies; change nothing.
 
-    Raises PreflightError for what :func:`removal_findings` finds.
+    ``ignored``: names of findings to ignore. Raises PreflightError for what :func:`removal_findings` finds, or if no
+    other service proxy serves beside the policies.
     """
-    standalone = False
-    with contextlib.suppress(ConfigurationError):
-        standalone = load_file(CONFIGURATION_FILE).configuration.node_proxy.network_policy.standalone
-    return list(judge(removal_findings(processes(), standalone), tuple(ignored)))
+    found = service_proxy_findings(standalone=True) if standalone else removal_findings(processes())
+    return list(judge(found, tuple(ignored)))
 
 
 def check_policies(request: Request, view: NodeView) -> List[str]:

@@ -22,6 +22,7 @@ CONFLICTS = (
     FORWARD_DROP := "forward-drop",
     OTHER_IPTABLES := "other-iptables",
     OTHER_POLICIES := "other-network-policies",
+    KEPT_OFF := "kept-off",
     LOCALHOST_NODE_PORT := "localhost-node-port",
 )
 #: All names, which ``ignore_findings`` accepts. The others are about the node itself or the cluster state.
@@ -44,7 +45,6 @@ NAMES = (
     LOSS := "loss",
     OTHER_CLUSTER := "other-cluster",
     KUBELET := "kubelet",
-    KEPT_OFF := "kept-off",
 )
 
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import os
-from typing import List, NamedTuple, Sequence, Tuple
+import re
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from ..base.installed import CONFIGURATION_FILE, KEPT_OFF_FILE
 from ..kernel import facts
 from .findings import (
     CILIUM,
@@ -22,8 +24,10 @@ from .findings import (
     Finding,
 )
 
-#: The file with which ``migrate`` records that it keeps kube-proxy off the node.
-KEPT_OFF_FILE = "/var/lib/kubenode-proxy/kube-proxy-kept-off"
+_STANDALONE = re.compile(r"^[^#\n]*\bstandalone[\"']?\s*:\s*true\b", re.IGNORECASE | re.MULTILINE)
+_KEPT_OFF = f"kube-proxy is kept off this node ({KEPT_OFF_FILE})"
+_BACK = "give the node back (kubenode.proxy.migrate with migrate_direction=back)"
+_SERVICE_PROXIES = (KUBE_PROXY, KUBE_ROUTER, EMBEDDED_KUBE_PROXY, CILIUM)
 _FALSE = ("false", "0", "f")
 _EMBEDDING = {"k3s", "k3s-server", "k3s-agent", "rke2"}
 
@@ -122,33 +126,49 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
 def service_proxy_findings(root: str = "", standalone: bool = False) -> List[Finding]:
     """Return an error for each other service proxy that runs on this node. Only root can see the programs of all users.
 
-    ``standalone``: another program is to serve the Services (``networkPolicy.standalone``), so an error is that
-    ``migrate`` keeps it off. Modules, roles, and the units of the agent and of the timer check this before they
-    program anything.
+    ``standalone``: another program is to serve the Services (``networkPolicy.standalone``), so it is an error that
+    ``migrate`` keeps it off, or that the agent serves them and none runs. Modules, roles, and the units of the agent
+    and of the timer check this before they program anything.
     """
-    if standalone:
-        what = "kube-proxy is kept off this node, and with networkPolicy.standalone nothing else serves its Services"
-        remedy = "give the node back first (kubenode.proxy.migrate with migrate_direction=back)"
-        return [Finding(KEPT_OFF, ERROR, what, remedy)] if os.path.exists(f"{root}{KEPT_OFF_FILE}") else []
-    return [finding for finding in process_findings(processes(root)) if finding.severity == ERROR]
+    found = process_findings(processes(root))
+    if not standalone:
+        return [finding for finding in found if finding.severity == ERROR]
+    what = "{}, and with networkPolicy.standalone nothing else serves this node's Services"
+    if os.path.exists(KEPT_OFF_FILE):
+        return [Finding(KEPT_OFF, ERROR, what.format(_KEPT_OFF), f"{_BACK} first")]
+    if leaves_services() is False and not any(finding.name in _SERVICE_PROXIES for finding in found):
+        return [Finding(KEPT_OFF, ERROR, what.format("no other service proxy runs"), "start it on this node first")]
+    return []
 
 
-def removal_findings(running: Sequence[Process], standalone: bool = False) -> List[Finding]:
+def leaves_services() -> Optional[bool]:
+    """Return whether the agent leaves Services to another program, by the text of its configuration; None without one.
+
+    Not every Python on the node can read YAML.
+    """
+    text = facts.read_text(CONFIGURATION_FILE)
+    return None if text is None else _STANDALONE.search(text) is not None
+
+
+def other_rules_findings() -> List[Finding]:
+    """Return an error if the rules of Services are not ours, by the configuration of the agent."""
+    what = "networkPolicy.standalone leaves this node's Services to another program, whose rules would be lost"
+    remedy = "set it here as well (service_proxy_network_policy_standalone)"
+    return [Finding(KUBE_PROXY, ERROR, what, remedy)] if leaves_services() else []
+
+
+def removal_findings(running: Sequence[Process]) -> List[Finding]:
     """Return findings for a node that would lose the rules of kube-proxy, which have the same names as ours.
 
-    That is a node where kube-proxy runs, or is to run by ``standalone`` in the configuration of its agent; and one that
-    kube-proxy is kept off, which nothing would serve.
+    That is a node where kube-proxy runs, or is to run by the configuration of its agent; and one that kube-proxy is
+    kept off, which nothing would serve.
     """
     what = "kube-proxy runs on this node (process {}), and the rules with which it serves would be removed"
-    back = "give the node back (kubenode.proxy.migrate with migrate_direction=back)"
     numbers = [process.number for process in running if "kube-proxy" in programs(process)]
-    found = [Finding(KUBE_PROXY, ERROR, what.format(number), f"stop it first, or {back}") for number in numbers]
-    if standalone:
-        what = "networkPolicy.standalone leaves this node's Services to another program, whose rules would be removed"
-        remedy = "set service_proxy_network_policy_standalone, as when the agent was installed"
-        found.append(Finding(KUBE_PROXY, ERROR, what, remedy))
+    found = [Finding(KUBE_PROXY, ERROR, what.format(number), f"stop it first, or {_BACK}") for number in numbers]
+    found += other_rules_findings()
     if os.path.exists(KEPT_OFF_FILE):
-        found.append(Finding(KEPT_OFF, ERROR, "kube-proxy is kept off this node, so nothing would serve it", back))
+        found.append(Finding(KEPT_OFF, ERROR, f"{_KEPT_OFF}, so nothing would serve it", _BACK))
     return found
 
 

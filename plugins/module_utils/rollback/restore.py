@@ -30,7 +30,7 @@ from ..kernel.nftables.raw.resource import key_and_data
 from ..preflight.features import rights_findings
 from ..preflight.findings import judge
 from ..preflight.kubelet import address_findings
-from ..preflight.processes import service_proxy_findings
+from ..preflight.processes import other_rules_findings, service_proxy_findings
 from ..rendering.ipvs.own_servers import OwnServers
 from ..rendering.nftables.objects import ElementKey, ObjectKey
 from ..resources import PlannedChange, apply_plan, plan
@@ -114,15 +114,17 @@ def rollback(request: RollbackRequest) -> RollbackReport:
     """Restore a saved state of the node, or with ``request.check`` only report what would change.
 
     The current state is saved first. Raises HistoryError if there is no such state or its file cannot be used;
-    PreflightError without the necessary privileges, or if the state is not of network policies only and another service
-    proxy runs, or kubelet uses an address of the API servers; KernelError if the kernel refuses a change.
+    PreflightError without the necessary privileges, if another service proxy runs or its rules would be replaced, if
+    none would serve, or if kubelet uses an address of the API servers; KernelError if the kernel refuses a change.
     """
     warnings: List[str] = list(judge(rights_findings(capabilities()), request.ignore_findings))
     history = History(request.history_directory, request.keep)
     record = history.load(history.newest() if request.to is None else request.to)
-    if not record.state.policies_standalone:
-        found = [*service_proxy_findings(), *address_findings(request.check)]
-        warnings += judge(found, request.ignore_findings)
+    standalone = record.state.policies_standalone
+    found = service_proxy_findings(standalone=standalone)
+    if not standalone:
+        found += [*other_rules_findings(), *address_findings(request.check)]
+    warnings += judge(found, request.ignore_findings)
     warnings += request.judge(record)
     running = tuple(units.running_units()) if request.stop_units else ()
     if not request.check:

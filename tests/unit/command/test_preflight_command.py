@@ -14,6 +14,7 @@ import sys
 import pytest
 import yaml
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base import installed
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import preflight_command
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import processes
@@ -92,7 +93,9 @@ def test_a_kube_proxy_that_is_kept_off_is_named_where_it_is_to_serve(tmp_path, m
     if not text:
         assert preflight_command.check_node(arguments).document == {"findings": []}
         return
-    with pytest.raises(PreflightError, match=r"^kube-proxy is kept off this node, and .* \[kept-off\]$"):
+    with pytest.raises(
+        PreflightError, match=r"^kube-proxy is kept off this node \(/var/lib/.*\), and .* \[kept-off\]$"
+    ):
         preflight_command.check_node(arguments)
     arguments.ignore = ["kept-off"]
     assert preflight_command.check_node(arguments).document == {"findings": ["kept-off"]}
@@ -100,4 +103,4 @@ def test_a_kube_proxy_that_is_kept_off_is_named_where_it_is_to_serve(tmp_path, m
 
 def test_roles_and_engine_name_the_same_mark() -> None:
     variables = yaml.safe_load((ROOT / "roles/service_proxy/vars/main.yml").read_text(encoding="utf-8"))
-    assert variables["__service_proxy_place_file"] == processes.KEPT_OFF_FILE
+    assert variables["__service_proxy_place_file"] == installed.KEPT_OFF_FILE

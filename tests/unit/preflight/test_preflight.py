@@ -227,6 +227,54 @@ def test_processes_of_other_network_namespaces_do_not_count(tmp_path: Path) -> N
     assert [item.number for item in processes.processes(str(tmp_path))] == [10]
 
 
+KUBE_PROXY = process("kube-proxy", "/usr/local/bin/kube-proxy")
+CILIUM = process("cilium-agent")
+SERVES = "networkPolicy:\n  enabled: true\n  # standalone: true\n"
+LEAVES = "networkPolicy:\n  enabled: true\n  standalone: true\n"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "kept_off", "running", "here", "standalone", "removed"),
+    [
+        (None, False, [], [], [], []),
+        (SERVES, False, [], [], ["kept-off"], []),
+        (SERVES, False, [CILIUM], [], [], []),
+        (SERVES, True, [], [], ["kept-off"], ["kept-off"]),
+        (LEAVES, False, [], [], [], ["kube-proxy"]),
+        (LEAVES, False, [KUBE_PROXY], ["kube-proxy"], [], ["kube-proxy", "kube-proxy"]),
+        (
+            "networkPolicy: {enabled: true, 'standalone': True}\n",
+            True,
+            [],
+            [],
+            ["kept-off"],
+            ["kube-proxy", "kept-off"],
+        ),
+        # No configuration that could be loaded.
+        ("networkPolicy: {standalone: true\n", False, [], [], [], ["kube-proxy"]),
+    ],
+)
+def test_a_node_is_never_left_without_a_service_proxy(
+    configuration: str | None,
+    kept_off: bool,
+    running: list[processes.Process],
+    here: list[str],
+    standalone: list[str],
+    removed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the agent's configuration, the mark of a migration, and what runs."""
+    for name, text in (("CONFIGURATION_FILE", configuration), ("KEPT_OFF_FILE", "x" if kept_off else None)):
+        monkeypatch.setattr(processes, name, str(tmp_path / name))
+        if text is not None:
+            put(tmp_path, name, text)
+    monkeypatch.setattr(processes, "processes", lambda _root="": running)
+    assert [finding.name for finding in processes.service_proxy_findings()] == here
+    assert [finding.name for finding in processes.service_proxy_findings(standalone=True)] == standalone
+    assert [finding.name for finding in processes.removal_findings(running)] == removed
+
+
 def test_ufw_dropping_forwarded_traffic_is_found(tmp_path: Path) -> None:
     assert processes.ufw_findings(str(tmp_path)) == []
     put(tmp_path, "etc/ufw/ufw.conf", "# ENABLED\nENABLED=yes\n")

@@ -149,7 +149,5 @@ def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
 
 
 def _hint_names(raw: object, field: str) -> Tuple[str, ...]:
-    names: Dict[str, None] = {}
-    for value, where in elements(raw, field):
-        names[text(mapping(value, where).get("name"), f"{where}.name")] = None
-    return tuple(names)
+    names = (text(mapping(value, where).get("name"), f"{where}.name") for value, where in elements(raw, field))
+    return tuple(dict.fromkeys(names))

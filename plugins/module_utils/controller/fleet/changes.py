@@ -25,11 +25,11 @@ class Change(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """All changes. ``since``: when the earlier report was made. ``numbers``: differences of those in the summary."""
+    """All changes. ``generated``: when the earlier report was made; ``numbers``: how those of its summary differ."""
 
-    since: str
-    items: Tuple[Change, ...]
+    generated: str
     numbers: Dict[str, int]
+    changes: Tuple[Change, ...]
 
 
 def changes(previous: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
@@ -44,9 +44,9 @@ def changes(previous: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
                 groups.setdefault((field, old, new), []).append(name)
     order = sorted(groups, key=lambda key: (FIELDS.index(key[0]), -len(groups[key]), key))
     return Changes(
-        since=text(previous.get("generated")),
-        items=tuple(Change(*key, tuple(groups[key])) for key in order),
+        generated=text(previous.get("generated")),
         numbers={name: number for name, number in _differences(previous, now) if number},
+        changes=tuple(Change(*key, tuple(groups[key])) for key in order),
     )
 
 

@@ -201,7 +201,7 @@ def _items(kind: str, nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]
     groups: Dict[Tuple[str, str], Dict[str, None]] = {}
     for node, own in zip(nodes, reasons):
         for reason in own:
-            if reason.kind == kind and (kind != DRIFTED or not node.changes):
+            if reason.kind == kind and (kind != DRIFTED or not node.changes or reason.words in node.other_proxies):
                 groups.setdefault((reason.subject, reason.words), {})[node.name] = None
     order = sorted(groups, key=lambda key: (-len(groups[key]), natural_key(key[0]), natural_key(key[1])))
     return [Item(subject, words, tuple(groups[subject, words])) for subject, words in order]
@@ -269,10 +269,6 @@ def summary(report: Report) -> Dict[str, Any]:
     }
 
 
-def _changes_document(found: Changes) -> Dict[str, Any]:
-    return {"generated": found.since, "numbers": found.numbers, "changes": _plain(found.items)}
-
-
 def document(report: Report) -> Dict[str, Any]:
     """Return the report as plain JSON values, which docs/fleet.md describes."""
     about = report.about
@@ -283,7 +279,7 @@ def document(report: Report) -> Dict[str, Any]:
         "collection": {"version": about.collection_version, "engine": about.engine},
         "stale_after_seconds": about.stale_after,
         "summary": summary(report),
-        "previous": None if report.changes is None else _changes_document(report.changes),
+        "previous": _plain(report.changes),
         "exceptions": [
             {
                 "kind": found.kind,

@@ -264,9 +264,6 @@ def chain_table(
     redirected: Redirected = NO_REDIRECTS,
 ) -> ChainTable:
     """Return chains and jump rules in one table, as the resource of chains requires; see :func:`chains`."""
-    table: ChainTable = {}
-    for chain, rules in chains(settings, filled, firewalled, redirected).items():
-        table[chain] = rules
-    for key in jumps(settings.behaviour):
-        table[key] = 1
+    table: ChainTable = dict(chains(settings, filled, firewalled, redirected).items())
+    table.update((key, 1) for key in jumps(settings.behaviour))
     return table
