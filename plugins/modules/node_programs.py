@@ -34,8 +34,9 @@ options:
     default: false
   standalone:
     description:
-      - Whether to fail if kube-proxy is kept off the node by the playbook C(kubenode.proxy.migrate). For a node that
-        will enforce network policies only, because another program serves the Services.
+      - Whether to fail if nothing would serve the Services of a node that will enforce network policies only. So it is
+        if the playbook C(kubenode.proxy.migrate) keeps kube-proxy off the node, or the node's agent serves Services and
+        no other service proxy runs.
     type: bool
     default: false
   ignore_findings:

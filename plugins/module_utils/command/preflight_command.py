@@ -9,7 +9,7 @@ import argparse
 
 from ..configuration.load import load_given
 from ..preflight.findings import judge
-from ..preflight.processes import service_proxy_findings
+from ..preflight.processes import leaves_services, service_proxy_findings
 from .result import OK, CommandResult
 
 
@@ -18,11 +18,11 @@ def check_node(arguments: argparse.Namespace) -> CommandResult:
 
     Raises PreflightError, ConfigurationError.
     """
-    found, kept_off = service_proxy_findings(), service_proxy_findings(standalone=True)
-    # Only then, because reading the configuration takes longer than everything else.
-    if found or kept_off:
-        standalone = load_given(arguments.config).configuration.node_proxy.network_policy.standalone
-        found = kept_off if standalone else found
+    found = service_proxy_findings()
+    # Loaded only then, because that takes longer than everything else, and the agent starts after it.
+    asks = found or leaves_services(arguments.config)
+    if asks and load_given(arguments.config).configuration.node_proxy.network_policy.standalone:
+        found = service_proxy_findings(standalone=True)
     warnings = tuple(judge(found, arguments.ignore))
     lines = [] if found else ["no other service proxy runs on this node"]
     return CommandResult(OK, lines, {"findings": [finding.name for finding in found]}, warnings)

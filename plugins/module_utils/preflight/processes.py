@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Running programs and a firewall that handle this node's Service traffic or drop it; reads files only."""
+"""Who handles this node's Service traffic, or drops it: running programs, a firewall, and files that say so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .findings import (
     Finding,
 )
 
-_STANDALONE = re.compile(r"^[^#\n]*\bstandalone[\"']?\s*:\s*true\b", re.IGNORECASE | re.MULTILINE)
+_STANDALONE = re.compile(r"^[^#\n]*\bstandalone[\"']?\s*:\s*(?:true|yes|on)\b", re.IGNORECASE | re.MULTILINE)
 _KEPT_OFF = f"kube-proxy is kept off this node ({KEPT_OFF_FILE})"
 _BACK = "give the node back (kubenode.proxy.migrate with migrate_direction=back)"
 _SERVICE_PROXIES = (KUBE_PROXY, KUBE_ROUTER, EMBEDDED_KUBE_PROXY, CILIUM)
@@ -141,12 +141,12 @@ def service_proxy_findings(root: str = "", standalone: bool = False) -> List[Fin
     return []
 
 
-def leaves_services() -> Optional[bool]:
-    """Return whether the agent leaves Services to another program, by the text of its configuration; None without one.
+def leaves_services(path: str = "") -> Optional[bool]:
+    """Return whether Services are left to another program, by the text of a configuration; None without one.
 
-    Not every Python on the node can read YAML.
+    ``path``: that of the agent if empty. Not every Python on the node can read YAML.
     """
-    text = facts.read_text(CONFIGURATION_FILE)
+    text = facts.read_text(path or CONFIGURATION_FILE)
     return None if text is None else _STANDALONE.search(text) is not None
 
 

@@ -104,3 +104,13 @@ def test_a_kube_proxy_that_is_kept_off_is_named_where_it_is_to_serve(tmp_path, m
 def test_roles_and_engine_name_the_same_mark() -> None:
     variables = yaml.safe_load((ROOT / "roles/service_proxy/vars/main.yml").read_text(encoding="utf-8"))
     assert variables["__service_proxy_place_file"] == installed.KEPT_OFF_FILE
+
+
+def test_the_start_of_an_agent_that_serves_loads_no_configuration(tmp_path, monkeypatch) -> None:
+    configuration = tmp_path / "config.yaml"
+    configuration.write_text(ONLY.partition("---")[0], encoding="utf-8")
+    monkeypatch.setattr(processes, "CONFIGURATION_FILE", str(configuration))
+    monkeypatch.setattr(processes, "processes", lambda _root="": [])
+    monkeypatch.setattr(preflight_command, "load_given", lambda _path: pytest.fail("the configuration is loaded"))
+    arguments = argparse.Namespace(config=str(configuration), ignore=[])
+    assert preflight_command.check_node(arguments).document == {"findings": []}

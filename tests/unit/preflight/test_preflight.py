@@ -241,6 +241,7 @@ LEAVES = "networkPolicy:\n  enabled: true\n  standalone: true\n"
         (SERVES, False, [CILIUM], [], [], []),
         (SERVES, True, [], [], ["kept-off"], ["kept-off"]),
         (LEAVES, False, [], [], [], ["kube-proxy"]),
+        ("networkPolicy: {enabled: yes, standalone: yes}\n", False, [], [], [], ["kube-proxy"]),
         (LEAVES, False, [KUBE_PROXY], ["kube-proxy"], [], ["kube-proxy", "kube-proxy"]),
         (
             "networkPolicy: {enabled: true, 'standalone': True}\n",

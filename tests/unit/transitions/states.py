@@ -103,9 +103,13 @@ def _combined(traits: str) -> Trait:
     )
 
 
+#: The traits with source ranges.
+RANGES = ("narrow", "wide", "allowed")
+
+
 def ranges_of(one: Any) -> FrozenSet[str]:
     """Return the source ranges of a state of one Service."""
-    return frozenset(trait for trait in ("narrow", "wide", "allowed") if one and trait in one[0])
+    return frozenset(trait for trait in RANGES if one and trait in one[0])
 
 
 PAIRS = ["+".join(pair) for pair in itertools.combinations(list(TRAITS)[1:], 2)]

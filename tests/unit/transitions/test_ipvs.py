@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import NO
 from .ipvs_packets import FILLING, Check, arrivals, fates
 from .states import (
     PAIRS,
+    RANGES,
     VARIETIES,
     Change,
     Node,
@@ -91,7 +92,7 @@ def test_all_changes_of_one_service(name: str, part: int) -> None:
 def _is_excepted(change: Change, node: Node) -> bool:
     """Return whether docs/architecture.md excepts a change: other ranges and endpoints at once, redirected clients."""
     if node.behaviour != "kube-proxy":
-        return any(trait in str(change) for trait in ("external local", "narrow", "wide", "allowed"))
+        return any(trait in str(change) for trait in ("external local", *RANGES))
     ones_of = ((old, new) for old, new in zip(*change) if old and new and old[1] != new[1])
     return any(ranges_of(old) and ranges_of(new) and ranges_of(old) != ranges_of(new) for old, new in ones_of)
 

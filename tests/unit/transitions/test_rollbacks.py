@@ -19,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Pl
 from .ipvs import MODES
 from .ipvs_packets import FILLING
 from .rollbacks import Rollback
-from .states import VARIETIES, Change, all_changes, ones, random_changes
+from .states import RANGES, VARIETIES, Change, all_changes, ones, random_changes
 from .test_ipvs import without_exceptions as of_ipvs_mode
 from .test_modes import IPVS, without_exceptions
 
@@ -41,7 +41,7 @@ def changes_of(check: Rollback, mode: str, to_mode: str, several: List[Change]) 
         return without_exceptions(mode, to_mode, check.node, found)
     if mode in IPVS:
         found = of_ipvs_mode(found, check.node)
-    excepted = ("narrow", "wide", "allowed", "external local") if mode == _TABLE else ()
+    excepted = ("external local", *RANGES) if mode == _TABLE else ()
     return [change for change in found if not any(trait in str(change) for trait in excepted)]
 
 
