@@ -19,7 +19,7 @@ from ...rendering.ipvs.model import SetDefinition, SetElementKey
 from ...rendering.ipvs.sets import BITMAP_PORT, exempted
 from ...rendering.ipvs.text import set_line
 from ...resources import Change, Kind, Passes, Resource
-from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_forbidden, is_missing
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_forbidden, is_missing, refusals_as
 from ..netlink.protocol import NETLINK_NETFILTER, Slice
 from ..netlink.socket import NetlinkSocket
 from . import messages
@@ -51,12 +51,9 @@ class IpsetSocket(Closing):
         self.netlink.close()
 
     def _list(self, name: str = "", header_only: bool = False) -> List[Slice]:
-        try:
+        with refusals_as(f"set {name or 'list'} cannot be read", is_missing):
             return self.netlink.dump(messages.LIST, messages.list_request(self.protocol, name, header_only))
-        except NetlinkRefusal as refusal:
-            if is_missing(refusal.error):
-                return []
-            raise KernelError(f"set {name or 'list'} cannot be read: {refusal.error}") from refusal
+        return []
 
     def headers(self) -> Dict[str, SetDefinition]:
         """Return the definitions of all sets of the namespace by name. Raises KernelError."""

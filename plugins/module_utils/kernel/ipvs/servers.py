@@ -22,7 +22,7 @@ from ...rendering.ipvs.text import real_server_line, virtual_server_line
 from ...resources import Change, Kind, Resource
 from ..facts import PROC_IPVS
 from ..netlink.generic import generic_family, has_number
-from ..netlink.outcomes import MessageError, NetlinkRefusal, Reply, is_existing, is_missing
+from ..netlink.outcomes import MessageError, NetlinkRefusal, Reply, is_existing, is_missing, refusals_as
 from ..netlink.protocol import NETLINK_GENERIC, Slice
 from ..netlink.socket import NetlinkSocket
 from . import messages
@@ -84,10 +84,8 @@ class IpvsSocket(Closing):
 
         ``marks``: also those that are named by a firewall mark. Raises KernelError.
         """
-        try:
+        with refusals_as("virtual servers cannot be listed"):
             dump = self._dump(messages.header(messages.GET_SERVICE))
-        except NetlinkRefusal as refusal:
-            raise KernelError(f"virtual servers cannot be listed: {refusal.error}") from refusal
         for buffer, _kind, start, end in dump:
             attributes = messages.service_attributes(buffer, start, end)
             entry = messages.decode_service(attributes, marks)
@@ -100,12 +98,9 @@ class IpvsSocket(Closing):
         A virtual server that does not exist has none. Raises KernelError.
         """
         request = messages.header(messages.GET_DEST) + messages.service_identity(server)
-        try:
+        dump: List[Slice] = []
+        with refusals_as(f"real servers of {server} cannot be listed", is_missing):
             dump = self._dump(request)
-        except NetlinkRefusal as refusal:
-            if is_missing(refusal.error):
-                return
-            raise KernelError(f"real servers of {server} cannot be listed: {refusal.error}") from refusal
         for view, _kind, start, end in dump:
             yield view, start, end
 
@@ -152,18 +147,14 @@ class IpvsSocket(Closing):
 
     def timeouts(self) -> Dict[str, int]:
         """Return the timeouts of connections in seconds, by name: tcp, tcp_fin, udp. Raises KernelError."""
-        try:
+        with refusals_as("IPVS timeouts cannot be read"):
             replies = self._request(messages.header(messages.GET_CONFIG))
-        except NetlinkRefusal as refusal:
-            raise KernelError(f"IPVS timeouts cannot be read: {refusal.error}") from refusal
         return messages.decode_timeouts(replies[0].payload) if replies else {}
 
     def set_timeouts(self, seconds: Dict[str, int]) -> None:
         """Set timeouts by name (tcp, tcp_fin, udp); those absent or 0 are not changed. Raises KernelError."""
-        try:
+        with refusals_as(f"IPVS timeouts cannot be set to {seconds}"):
             self._request(messages.encode_timeouts(seconds))
-        except NetlinkRefusal as refusal:
-            raise KernelError(f"IPVS timeouts cannot be set to {seconds}: {refusal.error}") from refusal
 
     def send(
         self,

@@ -9,11 +9,11 @@ A family has a number while its module is loaded; loaded again, it has another o
 from __future__ import annotations
 
 import struct
-from typing import Optional
+from typing import List, Optional
 
 from ...base.errors import KernelError
 from .attributes import attribute, attribute_text, parse_attributes, text_attribute
-from .outcomes import NetlinkRefusal, is_missing
+from .outcomes import Reply, is_missing, refusals_as
 from .socket import NetlinkSocket
 
 _CTRL_CMD_GETFAMILY = 3
@@ -26,12 +26,9 @@ _NUMBER = struct.Struct("=H")
 
 def _answer(sock: NetlinkSocket, question: bytes, name: str, wanted: int) -> Optional[memoryview]:
     """Return an attribute of the kernel's answer to a question about a family; None if there is no such family."""
-    try:
+    replies: List[Reply] = []
+    with refusals_as(f"generic netlink family {name}", is_missing):
         replies = sock.request(_GENL_ID_CTRL, _HEADER + question)
-    except NetlinkRefusal as refusal:
-        if is_missing(refusal.error):
-            return None
-        raise KernelError(f"generic netlink family {name}: {refusal.error}") from refusal
     found = (parse_attributes(memoryview(reply.payload), 4, len(reply.payload)) for reply in replies)
     return next((attributes[wanted] for attributes in found if wanted in attributes), None)
 

@@ -8,10 +8,11 @@ Sources: netlink(7), linux/netlink.h (struct nlmsgerr, extended acknowledgements
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
-from typing import List, NamedTuple
+from typing import Callable, Iterator, List, NamedTuple
 
 from ...base.errors import KernelError
 from .attributes import attribute_text, parse_attributes
@@ -122,3 +123,13 @@ class NetlinkRefusal(KernelError):
     def __init__(self, error: MessageError) -> None:
         super().__init__(f"netlink: {error}")
         self.error = error
+
+
+@contextlib.contextmanager
+def refusals_as(doing: str, fine: Callable[[MessageError], bool] = lambda _error: False) -> Iterator[None]:
+    """Turn a refusal in the ``with`` statement, unless ``fine``, into a KernelError: ``doing``, then the reason."""
+    try:
+        yield
+    except NetlinkRefusal as refusal:
+        if not fine(refusal.error):
+            raise KernelError(f"{doing}: {refusal.error}") from refusal

@@ -10,7 +10,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 from ...base.errors import KernelError
 from ...rendering.nftables.objects import TABLE_DORMANT
 from ..netlink.attributes import attribute_text, parse_attributes
-from ..netlink.outcomes import MessageError, NetlinkRefusal, is_forbidden, is_missing, is_unsupported
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_forbidden, is_missing, is_unsupported, refusals_as
 from ..netlink.protocol import Slice
 from ..netlink.socket import NetlinkSocket
 from . import attributes as uapi
@@ -55,10 +55,8 @@ def dumped(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
 
 
 def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Dict[int, memoryview]]:
-    try:
+    with refusals_as(f"{what} of nftables ({family}) cannot be listed"):
         dumped = sock.dump(kind, family_header(family))
-    except NetlinkRefusal as refusal:
-        raise KernelError(f"{what} of nftables ({family}) cannot be listed: {refusal.error}") from refusal
     for view, _kind, start, end in dumped:
         yield parse_attributes(view, start + uapi.GENMSG_BYTES, end)
 

@@ -19,7 +19,7 @@ from ...rendering.ipvs.model import DEVICE
 from ...rendering.ipvs.text import address_line
 from ...resources import Change, Kind, Resource
 from ..netlink.attributes import attribute, nested, parse_attributes, text_attribute
-from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_missing, is_unsupported
+from ..netlink.outcomes import MessageError, NetlinkRefusal, is_existing, is_missing, is_unsupported, refusals_as
 from ..netlink.protocol import NLM_F_CREATE, NLM_F_EXCL, Message
 from ..netlink.socket import NetlinkSocket
 from .addresses import IFA_ADDRESS, IFA_CACHEINFO, IFA_LOCAL, IFADDRMSG, RTM_DELADDR, RTM_NEWADDR, each_address
@@ -46,16 +46,10 @@ class Link(NamedTuple):
 def find_link(sock: NetlinkSocket, name: str) -> Optional[Link]:
     """Return the device of that name, or None. ``sock`` is a NETLINK_ROUTE socket. Raises KernelError."""
     payload = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text_attribute(IFLA_IFNAME, name)
-    try:
-        replies = sock.request(RTM_GETLINK, payload)
-    except NetlinkRefusal as refusal:
-        if is_missing(refusal.error):
-            return None
-        raise KernelError(f"device {name} cannot be read: {refusal.error}") from refusal
-    for reply in replies:
-        view = memoryview(reply.payload)
-        _family, _type, index, _flags, _change = LINK.unpack_from(view)
-        return Link(index, kind_of(parse_attributes(view, LINK.size, len(view))))
+    with refusals_as(f"device {name} cannot be read", is_missing):
+        for reply in sock.request(RTM_GETLINK, payload):
+            view = memoryview(reply.payload)
+            return Link(LINK.unpack_from(view)[2], kind_of(parse_attributes(view, LINK.size, len(view))))
     return None
 
 

@@ -11,9 +11,8 @@ import struct
 from typing import Iterator, NamedTuple, Optional, Set
 
 from ...base.addresses import IPV6, address_bits, family_of, packed
-from ...base.errors import KernelError
 from ..netlink.attributes import attribute, parse_attributes
-from ..netlink.outcomes import NetlinkRefusal
+from ..netlink.outcomes import refusals_as
 from ..netlink.socket import NetlinkSocket
 
 _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
@@ -95,10 +94,7 @@ def _route_to(sock: NetlinkSocket, address: str, flags: int) -> Optional[memoryv
     family = family_of(address)
     number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
     request = _ROUTE.pack(number, address_bits(family), 0, 0, 0, 0, 0, 0, flags)
-    try:
-        replies = sock.request(_RTM_GETROUTE, request + attribute(_RTA_DST, packed(address) or b""))
-    except NetlinkRefusal as refusal:
-        if refusal.error.errno in _NO_ROUTE:
-            return None
-        raise KernelError(f"the route to {address} cannot be read: {refusal.error}") from refusal
-    return next((memoryview(reply.payload) for reply in replies), None)
+    with refusals_as(f"the route to {address} cannot be read", lambda error: error.errno in _NO_ROUTE):
+        for reply in sock.request(_RTM_GETROUTE, request + attribute(_RTA_DST, packed(address) or b"")):
+            return memoryview(reply.payload)
+    return None

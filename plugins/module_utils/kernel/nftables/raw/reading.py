@@ -20,11 +20,10 @@ from __future__ import annotations
 
 from typing import Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ....base.errors import KernelError
 from ....rendering.nftables.expressions import Dynset
 from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, TABLE_OWNER, TABLE_PERSIST, ObjectKey
 from ...netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
-from ...netlink.outcomes import NetlinkRefusal
+from ...netlink.outcomes import refusals_as
 from ...netlink.socket import NetlinkSocket
 from .. import attributes as uapi
 from .. import messages
@@ -236,10 +235,8 @@ class RawReader:
         self._in_table = self._header + text_attribute(uapi.NFTA_TABLE_NAME, name)
 
     def _dump(self, kind: int, payload: bytes) -> Iterator[memoryview]:
-        try:
+        with refusals_as(f"table {self._name} cannot be read"):
             slices = dumped(self._sock, kind, payload)
-        except NetlinkRefusal as refusal:
-            raise KernelError(f"table {self._name} cannot be read: {refusal.error}") from refusal
         for view, _kind, start, end in slices:
             yield view[start:end]
 
