@@ -22,10 +22,7 @@ def requested(
     rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], settings: DataplaneSettings
 ) -> Set[str]:
     """Return the schedulers, other than the node's, that ServicePorts request in a mode."""
-    found: Set[str] = set()
-    for info in service_ports:
-        found |= rendering.serving(info).requested_schedulers(info, settings)
-    return found
+    return {name for info in service_ports for name in rendering.serving(info).requested_schedulers(info, settings)}
 
 
 def with_schedulers(

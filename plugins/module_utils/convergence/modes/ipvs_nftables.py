@@ -27,7 +27,7 @@ class IpvsWithNftables(ValidatedMode, IpvsMode):
     """See the base class."""
 
     rendering = OVER_NFTABLES
-    table = TableNeeds(OVER_NFTABLES, RESOURCE, IPVS_TABLE, "ipvs mode with the filter backend nftables")
+    table = TableNeeds(RESOURCE, IPVS_TABLE, "ipvs mode with the filter backend nftables")
     filter_backend = OVER_NFTABLES.filter_backend.name
     subsystems = Subsystems(ipvs=True, ipvs_table=True, device=ipvs.DEVICE)
     # As for nftables mode.

@@ -34,7 +34,7 @@ class NftablesMode(ValidatedMode):
     """See the base class."""
 
     rendering = RENDERING
-    table = TableNeeds(RENDERING, RESOURCE, SERVICES_TABLE, "nftables mode")
+    table = TableNeeds(RESOURCE, SERVICES_TABLE, "nftables mode")
     subsystems = Subsystems(nftables=True)
     uncounted = (
         "nftables mode counts connections where traffic.countConnections is true, and packets and bytes, of Services "

@@ -17,7 +17,7 @@ from ...rendering.nothing import RENDERING
 from ...resources import Stage
 from ..family import FamilyTables
 from ..handles import KernelHandles
-from .mode import Families, Mode, Subsystems
+from .mode import Mode, Subsystems
 
 
 class NoMode(Mode):
@@ -29,10 +29,6 @@ class NoMode(Mode):
     needs = ModeNeeds(NONE, kernel=(5, 13, 0), exclusive=False)
     serves = False
     tracks_connections = False
-
-    def find_families(self, families: Sequence[str]) -> Families:
-        """Return no families and no obstacles: no family is served."""
-        return Families({}, {})
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles

@@ -21,7 +21,7 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, LiveConnection, Remembered
-from .mode import Adjustments, Families, Mode, Subsystems
+from .mode import Adjustments, Mode, Subsystems
 from .stages.userspace import address_device_stage, userspace_addresses
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ class UserspaceMode(Mode):
         "networkPolicy.enabled: in userspace mode the node itself connects to endpoints, so policies of pods do not "
         "judge who uses their Service"
     )
-
-    def find_families(self, families: Sequence[str]) -> Families:
-        """Return all families of the node: each can be served."""
-        return Families({}, {})
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles

@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Sequence
+from typing import List, NamedTuple, Sequence
 
 from ...kernel.nftables.probe import refused_part
 from ...rendering.nftables.objects import TableIdentity
-from ...rendering.rendering import Rendering
 from .mode import Families, Mode
 
 
 class TableNeeds(NamedTuple):
-    """The table that a mode needs: its rendering, its resource and its identity; ``user`` needs it, for messages."""
+    """The table that a mode needs: its resource and its identity; ``user`` needs it, for messages."""
 
-    rendering: Rendering[Any]
     resource: str
     identity: TableIdentity
     user: str
@@ -29,8 +27,8 @@ class ValidatedMode(Mode):
 
     def find_families(self, families: Sequence[str]) -> Families:
         """Have the kernel validate a table with everything that the mode uses, without keeping it."""
-        rendering, resource, identity, user = self.table
-        refused = {family: refused_part(family, rendering, resource, identity) for family in families}
+        resource, identity, user = self.table
+        refused = {family: refused_part(family, self.rendering, resource, identity) for family in families}
         why = f"nf_tables refuses rules that {user} needs"
         return Families({}, {family: f"{why}: {part}" for family, part in refused.items() if part})
 
