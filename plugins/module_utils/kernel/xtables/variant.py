@@ -263,16 +263,7 @@ def detect_variant(family: str, wanted: str = "", survey: Optional[Survey] = Non
         refused = nat_refused(family) if name == NFT else ""
         if refused:
             name, reason = LEGACY, refused
-    programs = installed[name]
-    return XtablesVariant(
-        family=family,
-        name=name,
-        reason=reason,
-        version=programs.version,
-        main=programs.main,
-        save=programs.save,
-        restore=programs.restore,
-    )
+    return XtablesVariant(family, name, reason, *installed[name])
 
 
 def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
