@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from ..base.addresses import FAMILIES, address_and_port, family_of
-from .model import NamespacedName, Service
+from .model import YOUNGEST, NamespacedName, Service
 
 _CLUSTER_IP, _FOR_API_SERVERS, _API_SERVER, _LOAD_BALANCER, _EXTERNAL_IP, _NODE_PORT = range(6)
 _KINDS = (
@@ -32,8 +32,6 @@ _KINDS = (
     "external IP",
     "node port",
 )
-#: Sorts after every time: a Service without a creation time counts as the youngest.
-_YOUNGEST = "~"
 
 
 class Claim(NamedTuple):
@@ -181,7 +179,7 @@ def _claims_of(name: NamespacedName, service: Optional[Service], leading: Frozen
     claims: Dict[Claim, _Claimant] = {}
     if service is None:
         return claims
-    of_cluster, created = not service.static, service.created or _YOUNGEST
+    of_cluster, created = not service.static, service.created or YOUNGEST
     served = [(family, ip) for family, ip in zip(FAMILIES, (service.cluster_ip_v4, service.cluster_ip_v6)) if ip]
     families = [family for family, _ip in served]
     by_kind = [
@@ -221,8 +219,9 @@ class Claims:
         self._claimants: Dict[Claim, _Claimants] = {}
         #: How many claims each Service loses, if any.
         self._lost: Dict[NamespacedName, int] = {}
-        self._servers = _NONE
-        #: The addresses alone: a Service at another port of one does not lose it.
+        #: The addresses of the API servers.
+        self.servers = _NONE
+        #: Their addresses alone: a Service at another port of one does not lose it.
         self.server_addresses: FrozenSet[str] = frozenset()
         self._leading: Dict[NamespacedName, FrozenSet[Claim]] = {}
         self._conflicts = NO_CONFLICTS
@@ -250,18 +249,13 @@ class Claims:
         contest = (found[0], *[claimant for claimant in found[1:] if claimant is not _API_SERVERS])
         return contest if len(contest) > 1 else _NO_CONTEST
 
-    @property
-    def servers(self) -> FrozenSet[Claim]:
-        """The addresses of the API servers."""
-        return self._servers
-
     def leading(self, service: NamespacedName) -> FrozenSet[Claim]:
         """Return the claims of API servers that a Service makes as their load balancer."""
         return self._leading.get(service, _NONE)
 
     def set_servers(self, servers: FrozenSet[Claim]) -> Set[NamespacedName]:
         """Replace the addresses of the API servers; return the Services at one of the earlier or later ones."""
-        before, self._servers = self._servers, servers
+        before, self.servers = self.servers, servers
         addresses = frozenset(claim.address for claim in servers)
         changed, self.server_addresses = self.server_addresses ^ addresses, addresses
         others = [claim for claim in self._claimants if claim.address in changed] if changed else []

@@ -200,20 +200,22 @@ def protocol(value: object, field: str) -> str:
     raise Invalid(field, f"{shown(value)} is not TCP, UDP or SCTP")
 
 
+def converted(value: object, field: str, convert: Callable[[str], Optional[_Item]], expected: str) -> _Item:
+    """Return what ``convert`` makes of a string. Raises Invalid if that is None: it is not ``expected``."""
+    found = convert(text(value, field))
+    if found is None:
+        raise Invalid(field, f"{shown(value)} is not {expected}")
+    return found
+
+
 def address(value: object, field: str) -> str:
     """Return an address in canonical form. Raises Invalid."""
-    canonical = canonical_address(text(value, field))
-    if canonical is None:
-        raise Invalid(field, f"{shown(value)} is not an IP address")
-    return canonical
+    return converted(value, field, canonical_address, "an IP address")
 
 
 def cidr(value: object, field: str) -> str:
     """Return a CIDR in canonical form. Raises Invalid."""
-    canonical = canonical_network(text(value, field))
-    if canonical is None:
-        raise Invalid(field, f"{shown(value)} is not a CIDR")
-    return canonical
+    return converted(value, field, canonical_network, "a CIDR")
 
 
 def ip_family(value: object, field: str) -> str:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 from ...base.durations import parse_duration
-from ..fields import Invalid, is_dns_label, is_dns_subdomain, mapping, shown, text
+from ..fields import Invalid, is_dns_label, is_dns_subdomain, leniently, mapping, shown, text
 from ..model import HealthCheck
 
 CHECK = "kubenode.proxy/check"
@@ -33,16 +33,14 @@ def parse_check(metadata: Mapping[str, Any], skipped: List[Invalid]) -> Optional
 
     A Service with an invalid annotation is served without a check; the annotation is appended to ``skipped``.
     """
-    try:
-        annotations = mapping(metadata.get("annotations"), "metadata.annotations")
-        given = {name: text(annotations[name], _field(name)) for name in ANNOTATIONS if name in annotations}
-        return _check(given) if CHECK in given else None
-    except Invalid as error:
-        skipped.append(error)
+    return leniently(_check, metadata.get("annotations"), "metadata.annotations", skipped, None)
+
+
+def _check(value: object, field: str) -> Optional[HealthCheck]:
+    annotations = mapping(value, field)
+    given = {name: text(annotations[name], _field(name)) for name in ANNOTATIONS if name in annotations}
+    if CHECK not in given:
         return None
-
-
-def _check(given: Dict[str, str]) -> HealthCheck:
     default = HealthCheck()
     scheme = given[CHECK]
     if scheme not in SCHEMES:

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 from ...base.addresses import Network, parse_network
 from ..fields import (
     Invalid,
+    converted,
     dns_label,
     dns_subdomain,
     elements,
@@ -26,7 +27,6 @@ from ..fields import (
     protocol,
     sequence,
     shown,
-    text,
 )
 from ..policies.policy_model import (
     DIRECTIONS,
@@ -133,10 +133,7 @@ def _peer(value: object, field: str, namespace: str) -> Peer:
 
 def read_network(value: object, field: str) -> Network:
     """Return the range of a CIDR, host bits cleared. Raises Invalid."""
-    network = parse_network(text(value, field))
-    if network is None:
-        raise Invalid(field, f"{shown(value)} is not a CIDR")
-    return network
+    return converted(value, field, parse_network, "a CIDR")
 
 
 def read_block(value: object, field: str) -> BlockPeer:

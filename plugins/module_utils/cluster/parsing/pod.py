@@ -132,20 +132,17 @@ def _ports(spec: Dict[str, Any], skipped: List[Invalid]) -> Tuple[ContainerPort,
             if kind == "initContainers" and item.get("restartPolicy") != _ALWAYS:
                 continue
             for position, port in enumerate(_list(item.get("ports"), f"{where}.ports", skipped)):
-                named = _port(port, f"{where}.ports[{position}]", skipped)
+                named = leniently(_port, port, f"{where}.ports[{position}]", skipped, None)
                 if named is not None:
                     found[named] = None
     return tuple(found)
 
 
-def _port(value: object, field: str, skipped: List[Invalid]) -> Optional[ContainerPort]:
-    try:
-        raw = mapping(value, field)
-        name = text(raw.get("name"), f"{field}.name")
-        if not name:
-            return None
-        number = integer(raw.get("containerPort"), f"{field}.containerPort", 1, 65535)
-        return ContainerPort(interned(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
-    except Invalid as error:
-        skipped.append(error)
+def _port(value: object, field: str) -> Optional[ContainerPort]:
+    """Return a port, None if it has no name. Raises Invalid."""
+    raw = mapping(value, field)
+    name = text(raw.get("name"), f"{field}.name")
+    if not name:
         return None
+    number = integer(raw.get("containerPort"), f"{field}.containerPort", 1, 65535)
+    return ContainerPort(interned(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
