@@ -13,8 +13,8 @@ from ...base.closing import Closing, closed_on_error
 from ...base.errors import KernelError, os_errors
 from ...base.socket_filter import ALL_BYTES, JUMP_EQUAL, LOAD_WORD, RETURN, Instruction, attach
 from .protocol import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
+from .socket import SO_RCVBUFFORCE, set_buffer
 
-_SO_RCVBUFFORCE = 33
 #: One transaction of nf_tables can cause tens of thousands of notifications at once.
 _RECEIVE_BUFFER_BYTES = 16 << 20
 _DATAGRAM_BYTES = 1 << 20
@@ -50,15 +50,9 @@ class NetlinkListener(Closing):
             if ignored:
                 attach(self._socket, _without(ignored))
             self._socket.bind((0, 0))
-            self._widen()
+            set_buffer(self._socket, SO_RCVBUFFORCE, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             for group in groups:
                 self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
-
-    def _widen(self) -> None:
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
-        except PermissionError:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
 
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""

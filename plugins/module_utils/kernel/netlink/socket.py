@@ -37,7 +37,7 @@ from .encoding import encode_ready, encode_sends
 from .outcomes import MessageError, NetlinkRefusal, Outcome, Reply, extended_text
 
 _SO_SNDBUFFORCE = 32
-_SO_RCVBUFFORCE = 33
+SO_RCVBUFFORCE = 33
 
 _ERRNO = struct.Struct("=i")
 
@@ -66,6 +66,14 @@ def is_supported(protocol: int) -> bool:
     return True
 
 
+def set_buffer(sock: socket.socket, forced: int, plain: int, size: int) -> None:
+    """Set the size of a buffer, by the option beyond the system's limit, or without that privilege by the plain one."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, forced, size)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, plain, size)
+
+
 class NetlinkSocket(Closing):
     """A netlink socket in the network namespace of the calling thread; a context manager.
 
@@ -84,7 +92,7 @@ class NetlinkSocket(Closing):
             self._socket.settimeout(_RECEIVE_TIMEOUT_SECONDS)
             # Half of the value that getsockopt returns is the kernel's own overhead; sends larger than the rest are
             # refused whole.
-            self._set_buffer(_SO_RCVBUFFORCE, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+            set_buffer(self._socket, SO_RCVBUFFORCE, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             self._grow_send_buffer(send_bytes)
             received = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
             self._messages_per_send = max(32, received // _ERROR_TRUESIZE)
@@ -109,14 +117,8 @@ class NetlinkSocket(Closing):
             if error.errno != errno.ENOPROTOOPT:
                 raise
 
-    def _set_buffer(self, forced: int, plain: int, size: int) -> None:
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, forced, size)
-        except PermissionError:
-            self._socket.setsockopt(socket.SOL_SOCKET, plain, size)
-
     def _grow_send_buffer(self, size: int) -> None:
-        self._set_buffer(_SO_SNDBUFFORCE, socket.SO_SNDBUF, size)
+        set_buffer(self._socket, _SO_SNDBUFFORCE, socket.SO_SNDBUF, size)
         self._bytes_per_send = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2 - 64
 
     @property
