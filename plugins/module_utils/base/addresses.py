@@ -167,6 +167,16 @@ def canonical_network(text: str) -> Optional[str]:
     return None if network is None else str(network)
 
 
+def packed_place(address: str, port: int) -> bytes:
+    """Return an address and a port in network order, the address empty if it is not valid."""
+    return (packed(address) or b"") + port.to_bytes(2, "big")
+
+
+def unpacked_place(place: bytes) -> Tuple[str, int]:
+    """Return the address and the port of :func:`packed_place`."""
+    return unpacked(place[:-2]), int.from_bytes(place[-2:], "big")
+
+
 def address_and_port(address: str, port: int) -> str:
     """Return ``1.2.3.4:80`` or ``[fd00::1]:80`` for a canonical address."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

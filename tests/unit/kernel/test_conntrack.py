@@ -11,13 +11,13 @@ from typing import List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed_place as place
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import socket as conntrack_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import tcp_flows
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.connections import cutting_connections
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.flows import parse_flow
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import place
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket, finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.stale import delete_stale
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute, nested

@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
-from ...base.addresses import FAMILIES, Network, address_and_port, packed, parse_network, unpacked
+from ...base.addresses import (
+    FAMILIES,
+    Network,
+    address_and_port,
+    packed,
+    packed_place,
+    parse_network,
+    unpacked,
+    unpacked_place,
+)
 from ...cluster.model import Service
 from ...kernel.client_flow import ClientFlow
 from ...kernel.conntrack.client_flows import client_flows
@@ -85,7 +94,7 @@ def parse_serving(document: Any) -> Serving:
         networks = [parse_network(str(text)) for text in document["inside"]]
         return Serving(
             places={(str(protocol), _place(address, port)) for protocol, address, port in document["places"]},
-            node_ports={(str(protocol), _port(port)) for protocol, port in document["nodePorts"]},
+            node_ports={(str(protocol), _place("", port)) for protocol, port in document["nodePorts"]},
             node_port_addresses={packed(address) or b"" for address in document["nodePortAddresses"]},
             node_addresses={packed(address) or b"" for address in document["nodeAddresses"]},
             inside=tuple(network for network in networks if network is not None),
@@ -93,12 +102,8 @@ def parse_serving(document: Any) -> Serving:
         )
 
 
-def _port(number: Any) -> bytes:
-    return int(number).to_bytes(2, "big")
-
-
 def _place(address: Any, port: Any) -> bytes:
-    return (packed(str(address)) or b"") + _port(port)
+    return packed_place(str(address), int(port))
 
 
 def external_connections(serving: Serving, forwarded: Any) -> Connections:
@@ -128,8 +133,5 @@ def external_connections(serving: Serving, forwarded: Any) -> Connections:
 def describe(connection: Tuple[str, bytes, bytes]) -> Dict[str, str]:
     """Return a connection as text: protocol, client and destination."""
     protocol, source, destination = connection
-    return {"protocol": protocol, "client": _text(source), "destination": _text(destination)}
-
-
-def _text(place: bytes) -> str:
-    return address_and_port(unpacked(place[:-2]), int.from_bytes(place[-2:], "big"))
+    client, server = (address_and_port(*unpacked_place(place)) for place in (source, destination))
+    return {"protocol": protocol, "client": client, "destination": server}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, Iterable, Iterator, List, Optional, Set, Tuple
 
-from ...base.addresses import address_and_port, family_of, unpacked
+from ...base.addresses import address_and_port, family_of, unpacked_place
 from ...kernel.ipvs.statistics import real_server_statistics, virtual_server_statistics
 from ...kernel.netlink.protocol import NETLINK_NETFILTER
 from ...kernel.netlink.socket import NetlinkSocket
@@ -129,7 +129,7 @@ def of_elements(frontends: Frontends, with_connections: bool, with_bytes: bool) 
             owner = owners.get(element.key[:-4])
             if owner is not None:
                 # The data are an address and a port that is padded to a register.
-                endpoint = address_and_port(unpacked(element.data[:-4]), int.from_bytes(element.data[-4:-2], "big"))
+                endpoint = address_and_port(*unpacked_place(element.data[:-2]))
                 found.append(Sample(place, owner, endpoint, connections_only(element.packets)))
         for place, element in elements(_TRAFFIC if with_bytes else ()):
             # The key is the frontend and the direction.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ...base.addresses import unpacked
+from ...base.addresses import packed_place, unpacked_place
 from ..netlink.attributes import parse_attributes
 from . import messages as ct
 from .socket import ConntrackSocket, collected
@@ -60,10 +60,6 @@ class TrackedFlow(NamedTuple):
     seconds: int
 
 
-def _place(raw: bytes) -> Place:
-    return unpacked(raw[:-2]), int.from_bytes(raw[-2:], "big")
-
-
 def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optional[TrackedFlow]:
     """Parse a message of ctnetlink, from ``struct nfgenmsg`` on; None for an entry of another protocol."""
     found = parse_attributes(view, start + ct.NFGENMSG.size, end)
@@ -71,15 +67,14 @@ def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optiona
     if tuples is None or tuples[0][0] != ct.PROTOCOLS[protocol]:
         return None
     original, reply = tuples
-    source, destination, replier, client = map(_place, (*original[1:], *reply[1:]))
-    seconds = int.from_bytes(found.get(_CTA_TIMEOUT, b""), "big")
+    source, destination, replier, client = map(unpacked_place, (*original[1:], *reply[1:]))
     return TrackedFlow(
         source=source,
         destination=destination,
         reply_source=replier,
         reply_destination=client,
         state=_state(found, protocol),
-        seconds=seconds,
+        seconds=int.from_bytes(found.get(_CTA_TIMEOUT, b""), "big"),
     )
 
 
@@ -106,7 +101,7 @@ def _flows(
 ) -> Iterator[TrackedFlow]:
     count = 0
     # Kernels that do not know these attributes return all entries.
-    selection = ct.flow_selection(family, ct.PROTOCOLS[protocol], ct.place(*destination), ct.place(*source))
+    selection = ct.flow_selection(family, ct.PROTOCOLS[protocol], packed_place(*destination), packed_place(*source))
     for view, _kind, start, end in sock.dump(family, selection):
         flow = parse_flow(view, start, end, protocol)
         if flow is None or flow.destination != destination or flow.source[0] != source[0]:

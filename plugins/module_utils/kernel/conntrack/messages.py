@@ -13,7 +13,7 @@ import socket
 import struct
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 
-from ...base.addresses import IPV6, packed
+from ...base.addresses import IPV6
 from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes
 
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x0101, 0x0102
@@ -66,11 +66,6 @@ class RawEntry(NamedTuple):
 def header(family: str) -> bytes:
     """Return the ``struct nfgenmsg`` of a request about one family."""
     return NFGENMSG.pack(socket.AF_INET6 if family == IPV6 else socket.AF_INET, 0, 0)
-
-
-def place(address: str, port: int) -> bytes:
-    """Return an address and a port as entries have them: bytes in network order."""
-    return (packed(address) or b"") + port.to_bytes(2, "big")
 
 
 def selection(family: str, tuple_kind: int, parts: bytes, flags_kind: int, flags: int) -> bytes:

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
+from ...base.addresses import packed_place
 from ...configuration.behaviour import Behaviour
 from ...serviceports.flows import Frontend, examined_protocols, frontends_of
 from ...serviceports.info import ServicePortInfo
 from ..netlink.attributes import parse_attributes
-from .messages import NFGENMSG, SYN_SENT, UNREPLIED, identity, identity_of, place, state_number
+from .messages import NFGENMSG, SYN_SENT, UNREPLIED, identity, identity_of, state_number
 from .socket import ConntrackSocket, collected
 
 
@@ -59,7 +60,7 @@ def frontends(
     known: Dict[str, KnownFrontends] = {}
     for info in service_ports:
         if info.key.protocol in protocols:
-            serving = {place(endpoint.ip, endpoint.port) for endpoint in info.endpoints if endpoint.serving}
+            serving = {packed_place(endpoint.ip, endpoint.port) for endpoint in info.endpoints if endpoint.serving}
             for frontend in frontends_of(info):
                 _add(known, frontend, serving)
     for frontend in released:
@@ -71,7 +72,7 @@ def _add(known: Dict[str, KnownFrontends], frontend: Frontend, serving: Set[byte
     protocol = frontend.protocol
     found = known.setdefault(protocol, KnownFrontends(protocol == "UDP", {}, {}))
     if frontend.address:
-        found.addresses.setdefault(place(frontend.address, frontend.port), set()).update(serving)
+        found.addresses.setdefault(packed_place(frontend.address, frontend.port), set()).update(serving)
     else:
         found.node_ports.setdefault(frontend.port.to_bytes(2, "big"), set()).update(serving)
 

@@ -16,7 +16,7 @@ import socket
 import struct
 from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...base.addresses import IPV6
+from ...base.addresses import IPV6, packed_place
 from ...base.progress import Progress, unheeded
 from ...serviceports.flows import Frontend
 from ..netlink.attributes import parse_attributes
@@ -79,9 +79,9 @@ class Targets:
 
     def add(self, frontends: Iterable[Frontend], endpoints: Iterable[Place], others: bool = False) -> None:
         """Add the connections to frontends that lead to endpoints, or with ``others`` to anything else."""
-        leading = _Leading({ct.place(*endpoint) for endpoint in endpoints}, others)
+        leading = _Leading({packed_place(*endpoint) for endpoint in endpoints}, others)
         for _protocol, address, port in frontends:
-            place = ct.place(address, port)
+            place = packed_place(address, port)
             (self._addresses if address else self._node_ports).setdefault(place, []).append(leading)
 
     @property
