@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import FAMILIES
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute_text
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import attribute_text, number_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import attributes as uapi
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import decoding, messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
@@ -60,7 +60,7 @@ def anonymous_sets(real: NftablesResource) -> Iterator[Tuple[str, SetValue, Dict
     """Yield the anonymous sets in the table of the kernel, which a resource does not show, with their elements."""
     reader = real._reader()
     for found in list(reader._objects(messages.GET_SET)):
-        if decoding.u32(found, uapi.NFTA_SET_FLAGS) & SET_ANONYMOUS:
+        if number_in(found, uapi.NFTA_SET_FLAGS) & SET_ANONYMOUS:
             name, value = attribute_text(found[uapi.NFTA_SET_NAME]), decoding.parse_set(found)
             yield name, value, reader._ranges(name, value) if value.is_interval else reader.elements(name)
 

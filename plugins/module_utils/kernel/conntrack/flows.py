@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...base.addresses import packed_place, unpacked_place
-from ..netlink.attributes import parse_attributes
+from ..netlink.attributes import number_in, parse_attributes
 from . import messages as ct
 from .socket import ConntrackSocket, collected
 
@@ -74,12 +74,12 @@ def parse_flow(view: memoryview, start: int, end: int, protocol: str) -> Optiona
         reply_source=replier,
         reply_destination=client,
         state=_state(found, protocol),
-        seconds=int.from_bytes(found.get(_CTA_TIMEOUT, b""), "big"),
+        seconds=number_in(found, _CTA_TIMEOUT),
     )
 
 
 def _state(found: Mapping[int, memoryview], protocol: str) -> str:
-    status = int.from_bytes(found.get(ct.CTA_STATUS, b""), "big")
+    status = number_in(found, ct.CTA_STATUS)
     state = "replied" if status & ct.SEEN_REPLY else "unreplied"
     number, names = ct.state_number(found, protocol), _STATES.get(protocol, ())
     if number is not None and number < len(names):

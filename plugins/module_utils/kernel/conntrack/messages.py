@@ -14,7 +14,7 @@ import struct
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 
 from ...base.addresses import IPV6
-from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes
+from ..netlink.attributes import attribute, each_attribute, nested, nested_in, parse_attributes
 
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x0101, 0x0102
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_ID, CTA_ZONE, CTA_FILTER = 1, 2, 3, 12, 18, 25
@@ -109,7 +109,7 @@ def parse_tuple(view: memoryview, start: int, end: int) -> Optional[ParsedTuple]
     if CTA_TUPLE_IP not in parts or CTA_TUPLE_PROTO not in parts:
         return None
     addresses = [bytes(value) for _kind, value in sorted(_pairs(parts[CTA_TUPLE_IP]))]
-    proto = parse_attributes(parts[CTA_TUPLE_PROTO], 0, len(parts[CTA_TUPLE_PROTO]))
+    proto = nested_in(parts, CTA_TUPLE_PROTO)
     if len(addresses) != 2 or CTA_PROTO_NUM not in proto:
         return None
     source, destination = (address + bytes(proto.get(kind, bytes(2))) for kind, address in zip(_PORTS, addresses))
@@ -127,10 +127,9 @@ def parse_tuples(found: Mapping[int, memoryview]) -> Optional[Tuple[ParsedTuple,
 
 def state_number(found: Mapping[int, memoryview], protocol: str) -> Optional[int]:
     """Return the number of the state of an entry's protocol; None for one without states, or where it is missing."""
-    if protocol not in _INFO or _CTA_PROTOINFO not in found:
+    if protocol not in _INFO:
         return None
-    info = parse_attributes(found[_CTA_PROTOINFO], 0, len(found[_CTA_PROTOINFO])).get(_INFO[protocol])
-    state = None if info is None else parse_attributes(info, 0, len(info)).get(_STATE)
+    state = nested_in(nested_in(found, _CTA_PROTOINFO), _INFO[protocol]).get(_STATE)
     return None if state is None else state[0]
 
 

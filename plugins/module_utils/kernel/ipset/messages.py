@@ -21,6 +21,7 @@ from ..netlink.attributes import (
     attribute_text,
     each_attribute,
     nested,
+    nested_in,
     parse_attributes,
     text_attribute,
 )
@@ -259,8 +260,7 @@ def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str,
     found = parse_attributes(view, start + 4, end)
     if _TYPENAME not in found or _SETNAME not in found:
         return None
-    data = found.get(_DATA)
-    options = {} if data is None else parse_attributes(data, 0, len(data))
+    options = nested_in(found, _DATA)
     kind = attribute_text(found[_TYPENAME])
     number = found[_FAMILY][0] if _FAMILY in found else socket.AF_UNSPEC
     family = _FAMILY_NAMES.get(number, "")

@@ -16,7 +16,7 @@ import socket
 from collections import Counter
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
-from ...base.addresses import IPV4, packed, unpacked
+from ...base.addresses import IPV4, packed_place, unpacked
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
 from ..client_flow import ClientFlow, Wanted
@@ -129,7 +129,7 @@ def parse_clients(lines: Iterable[str], family: str) -> Iterator[ClientFlow]:
     address = _reader(family)
 
     def place(words: List[str], number: int) -> bytes:
-        return (packed(address(words[number])) or b"") + int(words[number + 1], 16).to_bytes(2, "big")
+        return packed_place(address(words[number]), int(words[number + 1], 16))
 
     def of_client(words: List[str]) -> Optional[ClientFlow]:
         source, destination = place(words, 1), place(words, 3)

@@ -16,7 +16,7 @@ from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 from ...base.addresses import IPV4, IPV6, UNSPECIFIED, packed, unpacked
 from ...base.errors import KernelError
 from ...rendering.ipvs.model import FIREWALL_MARK, HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
-from ..netlink.attributes import attribute, attribute_text, nested, parse_attributes, text_attribute
+from ..netlink.attributes import attribute, attribute_text, nested, nested_in, parse_attributes, text_attribute
 from ..netlink.protocol import NLM_F_REQUEST
 
 NEW_SERVICE, SET_SERVICE, DELETE_SERVICE, GET_SERVICE = 1, 2, 3, 4
@@ -240,8 +240,7 @@ class RealServerEncoder:
 
 def service_attributes(payload: memoryview, start: int, end: int) -> Dict[int, memoryview]:
     """Return the attributes of the virtual server in a GET_SERVICE answer; none if it has no virtual server."""
-    outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_SERVICE, memoryview(b""))
-    return parse_attributes(outer, 0, len(outer))
+    return nested_in(parse_attributes(payload, start + 4, end), IPVS_CMD_ATTR_SERVICE)
 
 
 def decode_service(
@@ -316,8 +315,7 @@ def empty_table() -> RealServerTable:
 
 def dest_attributes(payload: memoryview, start: int, end: int) -> Dict[int, memoryview]:
     """Return the attributes of the real server in a GET_DEST answer; none if it has no real server."""
-    outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_DEST, memoryview(b""))
-    return parse_attributes(outer, 0, len(outer))
+    return nested_in(parse_attributes(payload, start + 4, end), IPVS_CMD_ATTR_DEST)
 
 
 def real_server_key(found: Dict[int, memoryview], server: VirtualServerKey) -> RealServerKey:
@@ -329,6 +327,13 @@ def real_server_key(found: Dict[int, memoryview], server: VirtualServerKey) -> R
     return RealServerKey(server, address, _PORT.unpack(found[IPVS_DEST_ATTR_PORT])[0])
 
 
+def connection_counts(found: Dict[int, memoryview]) -> Tuple[int, int]:
+    """Return the connections of a real server that IPVS calls active and inactive, from its attributes."""
+    counts = (found.get(kind, bytes(4)) for kind in (IPVS_DEST_ATTR_ACTIVE_CONNS, IPVS_DEST_ATTR_INACT_CONNS))
+    active, inactive = (_U32.unpack(count)[0] for count in counts)
+    return active, inactive
+
+
 def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable) -> None:
     """Add the real server in a GET_DEST answer about ``server``."""
     found = dest_attributes(payload, start, end)
@@ -336,9 +341,7 @@ def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServer
         return
     method = _U32.unpack(found[IPVS_DEST_ATTR_FWD_METHOD])[0]
     value = RealServer(_U32.unpack(found[IPVS_DEST_ATTR_WEIGHT])[0], _FORWARDING_NAMES.get(method, str(method)))
-    counts = (found.get(kind, bytes(4)) for kind in (IPVS_DEST_ATTR_ACTIVE_CONNS, IPVS_DEST_ATTR_INACT_CONNS))
-    active, inactive = (_U32.unpack(count)[0] for count in counts)
-    table.add(real_server_key(found, server), value, active, inactive)
+    table.add(real_server_key(found, server), value, *connection_counts(found))
 
 
 class _AddressText:

@@ -9,7 +9,7 @@ import struct
 from typing import Dict, Iterable, NamedTuple
 
 from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
-from ..netlink.attributes import parse_attributes
+from ..netlink.attributes import nested_in
 from . import messages
 from .servers import IpvsSocket
 
@@ -18,7 +18,6 @@ IPVS_DEST_ATTR_STATS64 = 12
 # IPVS_STATS_ATTR_CONNS, INPKTS, OUTPKTS, INBYTES and OUTBYTES.
 _FIELDS = range(1, 6)
 _U64 = struct.Struct("=Q")
-_U32 = struct.Struct("=I")
 
 
 class Statistics(NamedTuple):
@@ -39,17 +38,14 @@ class RealServerStatistics(NamedTuple):
     inactive: int
 
 
-def _counters(raw: memoryview) -> Statistics:
-    found = parse_attributes(raw, 0, len(raw))
+def _counters(attributes: Dict[int, memoryview], kind: int) -> Statistics:
+    found = nested_in(attributes, kind)
     return Statistics(*(_U64.unpack(found[field])[0] if field in found else 0 for field in _FIELDS))
 
 
 def virtual_server_statistics(sock: IpvsSocket, family: str) -> Dict[VirtualServerKey, Statistics]:
     """Return the counters of all virtual servers of a family. Raises KernelError."""
-    return {
-        key: _counters(attributes.get(IPVS_SVC_ATTR_STATS64, memoryview(b"")))
-        for key, _value, attributes in sock.services(family)
-    }
+    return {key: _counters(attributes, IPVS_SVC_ATTR_STATS64) for key, _value, attributes in sock.services(family)}
 
 
 def real_server_statistics(
@@ -65,10 +61,6 @@ def real_server_statistics(
             parts = messages.dest_attributes(view, start, end)
             if parts:
                 found[messages.real_server_key(parts, server)] = RealServerStatistics(
-                    _counters(parts.get(IPVS_DEST_ATTR_STATS64, memoryview(b""))),
-                    *(
-                        _U32.unpack(parts[kind])[0] if kind in parts else 0
-                        for kind in (messages.IPVS_DEST_ATTR_ACTIVE_CONNS, messages.IPVS_DEST_ATTR_INACT_CONNS)
-                    ),
+                    _counters(parts, IPVS_DEST_ATTR_STATS64), *messages.connection_counts(parts)
                 )
     return found

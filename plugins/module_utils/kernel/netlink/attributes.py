@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Dict, Iterator, Tuple
+from typing import Dict, Iterator, Mapping, Tuple
 
 NLA_F_NESTED = 0x8000
 NLA_F_NET_BYTEORDER = 0x4000
@@ -38,6 +38,11 @@ def attribute_text(payload: memoryview) -> str:
     return bytes(payload).split(b"\x00", 1)[0].decode(errors="replace")
 
 
+def number_in(found: Mapping[int, memoryview], kind: int, default: int = 0) -> int:
+    """Return the number in network order in one of these attributes, or ``default`` without it."""
+    return int.from_bytes(found[kind], "big") if kind in found else default
+
+
 def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memoryview]:
     """Return the attributes between two offsets by type (flag bits removed); of repeated ones the last wins."""
     found: Dict[int, memoryview] = {}
@@ -49,6 +54,12 @@ def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memo
         found[kind & NLA_TYPE_MASK] = buffer[start + 4 : start + size]
         start += (size + 3) & ~3
     return found
+
+
+def nested_in(found: Mapping[int, memoryview], kind: int) -> Dict[int, memoryview]:
+    """Return the attributes in one of these attributes, by type; none without it."""
+    raw = found.get(kind, memoryview(b""))
+    return parse_attributes(raw, 0, len(raw))
 
 
 def each_attribute(buffer: memoryview, start: int, end: int) -> Iterator[Tuple[int, memoryview]]:

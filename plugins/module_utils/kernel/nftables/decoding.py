@@ -11,12 +11,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 
 from ...rendering.nftables import objects as nft
 from ...rendering.nftables.expressions import Nat
-from ..netlink.attributes import NLA_TYPE_MASK, attribute_text, each_attribute, parse_attributes
+from ..netlink.attributes import NLA_TYPE_MASK, attribute_text, each_attribute, nested_in, number_in, parse_attributes
 from . import attributes as uapi
 from . import messages
 from .expression_schema import IGNORED, OPTIONAL, SCHEMA
 
-_U32 = struct.Struct(">I")
 # Size and type of NFTA_LIST_ELEM, NFTA_SET_ELEM_KEY and NFTA_DATA_VALUE before the key of an element, and of
 # NFTA_SET_ELEM_DATA and NFTA_DATA_VALUE before its data: nf_tables writes them in this order.
 _KEY_HEADERS = struct.Struct("=6H")
@@ -34,9 +33,10 @@ Element = TypeVar("Element")
 Data = TypeVar("Data")
 
 
-def u32(found: Dict[int, memoryview], kind: int, default: int = 0) -> int:
-    """Return a number of 32 bits in network order, or ``default`` without such an attribute."""
-    return int(_U32.unpack(found[kind])[0]) if kind in found else default
+def elements_in(view: memoryview, start: int, end: int) -> memoryview:
+    """Return the encoded elements in a message of nf_tables about a set; empty if it has none."""
+    found = parse_attributes(view, start + uapi.GENMSG_BYTES, end)
+    return found.get(uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
 
 
 def verdict_text(found: Dict[int, memoryview]) -> str:
@@ -105,19 +105,18 @@ def type_names(number: int) -> Tuple[str, ...]:
 
 def parse_set(found: Dict[int, memoryview]) -> nft.SetValue:
     """Parse the definition of a set."""
-    flags = u32(found, uapi.NFTA_SET_FLAGS)
+    flags = number_in(found, uapi.NFTA_SET_FLAGS)
     data: Any = None
     if flags & nft.SET_MAP:
-        number = u32(found, uapi.NFTA_SET_DATA_TYPE)
+        number = number_in(found, uapi.NFTA_SET_DATA_TYPE)
         data = (nft.VERDICT,) if number == messages.DATA_TYPE_VERDICT else type_names(number)
     dynamic = bool(flags & nft.SET_EVAL)
-    description = found.get(uapi.NFTA_SET_DESC, memoryview(b""))
     # A dynamic set has its default size only once a rule uses it.
-    size = u32(parse_attributes(description, 0, len(description)), uapi.NFTA_SET_DESC_SIZE) or nft.DEFAULT_DYNAMIC_SIZE
-    timeout = int.from_bytes(found.get(uapi.NFTA_SET_TIMEOUT, b""), "big")
+    size = number_in(nested_in(found, uapi.NFTA_SET_DESC), uapi.NFTA_SET_DESC_SIZE) or nft.DEFAULT_DYNAMIC_SIZE
+    timeout = number_in(found, uapi.NFTA_SET_TIMEOUT)
     if flags & nft.SET_TIMEOUT and timeout:
         flags &= ~nft.SET_TIMEOUT
-    key = type_names(u32(found, uapi.NFTA_SET_KEY_TYPE))
+    key = type_names(number_in(found, uapi.NFTA_SET_KEY_TYPE))
     return nft.SetValue(
         key=key,
         data=data,
@@ -131,14 +130,13 @@ def parse_set(found: Dict[int, memoryview]) -> nft.SetValue:
 
 def parse_hook(found: Dict[int, memoryview]) -> Optional[nft.BaseHook]:
     """Return the hook of a chain, or None."""
-    raw = found.get(uapi.NFTA_CHAIN_HOOK)
-    if raw is None:
+    hook = nested_in(found, uapi.NFTA_CHAIN_HOOK)
+    if not hook:
         return None
-    hook = parse_attributes(raw, 0, len(raw))
-    number = u32(hook, uapi.NFTA_HOOK_HOOKNUM)
+    number = number_in(hook, uapi.NFTA_HOOK_HOOKNUM)
     name = nft.HOOKS[number] if number < len(nft.HOOKS) else f"hook-{number}"
     priority = struct.unpack(">i", hook[uapi.NFTA_HOOK_PRIORITY])[0]
-    policy = u32(found, uapi.NFTA_CHAIN_POLICY, 1)
+    policy = number_in(found, uapi.NFTA_CHAIN_POLICY, 1)
     return nft.BaseHook(attribute_text(found[uapi.NFTA_CHAIN_TYPE]), name, priority, policy)
 
 
@@ -265,7 +263,7 @@ def ranges(elements: Iterable[memoryview], concatenated: bool) -> Dict[bytes, An
             last = parse_data(parts[uapi.NFTA_SET_ELEM_KEY_END]) if uapi.NFTA_SET_ELEM_KEY_END in parts else key
             found[key + last] = data
         else:
-            flags = u32(parts, uapi.NFTA_SET_ELEM_FLAGS)
+            flags = number_in(parts, uapi.NFTA_SET_ELEM_FLAGS)
             bounds.append((key, not flags & messages.ELEMENT_INTERVAL_END, data))
     found.update(_joined(bounds))
     return found

@@ -9,7 +9,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from ...base.errors import KernelError
 from ...rendering.nftables.objects import TABLE_DORMANT
-from ..netlink.attributes import attribute_text, parse_attributes
+from ..netlink.attributes import attribute_text, number_in, parse_attributes
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_forbidden, is_missing, is_unsupported, refusals_as
 from ..netlink.protocol import Slice
 from ..netlink.socket import NetlinkSocket
@@ -63,16 +63,12 @@ def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Di
 
 def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
     """Return all tables of a family, over a NETLINK_NETFILTER socket. Raises KernelError."""
-
-    def number(found: Dict[int, memoryview], attribute: int) -> int:
-        return int.from_bytes(found.get(attribute, b""), "big")
-
     return [
         NftTable(
             attribute_text(found[uapi.NFTA_TABLE_NAME]),
-            number(found, uapi.NFTA_TABLE_USE),
-            number(found, uapi.NFTA_TABLE_FLAGS),
-            number(found, uapi.NFTA_TABLE_OWNER),
+            number_in(found, uapi.NFTA_TABLE_USE),
+            number_in(found, uapi.NFTA_TABLE_FLAGS),
+            number_in(found, uapi.NFTA_TABLE_OWNER),
         )
         for found in _dump(sock, uapi.GET_TABLE, family, "tables")
     ]
@@ -95,9 +91,7 @@ def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:
     """Return all chains of a family, over a NETLINK_NETFILTER socket. Raises KernelError."""
     chains = []
     for found in _dump(sock, GET_CHAIN, family, "chains"):
-        policy = (
-            int.from_bytes(found.get(uapi.NFTA_CHAIN_POLICY, b""), "big") if uapi.NFTA_CHAIN_HOOK in found else None
-        )
+        policy = number_in(found, uapi.NFTA_CHAIN_POLICY) if uapi.NFTA_CHAIN_HOOK in found else None
         chains.append(
             NftChain(attribute_text(found[uapi.NFTA_CHAIN_TABLE]), attribute_text(found[uapi.NFTA_CHAIN_NAME]), policy)
         )

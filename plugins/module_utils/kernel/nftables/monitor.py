@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Callable, Collection, Dict, Iterable, Mapping, Set
 
 from ...rendering.nftables.objects import TABLE_DORMANT, TABLE_NAME
-from ..netlink.attributes import attribute_text, parse_attributes
+from ..netlink.attributes import attribute_text, number_in, parse_attributes
 from ..netlink.listener import NetlinkListener, Notification
 from ..netlink.protocol import NETLINK_NETFILTER
 from . import attributes as uapi
@@ -38,12 +38,8 @@ _CHANGES = frozenset(
 def author(generation: Mapping[int, memoryview]) -> str:
     """Return the author of a transaction, ``nft, process 123``, from the attributes of its final message."""
     name = attribute_text(generation[uapi.NFTA_GEN_PROC_NAME]) if uapi.NFTA_GEN_PROC_NAME in generation else ""
-    number = _process(generation)
+    number = number_in(generation, uapi.NFTA_GEN_PROC_PID)
     return ", ".join(filter(None, (name, f"process {number}" if number else "")))
-
-
-def _process(generation: Mapping[int, memoryview]) -> int:
-    return int.from_bytes(generation.get(uapi.NFTA_GEN_PROC_PID, b""), "big")
 
 
 def _attributes(notification: Notification) -> Dict[int, memoryview]:
@@ -76,7 +72,7 @@ class NftMonitor(NetlinkListener):
             if notification.kind == uapi.NEW_GENERATION:
                 # The final message of a transaction follows those about the changed objects.
                 generation = _attributes(notification)
-                if self._touched and not self._is_own(_process(generation)):
+                if self._touched and not self._is_own(number_in(generation, uapi.NFTA_GEN_PROC_PID)):
                     found |= self._touched
                     self.author = author(generation)
                 self._touched.clear()
@@ -140,6 +136,6 @@ class ChainMonitor(NftMonitor):
             if attribute_text(found[uapi.NFTA_TABLE_NAME]) not in self._tables:
                 return False
             # A table that another program creates is of no concern, but one that it makes dormant is.
-            flags = int.from_bytes(found.get(uapi.NFTA_TABLE_FLAGS, b""), "big")
+            flags = number_in(found, uapi.NFTA_TABLE_FLAGS)
             return notification.kind == messages.DELETE_TABLE or bool(flags & TABLE_DORMANT)
         return self._mark in bytes(notification.payload)

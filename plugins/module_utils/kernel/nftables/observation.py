@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 from ...rendering.nftables import objects as nft
 from ...rendering.nftables.layout import SERVICES_TABLE
-from ..netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
+from ..netlink.attributes import attribute_text, each_attribute, number_in, parse_attributes, text_attribute
 from ..netlink.outcomes import NetlinkRefusal, is_missing
 from ..netlink.socket import NetlinkSocket
 from . import attributes as uapi
@@ -38,7 +38,7 @@ class CountedSet(NamedTuple):
 
 def _counted(found: Dict[int, memoryview]) -> CountedSet:
     return CountedSet(
-        decoding.parse_set(found), decoding.u32(found, uapi.NFTA_SET_COUNT) if uapi.NFTA_SET_COUNT in found else None
+        decoding.parse_set(found), number_in(found, uapi.NFTA_SET_COUNT) if uapi.NFTA_SET_COUNT in found else None
     )
 
 
@@ -58,7 +58,7 @@ class Reader:
         for buffer, _kind, start, end in dumped(self._sock, uapi.GET_TABLE, self._header):
             found = parse_attributes(buffer, start + uapi.GENMSG_BYTES, end)
             if found[uapi.NFTA_TABLE_NAME] == self._encoded_name:
-                flags = decoding.u32(found, uapi.NFTA_TABLE_FLAGS)
+                flags = number_in(found, uapi.NFTA_TABLE_FLAGS)
                 return nft.TableValue(flags if flags != nft.TABLE_PERSIST else 0)
         return None
 
@@ -74,7 +74,7 @@ class Reader:
         found = [
             each
             for each in self._objects(messages.GET_SET)
-            if not decoding.u32(each, uapi.NFTA_SET_FLAGS) & nft.SET_ANONYMOUS
+            if not number_in(each, uapi.NFTA_SET_FLAGS) & nft.SET_ANONYMOUS
         ]
         return {attribute_text(each[uapi.NFTA_SET_NAME]): _counted(each) for each in found}
 
@@ -128,12 +128,8 @@ class Reader:
     def _dumped_elements(self, name: str) -> List[memoryview]:
         """Return the elements of a set as the kernel encodes them, many in each part."""
         payload = self._in_table + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
-        return [
-            parse_attributes(buffer, start + uapi.GENMSG_BYTES, end).get(
-                uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b"")
-            )
-            for buffer, _kind, start, end in dumped(self._sock, messages.GET_ELEMENT, payload)
-        ]
+        dump = dumped(self._sock, messages.GET_ELEMENT, payload)
+        return [decoding.elements_in(buffer, start, end) for buffer, _kind, start, end in dump]
 
     def _ranges(self, name: str, value: nft.SetValue) -> Dict[bytes, Any]:
         """Return all elements of a set of ranges: see :func:`ranges`."""

@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Dict, Mapping, NamedTuple, Set
 
-from ..netlink.attributes import attribute, attribute_text, each_attribute, parse_attributes
+from ..netlink.attributes import attribute, attribute_text, each_attribute, nested_in, parse_attributes
 from ..netlink.socket import NetlinkSocket
 
 RTM_NEWLINK, RTM_GETLINK = 16, 18
@@ -39,8 +39,7 @@ class LinkKind(NamedTuple):
 
 def kind_of(attributes: Mapping[int, memoryview]) -> str:
     """Return the kind among the attributes of a device, empty for hardware."""
-    info = attributes.get(IFLA_LINKINFO)
-    kind = None if info is None else parse_attributes(info, 0, len(info)).get(IFLA_INFO_KIND)
+    kind = nested_in(attributes, IFLA_LINKINFO).get(IFLA_INFO_KIND)
     return "" if kind is None else attribute_text(kind)
 
 

@@ -14,7 +14,7 @@ from typing import Dict, Iterable, Tuple
 
 from ..facts import kernel_release
 from ..modules.modules import asking_loads, available_modules, present_modules
-from ..netlink.attributes import attribute_text, parse_attributes, text_attribute
+from ..netlink.attributes import attribute_text, number_in, parse_attributes, text_attribute
 from ..netlink.outcomes import NetlinkRefusal, is_busy, is_existing
 from ..netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE
 from ..netlink.socket import NetlinkSocket
@@ -37,8 +37,7 @@ def nfacct_packets() -> Dict[str, int]:
             for buffer, _kind, start, end in sock.dump(_GET, _FAMILY_HEADER):
                 attributes = parse_attributes(buffer, start + len(_FAMILY_HEADER), end)
                 if _NAME in attributes:
-                    packets = bytes(attributes.get(_PACKETS, b""))
-                    found[attribute_text(attributes[_NAME])] = int.from_bytes(packets, "big")
+                    found[attribute_text(attributes[_NAME])] = number_in(attributes, _PACKETS)
         except NetlinkRefusal:
             return {}
     return found

@@ -27,7 +27,7 @@ from ...netlink.outcomes import refusals_as
 from ...netlink.socket import NetlinkSocket
 from .. import attributes as uapi
 from .. import messages
-from ..decoding import added_up
+from ..decoding import added_up, elements_in
 from ..listing import dumped
 
 _GET_OBJECT = uapi.SUBSYSTEM | 19
@@ -292,9 +292,7 @@ class RawReader:
         for view in self._dump(
             messages.GET_ELEMENT, self._in_table + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
         ):
-            nest = parse_attributes(view, uapi.GENMSG_BYTES, len(view)).get(
-                uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b"")
-            )
+            nest = elements_in(view, 0, len(view))
             for _kind, raw in each_attribute(nest, 0, len(nest)):
                 if not any(
                     number == uapi.NFTA_SET_ELEM_EXPIRATION for number, _part in each_attribute(raw, 0, len(raw))

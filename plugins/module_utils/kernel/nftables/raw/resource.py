@@ -22,7 +22,7 @@ from ....rendering.nftables import objects as nft
 from ....rendering.nftables.layout import SERVICES_TABLE
 from ....rendering.nftables.text import chain_lines, element_texts, table_family, table_line
 from ....resources import Change, Kind, Resource
-from ...netlink.attributes import parse_attributes
+from ...netlink.attributes import number_in, parse_attributes
 from ...netlink.outcomes import is_transient
 from ...netlink.protocol import NETLINK_NETFILTER
 from ...netlink.socket import NetlinkSocket
@@ -113,9 +113,7 @@ def key_and_data(element: bytes) -> Tuple[bytes, Any]:
 
 def _table_value(value: RawValue) -> nft.TableValue:
     raw = value if isinstance(value, bytes) else b""
-    return nft.TableValue(
-        int.from_bytes(parse_attributes(memoryview(raw), 0, len(raw)).get(uapi.NFTA_TABLE_FLAGS, b""), "big")
-    )
+    return nft.TableValue(number_in(parse_attributes(memoryview(raw), 0, len(raw)), uapi.NFTA_TABLE_FLAGS))
 
 
 class RawIpvsTableResource(RawTableResource):

@@ -17,14 +17,16 @@ from ....rendering.networkpolicy import sets
 from ....rendering.networkpolicy.bridge_keys import BRIDGE
 from ....rendering.nftables.layout import LOCALHOST_COUNTS
 from ....rendering.nftables.objects import PROTOCOL_NAMES, TABLE_NAME
-from ...netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
+from ...netlink.attributes import attribute_text, each_attribute, number_in, parse_attributes, text_attribute
 from ...netlink.outcomes import NetlinkRefusal, is_missing
 from ...netlink.protocol import NETLINK_NETFILTER
 from ...netlink.socket import NetlinkSocket
 from .. import attributes as uapi
 from .. import messages
-from ..decoding import parse_data
+from ..decoding import elements_in, parse_data
 from ..listing import dumped
+
+_COUNTS = (uapi.NFTA_COUNTER_PACKETS, uapi.NFTA_COUNTER_BYTES)
 
 
 class Counted(NamedTuple):
@@ -41,19 +43,14 @@ def counted_elements(sock: NetlinkSocket, family: str, table: str, name: str) ->
     head = messages.family_header(family) + text_attribute(uapi.NFTA_TABLE_NAME, table)
     request = head + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
     for view, _kind, start, end in dumped(sock, messages.GET_ELEMENT, request):
-        elements = parse_attributes(view, start + uapi.GENMSG_BYTES, end).get(
-            uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b"")
-        )
+        elements = elements_in(view, start, end)
         for _number, raw in each_attribute(elements, 0, len(elements)):
             found = parse_attributes(raw, 0, len(raw))
             counter = _counter(found)
             if counter is not None and uapi.NFTA_SET_ELEM_KEY in found:
                 data = parse_data(found[uapi.NFTA_SET_ELEM_DATA]) if uapi.NFTA_SET_ELEM_DATA in found else None
-                numbers = (
-                    int.from_bytes(counter.get(kind, b""), "big")
-                    for kind in (uapi.NFTA_COUNTER_PACKETS, uapi.NFTA_COUNTER_BYTES)
-                )
-                yield Counted(parse_data(found[uapi.NFTA_SET_ELEM_KEY]), data, *numbers)
+                packets, size = (number_in(counter, kind) for kind in _COUNTS)
+                yield Counted(parse_data(found[uapi.NFTA_SET_ELEM_KEY]), data, packets, size)
 
 
 def _counter(element: Dict[int, memoryview]) -> Optional[Dict[int, memoryview]]:
@@ -81,7 +78,7 @@ def remembered_seconds(sock: NetlinkSocket, family: str, name: str, client: str)
             raise NetlinkRefusal(error)
     for reply in outcome.replies:
         view = memoryview(reply.payload)
-        elements = parse_attributes(view, 4, len(view)).get(uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+        elements = elements_in(view, 0, len(view))
         for _kind, raw in each_attribute(elements, 0, len(elements)):
             left = parse_attributes(raw, 0, len(raw)).get(uapi.NFTA_SET_ELEM_EXPIRATION)
             return int.from_bytes(left, "big") / 1000 if left is not None else 0.0

@@ -23,7 +23,7 @@ from ....rendering.nftables.objects import PROTOCOL_NUMBERS, TABLE_OWNER, BaseHo
 from ....rendering.nftables.rule_text import rule_text
 from ....rendering.nftables.text import table_family
 from ....rendering.settings import Arrival, Client
-from ...netlink.attributes import attribute, attribute_text, each_attribute, parse_attributes, text_attribute
+from ...netlink.attributes import attribute, attribute_text, each_attribute, number_in, parse_attributes, text_attribute
 from ...netlink.listener import NetlinkListener
 from ...netlink.outcomes import NetlinkRefusal
 from ...netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, Message
@@ -128,7 +128,7 @@ class Tracer(Closing):
             return None
         number = int.from_bytes(found[_ID], "big")
         family, table = _FAMILIES.get(payload[0], ""), attribute_text(found[_TABLE])
-        kind = int.from_bytes(found.get(_TYPE, b""), "big")
+        kind = number_in(found, _TYPE)
         if table == self._name:
             # The rule that marks a packet is the first one that it meets. The kernel uses its numbers again.
             if kind == _TYPE_RULE and _HANDLE in found:
@@ -140,7 +140,7 @@ class Tracer(Closing):
             rule = "policy"
         else:
             verdict = _verdict_text(found.get(_VERDICT))
-            handle = int.from_bytes(found.get(_HANDLE, b""), "big")
+            handle = number_in(found, _HANDLE)
             rule = self._rules(family, table).get(handle, f"handle {handle}") if handle else "end of the chain"
         place = f"{table_family(family)} {table}"
         return Hit(numbers.get(number, 0), place, attribute_text(found[_CHAIN]), verdict, rule)
