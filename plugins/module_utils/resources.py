@@ -233,22 +233,41 @@ class Resource(Generic[Key, Value]):
         return [f"{key} {value}"]
 
 
-class ObservedOnce(Resource[Key, Value]):
+class WrappedResource(Resource[Key, Value]):
+    """A resource that subclasses observe in another way, and that is changed and shown as it is."""
+
+    def __init__(self, resource: Resource[Key, Value]) -> None:
+        self.kind, self.family, self.qualifier = resource.kind, resource.family, resource.qualifier
+        self.atomic = resource.atomic
+        self._resource = resource
+
+    def report_to(self, progress: Progress) -> None:
+        """See the base class."""
+        super().report_to(progress)
+        self._resource.report_to(progress)
+
+    def apply(self, change: Change[Key, Value]) -> None:
+        """Apply the change to the resource. Raises KernelError."""
+        self._resource.apply(change)
+
+    def passes(self, change: Change[Key, Value]) -> Passes[Key, Value]:
+        """See the base class."""
+        return self._resource.passes(change)
+
+    def describe(self, key: Key, value: Value) -> List[str]:
+        """Describe the entry as the resource itself does."""
+        return self._resource.describe(key, value)
+
+
+class ObservedOnce(WrappedResource[Key, Value]):
     """A resource that several stages of one plan read: it is observed once, and again only after it was changed.
 
     Create one per plan: the cached observation must not outlive it.
     """
 
     def __init__(self, resource: Resource[Key, Value]) -> None:
-        self.kind, self.family, self.qualifier = resource.kind, resource.family, resource.qualifier
-        self.atomic = resource.atomic
-        self._resource = resource
+        super().__init__(resource)
         self._table: Optional[Dict[Key, Value]] = None
-
-    def report_to(self, progress: Progress) -> None:
-        """See the base class."""
-        super().report_to(progress)
-        self._resource.report_to(progress)
 
     def observe(self) -> Dict[Key, Value]:
         """Return the table as the first call observed it. Raises KernelError."""
@@ -259,15 +278,7 @@ class ObservedOnce(Resource[Key, Value]):
     def apply(self, change: Change[Key, Value]) -> None:
         """Apply the change to the resource. Raises KernelError."""
         self._table = None
-        self._resource.apply(change)
-
-    def passes(self, change: Change[Key, Value]) -> Passes[Key, Value]:
-        """See the base class."""
-        return self._resource.passes(change)
-
-    def describe(self, key: Key, value: Value) -> List[str]:
-        """Describe the entry as the resource itself does."""
-        return self._resource.describe(key, value)
+        super().apply(change)
 
 
 class UnloadedResource(Resource[Key, Value]):

@@ -127,7 +127,7 @@ def test_loopback_routing_depends_on_the_chains_to_be_removed(monkeypatch) -> No
     chains = Counted("chains", {KUBE_FIREWALL: ("-j DROP",)}, atomic=True)
     once = ObservedOnce(chains)
     stage = chain_stages.localnet_stage(once)
-    monkeypatch.setattr(stage.resource._sysctls, "observe", lambda: {chain_stages.ROUTE_LOCALNET: "1"})
+    monkeypatch.setattr(stage.resource._resource, "observe", lambda: {chain_stages.ROUTE_LOCALNET: "1"})
     monkeypatch.setattr(chain_stages, "boot_values", lambda keys: {})
     monkeypatch.setattr(chain_stages, "unchangeable", lambda keys: {})
     planned = plan([stage, Stage(once, {})])

@@ -26,7 +26,7 @@ from ....rendering.iptables.fixed import ownership as iptables_ownership
 from ....rendering.iptables.tables import Ownership
 from ....rendering.ipvs import chains as ipvs_chains
 from ....rendering.settings import DataplaneSettings
-from ....resources import Change, Kind, ObservedOnce, Resource, Stage
+from ....resources import ObservedOnce, Resource, Stage, WrappedResource
 from ...family import FamilyContext
 
 ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"
@@ -34,34 +34,24 @@ ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"
 _BESIDE_IPVS = frozenset(CANARIES[:1])
 
 
-class LocalnetRouting(Resource[str, str]):
+class LocalnetRouting(WrappedResource[str, str]):
     """``route_localnet``, if it is set and the rule that makes it safe is about to be removed; else empty.
 
     ``chains``: the IPv4 chains that are removed. If the administrator has set the parameter in a file, it is kept.
     """
 
-    kind = Kind.SYSCTLS
-
     def __init__(self, chains: Resource[Any, Any]) -> None:
+        super().__init__(SysctlsResource([ROUTE_LOCALNET]))
         self._chains = chains
-        self._sysctls = SysctlsResource([ROUTE_LOCALNET])
 
     def observe(self) -> Dict[str, str]:
         """Return the running value. Raises KernelError."""
-        running = self._sysctls.observe()
+        running = self._resource.observe()
         if running.get(ROUTE_LOCALNET) != "1" or not self._chains.observe().get(KUBE_FIREWALL):
             return {}
         boot = boot_values([ROUTE_LOCALNET]).get(ROUTE_LOCALNET)
         by_others = boot is not None and boot.value == "1" and not is_managed(read_text(boot.file) or "")
         return {} if by_others or unchangeable([ROUTE_LOCALNET]) else running
-
-    def apply(self, change: Change[str, str]) -> None:
-        """Disable it. Raises KernelError."""
-        self._sysctls.apply(change)
-
-    def describe(self, key: str, value: str) -> List[str]:
-        """Return the entry as ``sysctl`` prints it."""
-        return self._sysctls.describe(key, value)
 
 
 def localnet_stage(chains: Resource[Any, Any]) -> Stage:

@@ -19,7 +19,7 @@ from ....kernel.rtnetlink.links import AddressesResource
 from ....rendering.ipvs import model as ipvs
 from ....rendering.ipvs.nftables_layout import SETTLING
 from ....rendering.ipvs.own_servers import OwnServers
-from ....resources import Change, ObservedOnce, Resource, Stage, UnloadedResource
+from ....resources import Change, ObservedOnce, Resource, Stage, UnloadedResource, WrappedResource
 from ...handles import KernelHandles
 from .ipvs_filter_backend import FilterBackendResources, device_removal_stages, filter_backend_resources
 from .still_connected import StillConnected
@@ -27,7 +27,7 @@ from .still_connected import StillConnected
 Table = Mapping[Any, Any]
 
 
-class OnlyOurServers(Resource[Any, Any]):
+class OnlyOurServers(WrappedResource[Any, Any]):
     """Virtual or real servers that belong to Services, for removal: :class:`.OwnServers` decides which.
 
     All others are kept, except ``others``: virtual servers that are known to be ours.
@@ -40,8 +40,7 @@ class OnlyOurServers(Resource[Any, Any]):
         elements: Resource[Any, Any],
         others: Container[ipvs.VirtualServerKey] = (),
     ) -> None:
-        self.kind, self.family = resource.kind, resource.family
-        self._resource = resource
+        super().__init__(resource)
         self._addresses = addresses
         self._elements = elements
         self._others = others
@@ -52,14 +51,6 @@ class OnlyOurServers(Resource[Any, Any]):
         observed = self._resource.observe()
         chosen = {server for server in map(ipvs.server_of, observed) if server in own or server in self._others}
         return {key: value for key, value in observed.items() if ipvs.server_of(key) in chosen}
-
-    def apply(self, change: Change[Any, Any]) -> None:
-        """Apply the change. Raises KernelError."""
-        self._resource.apply(change)
-
-    def describe(self, key: Any, value: Any) -> List[str]:
-        """Describe an entry as the wrapped resource does."""
-        return self._resource.describe(key, value)
 
 
 class IpvsResources(NamedTuple):
