@@ -20,8 +20,6 @@ from .load import load
 from .model import KubeProxyConfiguration
 
 _APART = ("mode", "hostnameOverride")
-# The block whose masqueradeAll counts in kube-proxy's mode; that of iptables in others.
-_BLOCK_OF_MODE = {NFTABLES: NFTABLES}
 _MASQUERADE_ALL = "masqueradeAll"
 _GATE = f"featureGates.{ALLOW_SERVICE_EXTERNAL_IPS}"
 
@@ -103,7 +101,8 @@ def _theirs(field: Field, mode: str) -> Tuple[str, str]:
     block, _dot, leaf = field.name.partition(".")
     if leaf != _MASQUERADE_ALL:
         return field.name, field.attribute
-    other = _BLOCK_OF_MODE.get(mode, IPTABLES)
+    # The masqueradeAll of iptables counts in all modes but nftables.
+    other = NFTABLES if mode == NFTABLES else IPTABLES
     return f"{other}.{leaf}", field.attribute.replace(block, other, 1)
 
 

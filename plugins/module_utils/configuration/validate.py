@@ -50,7 +50,9 @@ def _validate(configuration: KubeProxyConfiguration, modes: Sequence[str], probl
     for name, reason in problems(FIELDS, configuration):
         if _is_validated(name, configuration.mode):
             problem(name, reason)
-    _periods(configuration, problem)
+    section = _own_section(configuration.mode)
+    if 0 < configuration.sync_period < configuration.min_sync_period:
+        problem(f"{section}.minSyncPeriod", f"must not be greater than {section}.syncPeriod")
     if _is_validated("ipvs.excludeCIDRs", configuration.mode):
         _cidrs("ipvs.excludeCIDRs", configuration.ipvs.exclude_cidrs, problem)
     _local_detection(configuration, problem)
@@ -80,12 +82,6 @@ def in_mode(configuration: KubeProxyConfiguration, mode: str) -> KubeProxyConfig
     _validate(changed, MODES_IN_EFFECT, findings.problem)
     raise_all(findings)
     return changed
-
-
-def _periods(configuration: KubeProxyConfiguration, problem: Problem) -> None:
-    section = _own_section(configuration.mode)
-    if 0 < configuration.sync_period < configuration.min_sync_period:
-        problem(f"{section}.minSyncPeriod", f"must not be greater than {section}.syncPeriod")
 
 
 def _cidrs(field: str, values: Sequence[str], problem: Problem) -> None:
