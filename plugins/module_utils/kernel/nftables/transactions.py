@@ -89,13 +89,17 @@ class _Batch:
         self.elements: Dict[str, List[Tuple[bytes, nft.Value]]] = {}
         self.lists: Dict[str, List[ListPart]] = {}
 
-    def add_element(self, name: str, key: bytes, value: nft.Value) -> None:
-        self.elements.setdefault(name, []).append((key, value))
-        self.weight += 1
-
-    def remove_element(self, name: str, key: bytes) -> None:
-        self.removed_elements.setdefault(name, []).append(key)
-        self.weight += 1
+    def put(self, element: _Element) -> None:
+        (kind, name, raw), old, new = element
+        if kind == "list":
+            self.change_list(name, raw, cast(nft.ListValue, old or ()), cast(nft.ListValue, new or ()))
+            return
+        if old is not None:
+            self.removed_elements.setdefault(name, []).append(raw)
+            self.weight += 1
+        if new is not None:
+            self.elements.setdefault(name, []).append((raw, new))
+            self.weight += 1
 
     def change_list(self, name: str, key: bytes, old: nft.ListValue, new: nft.ListValue) -> None:
         """Turn one list into another; either may be empty."""
@@ -193,17 +197,6 @@ def _elements_of(change: Change[nft.Key, nft.Value]) -> Iterator[_Element]:
             yield _Element(key, None, new)
 
 
-def _put(batch: _Batch, element: _Element) -> None:
-    (kind, name, raw), old, new = element
-    if kind == "list":
-        batch.change_list(name, raw, cast(nft.ListValue, old or ()), cast(nft.ListValue, new or ()))
-        return
-    if old is not None:
-        batch.remove_element(name, raw)
-    if new is not None:
-        batch.add_element(name, raw, new)
-
-
 @lru_cache(maxsize=4096)
 def _indices(count: int) -> bytes:
     return b"".join([nft.index_bytes(index) for index in range(count)])
@@ -272,7 +265,7 @@ class Planner:
             gone = _names(change.removed, "set")
             for element in _elements_of(change):
                 if element.key.name not in gone:
-                    _put(batch, element)
+                    batch.put(element)
             transaction = batch.transaction()
             if transaction.messages:
                 yield transaction
@@ -343,10 +336,10 @@ class Planner:
         live.flushed += [key.name for key, value in change.removed.items() if uses_sets(value, renewed)]
         for each in elements:
             if each.key.name in renewed:
-                _put(live, each)
+                live.put(each)
         for frontend in tied:
             for each in frontends[frontend]:
-                _put(live, each)
+                live.put(each)
         transaction = live.transaction()
         if transaction.messages:
             yield transaction
@@ -405,7 +398,7 @@ class Planner:
         portions = _Portions(self._encoder, self._most_elements)
         for group in groups:
             for element in group:
-                _put(portions.batch, element)
+                portions.batch.put(element)
             if portions.weigh(0):
                 yield portions.take()
         yield from portions.rest()
