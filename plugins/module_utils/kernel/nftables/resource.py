@@ -78,11 +78,9 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
         """Return the socket, opened on first use. Raises KernelError."""
         if self._sock is None:
             self._sock = NetlinkSocket(NETLINK_NETFILTER)
-            self._sock.progress = self._report_progress
+            # report_to may replace ours later.
+            self._sock.progress = lambda: self.progress()
         return self._sock
-
-    def _report_progress(self) -> None:
-        self.progress()
 
     def observe(self) -> Dict[nft.Key, nft.Value]:
         """Return the whole table, whichever programs created its objects. Raises KernelError."""

@@ -18,11 +18,6 @@ _COARSE = 6
 _START_SECONDS = 300
 
 
-def tick_seconds() -> float:
-    """Return the length of a tick of the kernel."""
-    return time.clock_getres(_COARSE)
-
-
 def ticks_now(tick: float, uptime: float) -> int:
     """Return the kernel's counter of ticks (``jiffies``) at a time after its start."""
     return (1 << 32) - round(_START_SECONDS / tick) + round(uptime / tick)
@@ -40,7 +35,7 @@ def parse_recent(lines: Iterable[str], client: str, now: int, tick: float) -> Op
 
 def last_seen(name: str, client: str) -> Optional[float]:
     """Return how many seconds ago a list last saw a client; None if never, or there is no list. Raises KernelError."""
-    tick = tick_seconds()
+    tick = time.clock_getres(_COARSE)
     now = ticks_now(tick, time.clock_gettime(time.CLOCK_MONOTONIC))
     try:
         with open(f"{_DIRECTORY}/{name}", encoding="ascii") as lines:
