@@ -10,7 +10,7 @@ program can have added, are shown as ``[name attribute=value ...]``.
 from __future__ import annotations
 
 import struct
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Tuple, Union
 
 from ...base.addresses import unpacked
 from . import expressions as x
@@ -63,6 +63,7 @@ _BIT_NAMES = {
     },
     "ct status": {x.CT_STATUS_DNAT: "dnat"},
 }
+_OPERATORS = {x.CMP_EQUAL: "", x.CMP_NOT_EQUAL: "!= ", x.CMP_AT_MOST: "<= ", x.CMP_AT_LEAST: ">= "}
 _ADDRESS_KINDS = {x.RTN_LOCAL: "local", x.RTN_BROADCAST: "broadcast"}
 _NFPROTO_NAMES = {2: "ipv4", 10: "ipv6"}
 _ADDRESS_STARTS = {4: ((12, "ip saddr"), (16, "ip daddr")), 16: ((8, "ip6 saddr"), (24, "ip6 daddr"))}
@@ -72,20 +73,20 @@ class _Unknown(Exception):
     """Raised for an expression that none of our rules has."""
 
 
-class _Held:
+class _Held(NamedTuple):
     """The content of a register: its text, its size in bytes, and a mask or a change applied to it."""
 
-    __slots__ = ("mask", "size", "text", "xor")
-
-    def __init__(self, text: str, size: int, mask: bytes = b"", xor: bytes = b"") -> None:
-        self.text = text
-        self.size = size
-        self.mask = mask
-        self.xor = xor
+    text: str
+    size: int
+    mask: bytes = b""
+    xor: bytes = b""
 
 
 class _Reader:
-    """Turns the expressions of one rule into text."""
+    """Turns the expressions of one rule into text.
+
+    An expression that none of our rules has raises :class:`_Unknown`, or KeyError where a table lacks it.
+    """
 
     def __init__(self) -> None:
         self.words: Dict[int, _Held] = {}
@@ -95,10 +96,7 @@ class _Reader:
         self.words[x.register_word(number)] = held
 
     def held(self, number: int) -> _Held:
-        found = self.words.get(x.register_word(number))
-        if found is None:
-            raise _Unknown
-        return found
+        return self.words[x.register_word(number)]
 
     def concatenation(self, number: int) -> str:
         """Return the texts of all registers from one on that have a content, joined."""
@@ -136,24 +134,18 @@ class _Reader:
         self.hold(part.get(x.Payload.DREG), _Held(text, size))
 
     def read_meta(self, part: Expression) -> None:
-        name = _META_FIELDS.get(part.get(x.Meta.KEY))
-        if name is None:
-            raise _Unknown
+        name = _META_FIELDS[part.get(x.Meta.KEY)]
         if part.get(x.Meta.SREG):
             self.parts.append(f"{name} set {_changed_text(self.held(part.get(x.Meta.SREG)))}")
         else:
             self.hold(part.get(x.Meta.DREG), _Held(name, 16 if name in ("iifname", "oifname") else 4))
 
     def read_ct(self, part: Expression) -> None:
-        found = _CT_FIELDS.get(tuple([value for _number, value in part.attributes[1:]]))
-        if found is None:
-            raise _Unknown
+        found = _CT_FIELDS[tuple([value for _number, value in part.attributes[1:]])]
         self.hold(part.get(x.Ct.DREG), _Held(*found))
 
     def read_fib(self, part: Expression) -> None:
-        found = _FIB_FIELDS.get((part.get(x.Fib.RESULT), part.get(x.Fib.FLAGS)))
-        if found is None:
-            raise _Unknown
+        found = _FIB_FIELDS[part.get(x.Fib.RESULT), part.get(x.Fib.FLAGS)]
         self.hold(part.get(x.Fib.DREG), _Held(*found))
 
     def read_numgen(self, part: Expression) -> None:
@@ -174,9 +166,8 @@ class _Reader:
         before = self.held(part.get(x.Bitwise.SREG))
         if before.mask:
             raise _Unknown
-        self.hold(
-            part.get(x.Bitwise.DREG), _Held(before.text, before.size, part.get(x.Bitwise.MASK), part.get(x.Bitwise.XOR))
-        )
+        changed = before._replace(mask=part.get(x.Bitwise.MASK), xor=part.get(x.Bitwise.XOR))
+        self.hold(part.get(x.Bitwise.DREG), changed)
 
     def read_byteorder(self, part: Expression) -> None:
         # nft writes no conversion, because the type of the value implies it.
@@ -185,10 +176,7 @@ class _Reader:
 
     def read_cmp(self, part: Expression) -> None:
         held = self.held(part.get(x.Cmp.SREG))
-        operators = {x.CMP_EQUAL: "", x.CMP_NOT_EQUAL: "!= ", x.CMP_AT_MOST: "<= ", x.CMP_AT_LEAST: ">= "}
-        if part.get(x.Cmp.OP) not in operators:
-            raise _Unknown
-        self.parts.append(_comparison(held, operators[part.get(x.Cmp.OP)], part.get(x.Cmp.DATA)))
+        self.parts.append(_comparison(held, _OPERATORS[part.get(x.Cmp.OP)], part.get(x.Cmp.DATA)))
         if part.get(x.Cmp.OP) == x.CMP_EQUAL:
             self.words.clear()
 
@@ -350,7 +338,7 @@ def rule_text(rule: Rule) -> str:
         for part in rule.expressions:
             reader.read(part)
         text = " ".join(reader.parts)
-    except (_Unknown, struct.error):
+    except (_Unknown, KeyError, struct.error):
         text = " ".join(_raw(part) for part in rule.expressions)
     if not rule.comment:
         return text

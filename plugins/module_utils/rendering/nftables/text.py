@@ -34,23 +34,21 @@ def table_family(family: str) -> str:
     return {IPV4: "ip", IPV6: "ip6"}.get(family, family)
 
 
-def _part_text(part: str, raw: bytes) -> str:
-    if part in ("ipv4_addr", "ipv6_addr"):
-        return unpacked(raw)
-    if part == nft.PROTOCOL:
-        return nft.PROTOCOL_NAMES.get(raw[0], str(raw[0]))
-    if part == nft.PORT:
-        return str(int.from_bytes(raw[:2], "big"))
-    if part == nft.INDEX:
-        return str(nft.index_of(raw))
-    if part == nft.CLASSID:
-        return f"{nft.index_of(raw) >> 16:x}:{nft.index_of(raw) & 0xFFFF:x}"
-    if part == nft.INTERFACE:
-        name = raw.rstrip(b"\0").decode(errors="replace")
-        return f'"{name}"'
-    if part == nft.DIRECTION:
-        return "original" if raw[0] == nft.ORIGINAL else "reply"
-    return "0x" + raw.hex()
+def _hexadecimal(raw: bytes) -> str:
+    return f"0x{raw.hex()}"
+
+
+#: What shows a part of a key or of data, by its type.
+_PART_TEXTS: Mapping[str, Callable[[bytes], str]] = {
+    "ipv4_addr": unpacked,
+    "ipv6_addr": unpacked,
+    nft.PROTOCOL: lambda raw: nft.PROTOCOL_NAMES.get(raw[0], str(raw[0])),
+    nft.PORT: lambda raw: str(int.from_bytes(raw[:2], "big")),
+    nft.INDEX: lambda raw: str(nft.index_of(raw)),
+    nft.CLASSID: lambda raw: f"{nft.index_of(raw) >> 16:x}:{nft.index_of(raw) & 0xFFFF:x}",
+    nft.INTERFACE: lambda raw: '"{}"'.format(raw.rstrip(b"\0").decode(errors="replace")),
+    nft.DIRECTION: lambda raw: "original" if raw[0] == nft.ORIGINAL else "reply",
+}
 
 
 def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
@@ -59,7 +57,7 @@ def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
     position = 0
     for part in parts:
         size = nft.DATA_TYPES[part][1] if part in nft.DATA_TYPES else len(raw) - position
-        texts.append(_part_text(part, raw[position : position + size]))
+        texts.append(_PART_TEXTS.get(part, _hexadecimal)(raw[position : position + size]))
         position += size
     return " . ".join(texts)
 
