@@ -40,7 +40,7 @@ def _flows(sock: ConntrackSocket, family: str, protocol: str, wanted: Wanted) ->
 def _details(entry: RawEntry, protocol: str) -> Tuple[bytes, bool]:
     """Return the source of an entry, and whether its connection is in use."""
     parts = parse_attributes(entry.view, entry.start + NFGENMSG.size, entry.end)
-    original = parse_tuple(parts[CTA_TUPLE_ORIG], 0, len(parts[CTA_TUPLE_ORIG]))
+    original = parse_tuple(parts, CTA_TUPLE_ORIG)
     source = original[1] if original is not None else b""
     state = state_number(parts, protocol)
     return source, state is None or state not in _NOT_IN_USE[protocol]

@@ -100,12 +100,12 @@ def flow_selection(family: str, protocol: int, destination: bytes, source: bytes
     return selection(family, CTA_TUPLE_ORIG, parts, CTA_FILTER_ORIG_FLAGS, fields)
 
 
-def parse_tuple(view: memoryview, start: int, end: int) -> Optional[ParsedTuple]:
-    """Return protocol, source and destination place from attributes in any order; None without addresses.
+def parse_tuple(found: Mapping[int, memoryview], kind: int) -> Optional[ParsedTuple]:
+    """Return protocol, source and destination place of a direction of an entry; None without addresses.
 
     The port is 0 for protocols without ports.
     """
-    parts = parse_attributes(view, start, end)
+    parts = nested_in(found, kind)
     if CTA_TUPLE_IP not in parts or CTA_TUPLE_PROTO not in parts:
         return None
     addresses = [bytes(value) for _kind, value in sorted(_pairs(parts[CTA_TUPLE_IP]))]
@@ -118,10 +118,7 @@ def parse_tuple(view: memoryview, start: int, end: int) -> Optional[ParsedTuple]
 
 def parse_tuples(found: Mapping[int, memoryview]) -> Optional[Tuple[ParsedTuple, ParsedTuple]]:
     """Return what :func:`parse_tuple` does for both directions of an entry; None without one of them."""
-    if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
-        return None
-    original = parse_tuple(found[CTA_TUPLE_ORIG], 0, len(found[CTA_TUPLE_ORIG]))
-    reply = parse_tuple(found[CTA_TUPLE_REPLY], 0, len(found[CTA_TUPLE_REPLY]))
+    original, reply = parse_tuple(found, CTA_TUPLE_ORIG), parse_tuple(found, CTA_TUPLE_REPLY)
     return None if original is None or reply is None else (original, reply)
 
 
