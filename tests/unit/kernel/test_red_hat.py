@@ -93,11 +93,11 @@ def test_our_parameters_override_those_of_the_vendor(node: Path) -> None:
     (node / "etc/sysctl.d/99-sysctl.conf").symlink_to("../sysctl.conf")
     ours = "/etc/sysctl.d/99-kubenode-proxy.conf"
     key = "net.ipv4.ip_forward"
-    found = sysctl_files.boot_values([key], str(node), {ours: f"{key} = 1\n"})
-    assert found == {key: sysctl_files.BootValue("1", ours)}
+    put(node, ours.lstrip("/"), f"{key} = 1\n")
+    assert sysctl_files.boot_values([key], str(node)) == {key: sysctl_files.BootValue("1", ours)}
     # An administrator's sysctl.conf is read after it.
     (node / "etc/sysctl.conf").write_text(f"{key} = 0\n")
-    found = sysctl_files.boot_values([key], str(node), {ours: f"{key} = 1\n"})
+    found = sysctl_files.boot_values([key], str(node))
     assert found == {key: sysctl_files.BootValue("0", "/etc/sysctl.d/99-sysctl.conf")}
 
 

@@ -121,7 +121,8 @@ def test_a_key_without_a_value_is_excluded_from_patterns(tmp_path: Path) -> None
 
 def test_a_later_exclusion_replaces_the_value_of_a_key(tmp_path: Path) -> None:
     put(tmp_path, "/etc/sysctl.d/99-zz.conf", f"-{FORWARD}\n")
-    assert sysctl_files.boot_values([FORWARD], str(tmp_path), {OWN: f"{FORWARD} = 1\n"}) == {}
+    put(tmp_path, OWN, f"{FORWARD} = 1\n")
+    assert sysctl_files.boot_values([FORWARD], str(tmp_path)) == {}
     assert sysctl_files.boot_conflicts(OWN, f"{FORWARD} = 1\n", str(tmp_path)) == [
         f"sysctl {FORWARD}: /etc/sysctl.d/99-zz.conf is read after {OWN} and has -{FORWARD}: not set at boot"
     ]
@@ -171,12 +172,13 @@ def test_our_file_masks_those_of_its_name_and_may_be_masked(tmp_path: Path) -> N
     vendor, own = "/usr/lib/sysctl.d/60-web.conf", "/etc/sysctl.d/60-web.conf"
     put(tmp_path, vendor, f"{FORWARD} = 0\n{MAXIMUM} = 7\n")
     ours = {FORWARD: sysctl_files.BootValue("1", own)}
-    assert sysctl_files.boot_values([FORWARD, MAXIMUM], str(tmp_path), {own: f"{FORWARD} = 1\n"}) == ours
+    assert sysctl_files.boot_conflicts(own, f"{FORWARD} = 1\n", str(tmp_path)) == []
     put(tmp_path, own, f"{FORWARD} = 1\n")
     assert sysctl_files.boot_values([FORWARD, MAXIMUM], str(tmp_path)) == ours
-    assert sysctl_files.boot_values([FORWARD], str(tmp_path), {own: None})[FORWARD].file == vendor
     assert sysctl_files.unread(vendor, str(tmp_path)) == f"{own} takes its place"
     assert sysctl_files.boot_conflicts(vendor, f"{FORWARD} = 0\n", str(tmp_path)) == []
+    (tmp_path / own.lstrip("/")).unlink()
+    assert sysctl_files.boot_values([FORWARD], str(tmp_path))[FORWARD].file == vendor
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ Functions take ``root``, the directory under which these directories are found.
 from __future__ import annotations
 
 import os
-from types import MappingProxyType
-from typing import Dict, Mapping, Sequence, Tuple
+from typing import Collection, Dict, Sequence, Tuple
 
 SUFFIX = ".conf"
 
@@ -33,23 +32,20 @@ def unread_name(path: str) -> str:
     return "its name begins with a dot" if name.startswith(".") else ""
 
 
-def files_read(
-    directories: Sequence[str], root: str = "", assumed: Mapping[str, bool] = MappingProxyType({})
-) -> Dict[str, str]:
+def files_read(directories: Sequence[str], root: str = "", assumed: Collection[str] = ()) -> Dict[str, str]:
     """Return the path of each file that is read, by its name.
 
-    ``assumed``: files (path without ``root``) to be treated as existing or, with False, as missing.
+    ``assumed``: files (path without ``root``) to be treated as existing.
     """
     chosen: Dict[str, str] = {}
     for directory in directories:
         try:
-            found = set(os.listdir(f"{root}{directory}"))
+            found = os.listdir(f"{root}{directory}")
         except OSError:
-            found = set()
-        here = {os.path.basename(path): there for path, there in assumed.items() if os.path.dirname(path) == directory}
-        found.update(name for name, there in here.items() if there)
+            found = []
+        found += [os.path.basename(path) for path in assumed if os.path.dirname(path) == directory]
         for name in found:
-            if here.get(name, True) and not unread_name(name):
+            if not unread_name(name):
                 chosen.setdefault(name, f"{directory}/{name}")
     return chosen
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...base.whole_files import MANAGED_LINE
 from .. import facts
@@ -64,17 +64,15 @@ def _set_by_systemd(root: str) -> bool:
     return any(os.path.exists(f"{root}{path}") for path in _SYSTEMD)
 
 
-def boot_files(root: str = "", replaced: Optional[Mapping[str, Optional[str]]] = None) -> List[str]:
+def boot_files(root: str = "", assumed: Collection[str] = ()) -> List[str]:
     """Return files with kernel parameters in the order in which they are applied at boot.
 
     By file name over all directories. Without systemd, /etc/sysctl.conf comes last, as ``sysctl --system`` reads it.
-    ``replaced``: as of :func:`boot_values`.
+    ``assumed``: files (path without ``root``) to be treated as existing.
     """
-    overlay = replaced or {}
-    assumed = {path: text is not None for path, text in overlay.items()}
     chosen = boot_directories.files_read(boot_directories.SYSCTL, root, assumed)
     files = [chosen[name] for name in sorted(chosen)]
-    if not _set_by_systemd(root) and assumed.get(_SYSCTL_CONF, os.path.isfile(f"{root}{_SYSCTL_CONF}")):
+    if not _set_by_systemd(root) and (_SYSCTL_CONF in assumed or os.path.isfile(f"{root}{_SYSCTL_CONF}")):
         files.append(_SYSCTL_CONF)
     return files
 
@@ -94,12 +92,15 @@ def _matches(pattern: str, key: str) -> bool:
     return len(patterns) == len(parts) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def _boot_lines(keys: Iterable[str], root: str, replaced: Mapping[str, Optional[str]]) -> Dict[str, _Line]:
-    """Return the line that decides about each of ``keys``; see :func:`boot_values`."""
+def _boot_lines(keys: Iterable[str], root: str, replaced: Mapping[str, str]) -> Dict[str, _Line]:
+    """Return the line that decides about each of ``keys``; see :func:`boot_values`.
+
+    ``replaced``: files (path without ``root``) to be treated as if they had this content.
+    """
     lines: Dict[str, _Line] = {}
     for path in boot_files(root, replaced):
-        text = replaced[path] if path in replaced else facts.read_text(f"{root}{path}")
-        for name, value in _parse_lines(text or ""):
+        text = replaced[path] if path in replaced else facts.read_text(f"{root}{path}") or ""
+        for name, value in _parse_lines(text):
             # As in systemd-sysctl, the last line comes last, unless it repeats the value.
             if name in lines and lines[name].value != value:
                 del lines[name]
@@ -115,16 +116,13 @@ def _boot_lines(keys: Iterable[str], root: str, replaced: Mapping[str, Optional[
     return found
 
 
-def boot_values(
-    keys: Iterable[str], root: str = "", replaced: Optional[Mapping[str, Optional[str]]] = None
-) -> Dict[str, BootValue]:
+def boot_values(keys: Iterable[str], root: str = "") -> Dict[str, BootValue]:
     """Return the value of each of ``keys`` at boot; keys that no file sets are omitted.
 
-    ``replaced``: files (path without ``root``) to be treated as if they had this content or, with None, did not exist.
     A line that names the key beats one whose pattern matches it; among equals the last one wins. A line ``-KEY``
     without a value replaces earlier lines that name the key, and excludes it from patterns.
     """
-    lines = _boot_lines(keys, root, replaced or {})
+    lines = _boot_lines(keys, root, {})
     return {key: BootValue(line.value, line.file) for key, line in lines.items() if line.value is not None}
 
 
@@ -134,7 +132,7 @@ def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
     Nothing is returned for a file that is not read at boot; see :func:`unread`.
     """
     path = os.path.normpath(own_file)
-    if path not in boot_files(root, {path: content}):
+    if path not in boot_files(root, [path]):
         return []
     own = parse_settings(content)
     conflicts = []
