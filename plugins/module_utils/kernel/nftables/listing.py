@@ -1,20 +1,24 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the tables and chains of nf_tables, whichever program created them. Source: linux/netfilter/nf_tables.h."""
+"""List the tables and chains of nf_tables, whichever program created them, and make dormant tables active.
+
+While a table has the flag ``dormant``, the kernel calls no chain of the table. Programs other than nft neither set nor
+remove it, and iptables-save does not show it. Source: linux/netfilter/nf_tables.h.
+"""
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from ...base.errors import KernelError
-from ...rendering.nftables.objects import TABLE_DORMANT
+from ...rendering.nftables.objects import TABLE_DORMANT, TableIdentity
 from ..netlink.attributes import attribute_text, number_in, parse_attributes
 from ..netlink.outcomes import MessageError, NetlinkRefusal, is_forbidden, is_missing, is_unsupported, refusals_as
-from ..netlink.protocol import Slice
+from ..netlink.protocol import NETLINK_NETFILTER, Slice
 from ..netlink.socket import NetlinkSocket
 from . import attributes as uapi
-from .messages import GET_CHAIN, family_header
+from .messages import BATCH_BEGIN, BATCH_END, GET_CHAIN, Encoder, family_header
 
 ACCEPT = 1
 
@@ -96,3 +100,27 @@ def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:
             NftChain(attribute_text(found[uapi.NFTA_CHAIN_TABLE]), attribute_text(found[uapi.NFTA_CHAIN_NAME]), policy)
         )
     return chains
+
+
+def dormant_tables(family: str, among: Collection[str]) -> Set[str]:
+    """Return those of the tables in which the kernel calls no chain. Raises KernelError."""
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        return {table.name for table in nft_tables(sock, family) if table.dormant and table.name in among}
+
+
+def activate_tables(family: str, names: Collection[str]) -> None:
+    """Make the kernel call the chains of these tables again, those of other programs included. Raises KernelError."""
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        tables = [table for table in nft_tables(sock, family) if table.dormant and table.name in names]
+        if not tables:
+            return
+        changes = [
+            Encoder(family, TableIdentity(table.name, "")).table_flags(table.flags & ~TABLE_DORMANT) for table in tables
+        ]
+        errors = sock.transact([BATCH_BEGIN, *changes, BATCH_END], single_send=True, acknowledge=False).errors
+        if not errors:
+            return
+        name = tables[max(0, min(errors[0].position - 1, len(tables) - 1))].name
+        text = f"table {name} ({family}) is dormant and cannot be made active: {errors[0]}"
+        text += owner_hint(sock, family, name, errors[0])
+        raise KernelError(text)

@@ -28,8 +28,7 @@ from ...rendering.iptables.tables import (
 from ...resources import Change, Kind, Resource, difference
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
-from ..nftables.listing import nft_chains
-from .dormant import activate_tables, dormant_tables
+from ..nftables.listing import activate_tables, dormant_tables, nft_chains
 from .restore import DEFAULT_WAIT, RestoreError, restore, save
 from .variant import LEGACY, NFT, XtablesVariant
 
