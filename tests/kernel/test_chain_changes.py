@@ -178,7 +178,7 @@ def test_a_change_that_cannot_be_armed_is_not_found_pending(
 def test_a_change_not_reverted_at_once_is_reverted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, changes = removal_that_fails("nft")
 
-    def refuse(*_arguments: object) -> int:
+    def refuse(*_arguments: object, **_options: object) -> int:
         raise KernelError("no memory")
 
     monkeypatch.setattr(chain_changes, "restore", refuse)

@@ -110,7 +110,7 @@ def test_a_rollback_waits_as_long_as_the_change_may(tmp_path: Path, monkeypatch:
 
     def noted(variant: XtablesVariant, text: str, wait: float = 5.0) -> int:
         waits.append(wait)
-        return restore(variant, text, wait)
+        return restore(variant, text, wait=wait)
 
     chain = ListedChain("filter", "OLD", ("-j RETURN",), (Jump("FORWARD"),))
     for family in ("IPv4", "IPv6"):

@@ -67,7 +67,7 @@ def _rolled_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> 
     try:
         undos = [item.undo(item.resource.made(item.change)) for item in tried]
         while undos:
-            if restore(undos[-1].variant, undos[-1].text, wait):
+            if restore(undos[-1].variant, undos[-1].text, wait=wait):
                 done.append(undos[-1].variant.family)
             undos.pop()
     except KernelError as error:

@@ -150,7 +150,7 @@ class ListedChainsResource(Resource[Key, Value]):
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError."""
-        restore(self.variant, self.text(change), self.wait)
+        restore(self.variant, self.text(change), wait=self.wait)
 
     def made(self, change: Change[Key, Value]) -> Change[Key, Value]:
         """Return the part of a failed change that was made: the kernel changes a table as a whole or not at all.

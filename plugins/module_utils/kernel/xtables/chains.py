@@ -29,7 +29,7 @@ from ...resources import Change, Kind, Resource, difference
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import activate_tables, dormant_tables, nft_chains
-from .restore import DEFAULT_WAIT, RestoreError, restore, save
+from .restore import RestoreError, restore, save
 from .variant import LEGACY, NFT, XtablesVariant
 
 Chains = Change[ChainTableKey, ChainTableValue]
@@ -252,7 +252,7 @@ def added_entries(change: Change[ChainTableKey, ChainTableValue]) -> Dict[str, i
 class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     """Chains of ours and the jumps into them, of one family, in the tables of one iptables variant.
 
-    ``wait``: seconds to wait for the xtables lock. ``for_removal``: chains that must be kept are not observed, so that
+    ``for_removal``: chains that must be kept are not observed, so that
     an empty desired table removes all the rest. A shared chain (KUBE-FIREWALL) is kept if kubelet has chains on the
     node or if it holds rules that are not ours; kube-proxy always keeps it. Chains that external rules lead into are
     kept as well. Without ``for_removal``, chains that external rules jump to are emptied instead of removed, since the
@@ -265,9 +265,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     kind = Kind.CHAINS
     atomic = True
 
-    def __init__(
-        self, variant: XtablesVariant, ownership: Ownership, wait: float = DEFAULT_WAIT, for_removal: bool = False
-    ) -> None:
+    def __init__(self, variant: XtablesVariant, ownership: Ownership, for_removal: bool = False) -> None:
         self.family = variant.family
         self.variant = variant
         self.ownership = ownership
@@ -275,7 +273,6 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self.referenced: FrozenSet[ChainKey] = frozenset()
         self.emptied = Emptied({}, frozenset())
         self.processes: Deque[int] = deque(maxlen=1024)
-        self._wait = wait
         self._for_removal = for_removal
         self._written: Optional[Dict[str, int]] = None
 
@@ -367,7 +364,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         for run in portions(change) if self.variant.name == NFT else [commits(change)]:
             self.progress()
             text = "".join(map(transaction_text, run))
-            process = restore(self.variant, text, self._wait, self.progress)
+            process = restore(self.variant, text, self.progress)
             if process:
                 self.processes.append(process)
 

@@ -113,7 +113,7 @@ def _shortened(line: str) -> str:
     return line if len(line) <= 300 else line[:297] + "..."
 
 
-def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT, progress: Progress = unheeded) -> int:
+def restore(variant: XtablesVariant, text: str, progress: Progress = unheeded, wait: float = DEFAULT_WAIT) -> int:
     """Apply a restore text in one call, without flushing chains that it does not name; an empty text does nothing.
 
     ``wait``: seconds to wait for the xtables lock. Returns the number of the restore process (0 if there was nothing to

@@ -24,7 +24,7 @@ from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables
 from .chains import Emptied, SavedTables, check_readable, parse_save, reachable_chains, shared_chains_to_keep
-from .restore import DEFAULT_WAIT, restore, save
+from .restore import restore, save
 from .variant import NFT, XtablesVariant
 
 CHAIN = "chain"
@@ -154,7 +154,6 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         ownership: Ownership,
         saved: Optional[Mapping[SavedChainKey, Rules]] = None,
         places: Sequence[str] = (),
-        wait: float = DEFAULT_WAIT,
     ) -> None:
         self.variant = variant
         self.family, self.qualifier = variant.family, variant.name
@@ -164,7 +163,6 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         self._restoring = saved is not None
         self._places_then = frozenset(places)
         self.emptied = Emptied({}, frozenset())
-        self._wait = wait
         self._keep: Set[ChainKey] = set()
 
     def _is_jump(self, table: str, rule: str) -> bool:
@@ -247,7 +245,7 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         for run in saved_portions(change) if self.variant.name == NFT else [commits(change)]:
             self.progress()
             text = "".join(restore_lines(commit, self._is_jump) for commit in run)
-            restore(self.variant, text, self._wait, self.progress)
+            restore(self.variant, text, self.progress)
 
     def describe(self, key: SavedChainKey, value: Rules) -> List[str]:
         """Return the lines of iptables-save for one chain."""
