@@ -63,21 +63,14 @@ class Distribution(NamedTuple):
 class NodeFacts(NamedTuple):
     """The facts about the node that the engine needs in addition to the cluster state.
 
-    ``kernel_version``: three numbers. ``cores``: as kube-proxy counts them. ``memory_bytes``: 0 if unknown.
+    ``kernel_version``: three numbers. ``cores``: as kube-proxy counts them.
     ``families``: the address families the kernel supports. ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set.
-    ``own_network_namespace``: the process is not in the network namespace of process 1, or cannot change the keys that
-    only the first namespace may change.
     """
 
-    kernel_release: str
     kernel_version: Tuple[int, int, int]
     cores: int
-    memory_bytes: int
     conntrack_liberal: bool
     families: Tuple[str, ...]
-    own_network_namespace: bool
-    container: bool
-    distribution: Distribution
 
 
 def read_text(path: str) -> Optional[str]:
@@ -229,23 +222,6 @@ def read_only_file(path: str) -> bool:
         return False
 
 
-def own_network_namespace(root: str = "") -> bool:
-    """Return whether this process is in a network namespace other than the first one.
-
-    Detected by process 1's namespace and, because in a container process 1 shares ours, by the conntrack limit, which
-    only the first namespace may change.
-    """
-    try:
-        if os.readlink(f"{root}/proc/self/ns/net") != os.readlink(f"{root}/proc/1/ns/net"):
-            return True
-    except OSError:
-        pass  # /proc/1/ns may not be readable; the second check remains
-    try:
-        return os.stat(f"{root}/proc/sys/net/netfilter/nf_conntrack_max").st_mode & 0o222 == 0
-    except OSError:
-        return False
-
-
 def in_container(root: str = "") -> bool:
     """Return whether the process runs in a container, by the marks that container engines and systemd leave."""
     if any(os.path.exists(f"{root}{mark}") for mark in ("/run/.containerenv", "/.dockerenv", "/run/systemd/container")):
@@ -255,16 +231,10 @@ def in_container(root: str = "") -> bool:
 
 
 def node_facts(root: str = "") -> NodeFacts:
-    """Return all facts about the machine in one value (addresses: see interface_addresses). Raises KernelError."""
-    release = kernel_release()
+    """Return the facts about the machine in one value. Raises KernelError."""
     return NodeFacts(
-        kernel_release=release,
-        kernel_version=kernel_version(release),
+        kernel_version=kernel_version(kernel_release()),
         cores=cores(root),
-        memory_bytes=memory_bytes(root),
         conntrack_liberal=conntrack_liberal(root),
         families=supported_families(root),
-        own_network_namespace=own_network_namespace(root),
-        container=in_container(root),
-        distribution=distribution(root),
     )

@@ -96,13 +96,11 @@ def test_read_only_keys_are_recognised_by_their_mode(tmp_path: Path) -> None:
     write(tmp_path, "/proc/sys/net/netfilter/nf_conntrack_max", "1\n")
     path = tmp_path / "proc/sys/net/netfilter/nf_conntrack_max"
     assert not facts.read_only_file(str(path))
-    assert not facts.own_network_namespace(str(tmp_path))
     path.chmod(0o444)
     assert facts.read_only_file(str(path))
-    assert facts.own_network_namespace(str(tmp_path))
 
 
 def test_node_facts_of_this_machine() -> None:
     found = facts.node_facts()
     assert found.kernel_version >= (3, 10, 0)
-    assert found.cores >= 1 and found.memory_bytes > 0 and "IPv4" in found.families
+    assert found.cores >= 1 and facts.memory_bytes() > 0 and "IPv4" in found.families
