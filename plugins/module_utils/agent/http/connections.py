@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
-from typing import Callable, Dict, List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
-from ...clients import ClientRule, Shares
 from .message import BadRequest, Responder, Response, encode, head_length, parse_head, text_response
 
 _READ_BYTES = 4096
@@ -149,60 +148,3 @@ class Connection:
                     return False
             except BlockingIOError:
                 return True
-
-
-class Connections:
-    """All open connections in the order in which they were accepted, which is the order of their deadlines.
-
-    ``evict`` closes one of them to make room for another.
-    """
-
-    def __init__(self, most: int, clients: ClientRule, evict: Callable[[Connection], None]) -> None:
-        self._most = most
-        self._all: Dict[int, Connection] = {}
-        self._shares: Shares[Connection] = Shares(clients, evict)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def get(self, number: int) -> Optional[Connection]:
-        """Return the connection with this file descriptor, or None if it no longer exists."""
-        return self._all.get(number)
-
-    def make_room(self, address: str) -> None:
-        """Make room for a connection from this address. Those without a request are closed first."""
-        self._shares.make_room(address, self._most)
-
-    def add(self, connection: Connection) -> None:
-        """Add a new connection."""
-        self._all[connection.sock.fileno()] = connection
-        self._shares.add(connection.address, connection)
-
-    def proceeded(self, connection: Connection) -> None:
-        """Record that data may have been received or sent on a connection."""
-        self._shares.touch(connection)
-        if not connection.idle:
-            self._shares.prove(connection)
-
-    def remove(self, connection: Connection) -> None:
-        """Forget a connection and close it."""
-        del self._all[connection.sock.fileno()]
-        self._shares.remove(connection)
-        connection.sock.close()
-
-    def first_deadline(self) -> Optional[float]:
-        """Return the earliest deadline, None without connections."""
-        return next((connection.deadline for connection in self._all.values()), None)
-
-    def overdue(self, now: float) -> List[Connection]:
-        """Return the connections whose deadline has passed."""
-        found = []
-        for connection in self._all.values():
-            if connection.deadline > now:
-                break
-            found.append(connection)
-        return found
-
-    def everything(self) -> List[Connection]:
-        """Return all connections."""
-        return list(self._all.values())

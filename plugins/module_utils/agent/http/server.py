@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import select
 import socket
 import time
@@ -21,11 +22,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ...base.closing import closed_on_error
 from ...base.errors import KernelError
 from ...base.loop import LONGEST_WAIT_SECONDS, Loop
-from ...clients import ClientRule
+from ...clients import ClientRule, Shares
 from ...kernel.listening import listening_user
 from ..telemetry.log import DEBUG, ERROR, INFO, WARNING, LimitedLog
 from ..threads.supervision import Supervisor, Task
-from .connections import DEFAULT_LIMITS, Connection, Connections, Limits
+from .connections import DEFAULT_LIMITS, Connection, Limits
 from .message import Responder
 
 _ACCEPT_AT_ONCE = 64
@@ -136,7 +137,7 @@ class HttpServer:
         if task is not None:
             task.join(_STOP_SECONDS)
         self._loop.run_posted()
-        for connection in self._connections.everything():
+        for connection in self._connections:
             self._drop(connection)
         for port in list(self._ports.values()):
             port.sock.close()
@@ -148,22 +149,23 @@ class HttpServer:
 
     def _serve(self, task: Task) -> None:
         """Serve until stopped. It is called again after an exception, for which any connection may be the cause."""
-        for connection in self._connections.everything():
+        for connection in self._connections:
             self._loop.forget(connection.sock.fileno())
             connection.sock.close()
         self._connections = self._no_connections()
         self._loop.run(lambda: task.busy(2 * LONGEST_WAIT_SECONDS))
 
-    def _no_connections(self) -> Connections:
-        return Connections(self._limits.connections, self._clients, self._evict)
+    def _no_connections(self) -> Shares[Connection]:
+        """Return a table of connections, which has them in the order in which they were accepted and are overdue."""
+        return Shares(self._clients, self._evict)
 
     def _note_acceptable(self, _mask: int) -> None:
         self._acceptable = True
 
     def _next_moment(self) -> Optional[float]:
         """Return when a connection is overdue, or ports accept again; None for neither."""
-        moments = [self._connections.first_deadline(), self._accept_again]
-        return min((moment for moment in moments if moment is not None), default=None)
+        moments = [connection.deadline for connection in itertools.islice(self._connections, 1)]
+        return min(moments if self._accept_again is None else [*moments, self._accept_again], default=None)
 
     def _end_round(self) -> None:
         self._expire()
@@ -206,9 +208,10 @@ class HttpServer:
             # The client has disconnected, or the port was just closed.
             return error.errno == errno.ECONNABORTED
         sock.setblocking(False)
-        self._connections.make_room(address[0])
+        # Those without a request are closed first.
+        self._connections.make_room(address[0], self._limits.connections)
         connection = Connection(sock, address[0], port.responder, self._clock() + self._limits.seconds)
-        self._connections.add(connection)
+        self._connections.add(connection.address, connection)
         self._loop.watch(sock.fileno(), lambda _mask: self._proceed(connection), select.EPOLLIN)
         # A request often arrives together with its connection.
         self._proceed(connection)
@@ -232,13 +235,16 @@ class HttpServer:
         if not needed:
             self._drop(connection)
             return
-        self._connections.proceeded(connection)
+        self._connections.touch(connection)
+        if not connection.idle:
+            self._connections.prove(connection)
         if connection.writing != wrote:
             mask = select.EPOLLOUT if connection.writing else select.EPOLLIN
             self._loop.change(connection.sock.fileno(), mask)
 
     def _expire(self) -> None:
-        for connection in self._connections.overdue(self._clock()):
+        now = self._clock()
+        for connection in itertools.takewhile(lambda each: each.deadline <= now, self._connections):
             self.closed[DEADLINE] += 1
             self._drop(connection)
 
@@ -252,6 +258,7 @@ class HttpServer:
         # Closing is not enough: a helper program that is being started may have inherited the connection.
         self._loop.forget(connection.sock.fileno())
         self._connections.remove(connection)
+        connection.sock.close()
 
     def _choose_to_accept(self) -> None:
         """Stop accepting while the limit of open files is reached."""
