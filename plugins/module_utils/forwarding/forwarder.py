@@ -27,7 +27,7 @@ from ..resources import Change
 from . import tcp, udp
 from .balancing import Balancer, FailedEndpoints
 from .limits import MOST_PIPES, Limits, Totals
-from .opened import Client, Opened, Used, opened_by, used_by_owner
+from .opened import Client, Opened, Used, clients_of, opened_by, used_by_owner
 from .relay import BUFFER_BYTES, RelayContext
 from .splice import Pipes, find_splice
 from .status import ForwardingStatus
@@ -159,7 +159,7 @@ class Forwarder:
 
     def used(self) -> List[Used]:
         """Return what ServicePorts have sent to their endpoints. Raises KernelError as :meth:`apply` does."""
-        return self._loop.call(lambda: list(used_by_owner(self._balancers, self._servers.values(), self._connections)))
+        return self._loop.call(lambda: list(used_by_owner(self._balancers, self._connections, self._udp.sessions)))
 
     def remembered(self, owner: str, client: str, seconds: int) -> Optional[Tuple[Endpoint, float]]:
         """Return the endpoint of a client by affinity, which lasts ``seconds``, and how much of that is left.
@@ -198,13 +198,12 @@ class Forwarder:
 
     def clients(self) -> List[Client]:
         """Return the open connections and sessions. Raises KernelError if the loop does not answer."""
-        return self._loop.call(
-            lambda: [
-                Client(key.protocol.upper(), *source, key.address, key.port)
-                for key, server in self._servers.items()
-                for source in server.clients()
-            ]
-        )
+
+        def found() -> List[Client]:
+            served = (each for each in self._connections if self._servers.get(each.server.key) is each.server)
+            return list(clients_of(served, self._udp.sessions))
+
+        return self._loop.call(found)
 
     def stop(self) -> None:
         """Stop listening, wait up to ``drain_seconds`` for open connections, reset the others and end :meth:`run`."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Union
 
 from ..rendering.userspace.model import Endpoint
 from . import tcp, udp
@@ -60,6 +60,16 @@ def opened_by(
             yield Opened(source, connection.endpoint, _name(end.sock.getsockname), state)
 
 
+def clients_of(connections: Iterable[tcp.Connection], sessions: Iterable[udp.Session]) -> Iterator[Client]:
+    """Yield the client of each connection, unless it was reset meanwhile, and of each session."""
+    for connection in connections:
+        source = _name(connection.client_end.sock.getpeername)
+        if source[0]:
+            yield Client("TCP", *source, *connection.server.key[1:])
+    for session in sessions:
+        yield Client("UDP", *session.address[:2], *session.server.key[1:])
+
+
 class Used(NamedTuple):
     """What a ServicePort sent to an endpoint: connections and sessions since the first one, and those open now."""
 
@@ -70,18 +80,13 @@ class Used(NamedTuple):
 
 
 def used_by_owner(
-    balancers: Mapping[str, Balancer],
-    servers: Iterable[Union[tcp.TcpServer, udp.UdpServer]],
-    connections: Iterable[tcp.Connection],
+    balancers: Mapping[str, Balancer], connections: Iterable[tcp.Connection], sessions: Iterable[udp.Session]
 ) -> Iterator[Used]:
-    """Yield what each ServicePort has sent to each of its endpoints. ``connections``: all over TCP."""
-    now: collections.Counter[Tuple[str, Endpoint]] = collections.Counter()
+    """Yield what each ServicePort has sent to each of its endpoints: all connections over TCP, and sessions."""
+    now = collections.Counter((session.server.listener.owner, session.endpoint) for session in sessions)
     for connection in connections:
         if connection.endpoint is not None and connection.endpoint_end is not None:
             now[connection.server.listener.owner, connection.endpoint] += 1
-    for server in servers:
-        if isinstance(server, udp.UdpServer):
-            now.update((server.listener.owner, session.endpoint) for session in server.sessions.values())
     for owner, balancer in balancers.items():
         for endpoint, count in balancer.opened.items():
             yield Used(owner, endpoint, count, now[owner, endpoint])

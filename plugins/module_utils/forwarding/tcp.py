@@ -9,12 +9,11 @@ writable.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
 import socket
-from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Collection, Dict, List, NamedTuple, Optional
 
 from ..base.addresses import is_admitted
 from ..base.closing import closed_on_error
@@ -266,7 +265,8 @@ class Connection:
         if self.endpoint_end is not None:
             shared.loop.forget(self.endpoint_end.number)
         self.relays = ()
-        self.server.gone(self)
+        shared.connecting.pop(self, None)
+        shared.connections.remove(self)
 
 
 class TcpServer:
@@ -280,7 +280,6 @@ class TcpServer:
         self.listener = listener
         self.shared = shared
         self.balancer = balancer
-        self.connections: Set[Connection] = set()
         self._socket = sockets.bound_socket(key.address, key.port, socket.SOCK_STREAM, self._prepare)
         with closed_on_error(self._socket):
             self._socket.listen(_BACKLOG)
@@ -327,17 +326,9 @@ class TcpServer:
                 continue
             shared.totals.accepted += 1
             connection = Connection(self, sock, client, hops)
-            self.connections.add(connection)
             shared.connections.add(client, connection)
             connection.connect()
         return True
-
-    def gone(self, connection: Connection) -> None:
-        """Forget a closed connection."""
-        if connection in self.connections:
-            self.connections.discard(connection)
-            self.shared.connecting.pop(connection, None)
-            self.shared.connections.remove(connection)
 
     def ignore_new_clients(self) -> None:
         """Stop accepting clients; a client that tries repeats its SYN after a second and is then refused."""
@@ -347,17 +338,6 @@ class TcpServer:
         """Accept the clients that are connected, and stop listening; open connections continue."""
         self.accept(_BACKLOG)
         self._socket.close()
-
-    def clients(self) -> Iterator[Tuple[str, int]]:
-        """Yield address and port of the client of each connection."""
-        for connection in self.connections:
-            with contextlib.suppress(OSError):  # reset meanwhile
-                yield connection.client, connection.client_end.sock.getpeername()[1]
-
-    def abort(self) -> None:
-        """Reset all connections."""
-        for connection in list(self.connections):
-            connection.abort()
 
 
 def expire_attempts(shared: Shared) -> None:

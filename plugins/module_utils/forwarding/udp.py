@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import select
 import socket
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..base.addresses import is_admitted
 from ..base.closing import closed_on_error
@@ -243,14 +243,6 @@ class UdpServer:
         self.accept()
         self.keep_only(())
         self._socket.close()
-
-    def clients(self) -> Iterator[Tuple[str, int]]:
-        """Yield address and port of the client of each session."""
-        return ((address[0], address[1]) for address in self.sessions)
-
-    def abort(self) -> None:
-        """Close all sessions."""
-        self.keep_only(())
 
 
 def expire_silent(shared: Shared) -> None:
