@@ -54,9 +54,6 @@ class Loop:
         self._thread = 0
         self.watch(self._wake_read, self._woken, select.EPOLLIN)
 
-    def __len__(self) -> int:
-        return len(self._handlers)
-
     def clock(self) -> float:
         """Return :attr:`now`, for objects that need the time often."""
         return self.now

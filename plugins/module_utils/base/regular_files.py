@@ -69,11 +69,8 @@ def read_descriptor(descriptor: int, limit: int, path: str = "") -> bytes:
 
 def read_regular(path: str, limit: int) -> bytes:
     """Return the content of a regular file of at most ``limit`` bytes. Raises OSError as :func:`open_regular` does."""
-    descriptor = open_regular(path)
-    try:
-        return read_descriptor(descriptor, limit, path)
-    finally:
-        os.close(descriptor)
+    with open(open_regular(path), "rb") as file:
+        return read_descriptor(file.fileno(), limit, path)
 
 
 def others_write(found: os.stat_result, owner: int = 0) -> str:

@@ -137,11 +137,6 @@ def identity() -> Identity:
         return Identity(UNKNOWN_VERSION, "")
 
 
-def engine_hash() -> str:
-    """Return the hash of the running engine; empty in the payload of an Ansible module, which is only part of it."""
-    return identity().engine
-
-
 def installed_identity(path: str = INSTALLED_VERSION) -> Optional[Identity]:
     """Return the identity of the engine that the role agent installed on this host; None if it installed none."""
     try:

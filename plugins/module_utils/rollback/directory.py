@@ -35,17 +35,9 @@ class HistoryDirectory:
     def __init__(self, directory: str = DEFAULT_DIRECTORY) -> None:
         self.directory = directory
 
-    def check(self) -> bool:
-        """Return whether the directory exists. Raises HistoryError if other users can write to it."""
-        return own_directory(self.directory)
-
-    def make(self) -> None:
-        """Create the directory unless it exists."""
-        make_own_directory(self.directory)
-
     def check_writable(self) -> None:
         """Raise HistoryError if there is no room for a small state."""
-        self.make()
+        make_own_directory(self.directory)
         with os_errors(HistoryError, f"{self.directory}: cannot be written"):
             check_room(os.path.join(self.directory, _OUTCOMES), SMALL)
 
@@ -57,7 +49,7 @@ class HistoryDirectory:
 
     def outcomes(self) -> Dict[int, Dict[str, str]]:
         """Return the outcomes of changes with a confirm_timeout, by the number of the state saved before each."""
-        if not self.check():
+        if not own_directory(self.directory):
             return {}
         try:
             document: Any = parse_json(read_regular(os.path.join(self.directory, _OUTCOMES), SMALL))

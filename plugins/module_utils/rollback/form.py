@@ -126,6 +126,10 @@ class _Reader:
                 self.line(value)
         return row
 
+    def rows(self, name: str, kinds: Tuple[type, ...]) -> List[List[Any]]:
+        """Return a field with a list of rows, each with values of the given types. Raises HistoryError."""
+        return [self.row(row, kinds) for row in self.get(name, list)]
+
     def line(self, value: Any) -> str:
         """Return text without line breaks and NUL. Raises HistoryError."""
         if not isinstance(value, str) or "\n" in value or "\r" in value or "\0" in value:
@@ -150,10 +154,9 @@ def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
     chains: Dict[SavedChainKey, Tuple[str, ...]] = {}
     family, variant = inner.get("family", str), inner.get("variant", str)
     places = tuple(map(inner.line, inner.get("places", list)))
-    for row in inner.get("chains", list):
-        kind, table, chain, rules = inner.row(row, (str, str, str, list))
+    for kind, table, chain, rules in inner.rows("chains", (str, str, str, list)):
         if kind not in (CHAIN, BUILTIN) or not chain or not table or " " in table + chain:
-            raise inner.fail(f"a list of chains: {row[:3]!r}")
+            raise inner.fail(f"a list of chains: {[kind, table, chain]!r}")
         # A comment in a rule of another program may contain a line break; such rules are never written.
         if not all(isinstance(rule, str) for rule in rules):
             raise inner.fail("a list of chains with rules as text")
@@ -190,28 +193,18 @@ def _decode_tables(reader: _Reader, name: str) -> Dict[str, RawTable]:
     return {family: _decode_nftables(reader, rows) for family, rows in found if family in FAMILIES}
 
 
-def _decode_sets(reader: _Reader) -> Dict[str, ipvs.SetDefinition]:
-    rows = [reader.row(row, (str, str, str, int)) for row in reader.get("sets", list)]
-    return {name: ipvs.SetDefinition(*definition) for name, *definition in rows}
-
-
 def _decode_servers(reader: _Reader) -> Dict[ipvs.VirtualServerKey, ipvs.VirtualServer]:
-    servers = {}
-    for row in reader.get("virtual_servers", list):
-        values = reader.row(row, (str, str, int, str, int, int, int))
-        reader.address(values[1])
-        servers[ipvs.VirtualServerKey(*values[:3])] = ipvs.VirtualServer(*values[3:])
-    return servers
+    return {
+        ipvs.VirtualServerKey(protocol, reader.address(address), port): ipvs.VirtualServer(*settings)
+        for protocol, address, port, *settings in reader.rows("virtual_servers", (str, str, int, str, int, int, int))
+    }
 
 
 def _decode_real_servers(reader: _Reader) -> Dict[ipvs.RealServerKey, ipvs.RealServer]:
     servers = {}
-    for row in reader.get("real_servers", list):
-        values = reader.row(row, (str, str, int, str, int, int, str))
-        for address in (values[1], values[3]):
-            reader.address(address)
-        key = ipvs.RealServerKey(ipvs.VirtualServerKey(*values[:3]), values[3], values[4])
-        servers[key] = ipvs.RealServer(*values[5:])
+    for protocol, address, port, *real in reader.rows("real_servers", (str, str, int, str, int, int, str)):
+        server = ipvs.VirtualServerKey(protocol, reader.address(address), port)
+        servers[ipvs.RealServerKey(server, reader.address(real[0]), real[1])] = ipvs.RealServer(*real[2:])
     return servers
 
 
@@ -246,10 +239,8 @@ def decode_state(document: Any) -> NodeState:
         # States saved by versions without this table do not have the field.
         ipvs_tables=_decode_tables(reader, "ipvs_tables") if "ipvs_tables" in document else {},
         network_policy=policy,
-        sets=_decode_sets(reader),
-        set_elements={
-            ipvs.SetElementKey(*reader.row(row, (str, str))): True for row in reader.get("set_elements", list)
-        },
+        sets={name: ipvs.SetDefinition(*definition) for name, *definition in reader.rows("sets", (str, str, str, int))},
+        set_elements={ipvs.SetElementKey(*row): True for row in reader.rows("set_elements", (str, str))},
         virtual_servers=_decode_servers(reader),
         real_servers=_decode_real_servers(reader),
         devices=_decode_values(reader, "devices", str),

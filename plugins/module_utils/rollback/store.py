@@ -20,7 +20,8 @@ from ..base.regular_files import read_regular
 from ..base.timestamps import timestamp
 from ..convergence.defaults import DEFAULT_KEEP
 from ..kernel.facts import boot_identity
-from ..packaging.identity import engine_hash
+from ..packaging.identity import identity
+from .decisions import make_own_directory, own_directory
 from .directory import HistoryDirectory
 from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
 from .places import DEFAULT_DIRECTORY
@@ -74,7 +75,7 @@ class History(HistoryDirectory):
 
     def numbers(self) -> List[int]:
         """Return the numbers of the saved states, oldest first."""
-        if not self.check():
+        if not own_directory(self.directory):
             return []
         with os_errors(HistoryError, self.directory):
             names = os.listdir(self.directory)
@@ -82,7 +83,7 @@ class History(HistoryDirectory):
 
     def save(self, state: NodeState, reason: str = BEFORE_CONVERGENCE, kept: Iterable[int] = ()) -> StateRecord:
         """Save a state, and remove the oldest ones beyond ``keep``, except those with the numbers ``kept``."""
-        self.make()
+        make_own_directory(self.directory)
         numbers = self.numbers()
         number = max([*numbers, *self.outcomes()], default=0) + 1
         if number > _MOST:
@@ -92,7 +93,7 @@ class History(HistoryDirectory):
             created=timestamp(),
             reason=reason,
             kernel=os.uname().release,
-            engine=engine_hash(),
+            engine=identity().engine,
             boot=boot_identity(),
             state=state,
         )

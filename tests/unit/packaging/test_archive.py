@@ -28,7 +28,7 @@ def small_engine(directory: Path) -> Path:
     shutil.copytree(SOURCE / "base", directory / "base", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(SOURCE / "resources.py", directory)
     (directory / "command").mkdir()
-    lines = ["from ..packaging.identity import engine_hash", "def main(argv):", "    print(engine_hash())"]
+    lines = ["from ..packaging.identity import identity", "def main(argv):", "    print(identity().engine)"]
     (directory / "command/cli.py").write_text("\n".join([*lines, "    return len(argv)", ""]))
     (directory / "module_support").mkdir()
     (directory / "module_support/ansible_only.py").write_text("import ansible\n")
