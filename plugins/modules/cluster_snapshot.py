@@ -143,7 +143,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.snapshots import snapshot_difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import read_cluster_objects
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.tables import text_difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.tables import difference_entry
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.cluster_state import completeness_findings
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import judge
 
@@ -162,7 +162,7 @@ def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     if module._diff:
         before, after = snapshot_difference(path, objects)
         if before or after:
-            result["diff"] = [text_difference(path, before, after, module.params["diff_lines"])]
+            result["diff"] = [difference_entry(path, before, after, module.params["diff_lines"])]
     written = write_snapshot(path, objects, check_mode=module.check_mode)
     changed = written.changed
     if os.path.exists(path):

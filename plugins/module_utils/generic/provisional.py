@@ -19,7 +19,7 @@ import shutil
 import subprocess
 from typing import Collection, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..base.errors import HistoryError, KernelError, os_errors
+from ..base.errors import HistoryError, os_errors
 from ..kernel.xtables.variant import XtablesVariant
 from ..rollback.decisions import claim, make_own_directory, write_files
 from ..rollback.units import start_timer, stop_timer, why_not_systemd
@@ -153,15 +153,6 @@ def _unit(change: str) -> str:
     return f"kubenode-iptables-chains-{change}"
 
 
-def _disarm(change: str) -> None:
-    """Stop the timer of a change that will not be reverted; if that fails, its script finds nothing to do.
-
-    The process that waits where systemd does not sees that the change is no longer pending.
-    """
-    with contextlib.suppress(KernelError):
-        stop_timer(_unit(change))
-
-
 def _start(change: str, seconds: int, script: str) -> None:
     command = ["/bin/sh", script]
     if not why_not_systemd():
@@ -200,7 +191,8 @@ def withdraw(change: str, directory: str = DIRECTORY) -> bool:
 def _decide(change: str, outcome: str, directory: str) -> bool:
     decided = claim(os.path.join(directory, change), PENDING, outcome)
     if decided:
-        _disarm(change)
+        # If that fails, its script finds nothing to do. The process that waits where systemd does not sees that too.
+        stop_timer(_unit(change))
     return decided
 
 

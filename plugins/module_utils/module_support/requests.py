@@ -47,12 +47,8 @@ def _static_services(parameters: Mapping[str, Any], configuration: KubeProxyConf
     return StaticDirectory(configuration.node_proxy.static_services.directory, replaced).read()
 
 
-def _unheeded(_configuration: KubeProxyConfiguration) -> None:
-    """Do nothing."""
-
-
 def engine_request(
-    module: AnsibleModule, source: str, configured: Callable[[KubeProxyConfiguration], None] = _unheeded
+    module: AnsibleModule, source: str, configured: Callable[[KubeProxyConfiguration], None] = lambda _loaded: None
 ) -> Tuple[Request, Tuple[str, ...]]:
     """Return the request for a module's options, and warnings about the configuration.
 

@@ -13,7 +13,7 @@ from ..configuration.node_proxy import AUTO
 from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..differences import unified
-from .tables import change_record, text_difference
+from .tables import change_record, difference_entry
 
 # Without a limit, one invalid object per tenant would make the result as large as the cluster.
 REFUSED_LIMIT = 100
@@ -113,4 +113,4 @@ def difference_lines(changes: Iterable[TableChange], limit: int) -> List[str]:
 
 def table_differences(changes: Iterable[TableChange], limit: int) -> List[Dict[str, str]]:
     """Return a result's ``diff``: one entry per table that differs, in the syntax of the table's usual tool."""
-    return [text_difference(change.table, change.before, change.after, limit) for change in changes]
+    return [difference_entry(change.table, change.before, change.after, limit) for change in changes]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from typing import Any, Dict, Iterable, List, Tuple
 
 from ..base.errors import SnapshotError
@@ -31,11 +31,8 @@ def snapshot_difference(path: str, objects: Iterable[Any]) -> Tuple[List[str], L
     A file that is not a snapshot counts as empty; it is about to be replaced.
     """
     before: Dict[str, str] = {}
-    if os.path.exists(path):
-        try:
-            before = _lines(read_snapshot(path))
-        except SnapshotError:
-            before = {}
+    with contextlib.suppress(SnapshotError):
+        before = _lines(read_snapshot(path))
     after = _lines(objects)
     differing = sorted(label for label in {**before, **after} if before.get(label) != after.get(label))
     return (

@@ -26,18 +26,16 @@ def _text(lines: Sequence[str], limit: int) -> str:
 
 
 def difference_entry(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
-    """Return one entry of a result's ``diff``: two texts of at most ``limit`` lines each, with headers.
+    """Return one entry of a result's ``diff``: two texts with headers.
 
-    Lines that both have count only if all do not fit.
+    They have at most ``limit`` lines each, or all of them if it is <= 0. Lines that both have count only if all do not
+    fit.
     """
-    if max(len(before), len(after)) > limit:
+    longest = max(len(before), len(after))
+    limit = limit if limit > 0 else longest
+    if longest > limit:
         before, after = differing(before, after)
     return {"before_header": name, "after_header": name, "before": _text(before, limit), "after": _text(after, limit)}
-
-
-def text_difference(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
-    """Return one entry of a result's ``diff`` with at most ``limit`` lines per side, or all of them if it is <= 0."""
-    return difference_entry(name, before, after, limit if limit > 0 else max(len(before), len(after)))
 
 
 def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINES_LIMIT) -> List[Dict[str, str]]:
