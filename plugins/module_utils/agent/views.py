@@ -33,7 +33,7 @@ class Views:
         self._preliminary: Optional[ClusterView] = None
         self._servers = NO_CLAIMS
         self._external_ranges: Tuple[str, ...] = ()
-        static.apply(source.view)
+        source.view.set_static(static.objects)
 
     @property
     def current(self) -> ClusterView:
@@ -53,7 +53,7 @@ class Views:
     def begin_preliminary(self) -> None:
         """Switch to the preliminary view, which has the static Services."""
         self._preliminary = ClusterView(progress=self._progress)
-        self._static.apply(self._preliminary)
+        self._preliminary.set_static(self._static.objects)
         self._preliminary.set_api_servers(self._servers)
         self._preliminary.set_external_ranges(self._external_ranges)
         self._sync.follow(self._preliminary)
@@ -96,7 +96,7 @@ class Views:
         if directory:
             self._static.follow(directory)
         if self._static.poll():
-            self._change(self._static.apply)
+            self._change(lambda view: view.set_static(self._static.objects))
 
     def _change(self, change: Callable[[ClusterView], None]) -> None:
         """Apply a change of the node's settings to each view."""

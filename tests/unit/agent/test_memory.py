@@ -299,7 +299,7 @@ def test_packed_objects_are_those_that_were_packed():
         deep = {"kind": "Service", "metadata": {"name": "deep"}, "spec": deep}
     packed = Packed()
     for raw in (first, second, deep):
-        packed.append(pack(raw))
+        packed.append(pack(raw, text_of(raw)))
     assert (packed[0], packed[1]) == (service("a"), second) and packed[2] is deep and len(packed) == 3
     assert packed[:2] == [service("a"), second] == list(packed)[:2]
     assert packed.size == len(text_of(first)) + len(text_of(second))
@@ -309,7 +309,7 @@ def test_packed_objects_are_those_that_were_packed():
 
 
 def test_objects_of_a_cluster_take_a_tenth_of_their_json():
-    items = [pack(prune(raw)) for raw in large_cluster(100, 5)]
+    items = [pack(raw, text_of(raw)) for raw in map(prune, large_cluster(100, 5))]
     assert sum(len(item.packed) for item in items) < 0.2 * sum(item.size for item in items)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Protocol, Sequence, Union
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Union
 
 from ...base.errors import Refusal
 from ...base.progress import Progress, unheeded
@@ -51,13 +51,6 @@ _VITAL_KINDS = frozenset((SERVICES.kind, ENDPOINT_SLICES.kind))
 _OPTIONAL_KINDS = frozenset((NODES.kind, SERVICE_CIDRS.kind))
 
 
-class Connect(Protocol):
-    """Creates a client for one thread. ``expect`` gets the seconds that each request may take. Raises ProxyError."""
-
-    def __call__(self, expect: Callable[[float], None], timeout: float = ...) -> ApiClient:
-        """Return the client."""
-
-
 class ClusterSource:
     """Follows the API server in separate threads and saves the cluster state to disk.
 
@@ -66,13 +59,14 @@ class ClusterSource:
     main thread calls :meth:`follow_all` when they are served. ``node_required``: whether nothing can be served without
     the Node. ``room``: how much of the cluster may be held. ``progress`` is called while the view is updated.
     ``any_cluster``: follow also the API server of another cluster than the one known so far. ``recorded``
-    identifies the cluster whose Services are programmed (see :class:`Origin`).
+    identifies the cluster whose Services are programmed (see :class:`Origin`). ``connect`` creates a client for one
+    thread, as :meth:`.ApiAccess.connect` does.
     """
 
     def __init__(
         self,
         *,
-        connect: Connect,
+        connect: Callable[..., ApiClient],
         deliver: Callable[[Union[Batch, FirstObjects]], None],
         supervisor: Supervisor,
         disk_copy: DiskCopy,

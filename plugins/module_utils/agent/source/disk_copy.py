@@ -37,13 +37,6 @@ class Copy(NamedTuple):
     missing: FrozenSet[str]
 
 
-class _Carried(NamedTuple):
-    """Objects of an earlier file, and the kinds that they are of."""
-
-    kinds: FrozenSet[str]
-    texts: Iterable[bytes]
-
-
 #: What a file was written from: the revision of the view, and the kinds that were known of those that it should have,
 #: and those that were not.
 _State = Tuple[int, AbstractSet[str], AbstractSet[str]]
@@ -148,14 +141,10 @@ class DiskCopy:
             self._store(self._copy(view, followed))
 
     def _store(self, copy: Copy) -> None:
-        carried = self._carried(copy.missing)
-        objects = map(text_in, copy.objects)
+        kinds, texts = self._carried(copy.missing)
         try:
-            if carried.kinds:
-                # Write them first: a later object with the same key overrides them.
-                write_cache(self._path, itertools.chain(carried.texts, objects), copy.kinds | carried.kinds)
-            else:
-                write_cache(self._path, objects, copy.kinds)
+            # What is carried over comes first: a later object with the same key overrides it.
+            write_cache(self._path, itertools.chain(texts, map(text_in, copy.objects)), copy.kinds | kinds)
             self._written = time.monotonic()
             if self._problem:
                 self._log.info("the cluster state is saved again")
@@ -167,14 +156,14 @@ class DiskCopy:
                 self._log.warning("the cluster state cannot be saved", error=error)
             self._problem = str(error)
 
-    def _carried(self, missing: FrozenSet[str]) -> _Carried:
-        """Return what the file has of the kinds that are not known yet: the next boot may need it."""
+    def _carried(self, missing: FrozenSet[str]) -> Tuple[FrozenSet[str], Iterable[bytes]]:
+        """Return what the file has of the kinds that are not known yet, and these: the next boot may need it."""
         if missing:
             with contextlib.suppress(SnapshotError):
                 file = open_cache(self._path)
                 kinds = missing & file.kinds
-                return _Carried(kinds, file.texts_of(lambda key: key.kind in kinds, kinds))
-        return _Carried(frozenset(), ())
+                return kinds, file.texts_of(lambda key: key.kind in kinds, kinds) if kinds else ()
+        return frozenset(), ()
 
 
 def _state(view: ClusterView, followed: AbstractSet[str]) -> _State:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 
 from ...cluster.fields import Invalid, mapping, shown, text
 from ...cluster.parsing.objects import ObjectKey, object_key, parsed_object
-from .packed import Item, Packed, pack_written, text_of
+from .packed import Item, Packed, pack, text_of
 
 _MOST_NAME_CHARACTERS = 253
 
@@ -98,7 +98,7 @@ class Known:
         if content and self._digests.get(key) == digest:
             return Listed(key, digest, None)
         size = held(key)
-        item = pack_written(raw, content, None if size else parsed_object(raw, key))
+        item = pack(raw, content, None if size else parsed_object(raw, key))
         return Listed(key, digest, item, item.size - size)
 
     def replace(self, items: Iterable[Listed]) -> Batch:

@@ -99,18 +99,13 @@ class Item(NamedTuple):
         return self.content if isinstance(self.content, bytes) else b""
 
 
-def pack(raw: Dict[str, Any], parsed: Optional[ParsedObject] = None) -> Item:
-    """Return an object in its small form, with the parsed one if that is given; the content of equal ones is equal."""
-    return pack_written(raw, text_of(raw), parsed)
+def pack(raw: Dict[str, Any], text: bytes, parsed: Optional[ParsedObject] = None) -> Item:
+    """Return an object in its small form, with the parsed one if that is given; the content of equal ones is equal.
 
-
-def pack_written(raw: Dict[str, Any], text: bytes, parsed: Optional[ParsedObject] = None) -> Item:
-    """Return an object as :func:`pack` does; ``text``: as :func:`text_of` returns it."""
-    return pack_text(text, parsed) if text else Item(raw, 0, parsed)
-
-
-def pack_text(text: bytes, parsed: Optional[ParsedObject] = None) -> Item:
-    """Return an object as :func:`pack` does; ``text``: as :func:`text_of` returns it, not empty."""
+    ``text``: as :func:`text_of` returns it.
+    """
+    if not text:
+        return Item(raw, 0, parsed)
     compressor = _compressor.copy()
     return Item(compressor.compress(text) + compressor.flush(), len(text), parsed)
 
@@ -151,7 +146,7 @@ def items_of(texts: Iterable[bytes], kinds: AbstractSet[str]) -> Iterator[Tuple[
             raise ValueError("it is not a list of objects")
         key = object_key(raw)
         if key.kind in kinds:
-            yield key, pack_text(text, parsed_object(raw, key))
+            yield key, pack(raw, text, parsed_object(raw, key))
 
 
 def parsed_items(objects: Sequence[Dict[str, Any]]) -> Iterator[Tuple[ParsedObject, Item]]:
@@ -161,7 +156,7 @@ def parsed_items(objects: Sequence[Dict[str, Any]]) -> Iterator[Tuple[ParsedObje
             yield item.parsed or _parsed(item.decoded()), item
     else:
         for raw in objects:
-            yield _parsed(raw), pack(raw)
+            yield _parsed(raw), pack(raw, text_of(raw))
 
 
 def _parsed(raw: Dict[str, Any]) -> ParsedObject:

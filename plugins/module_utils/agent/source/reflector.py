@@ -215,7 +215,8 @@ class Reflector:
             try:
                 self._client = self._connect(task.busy)
             finally:
-                self._note_asked()
+                if self.requested_at is None:
+                    self.requested_at = self._clock()
         if not self._begun:
             self._prelude(self._client)
             self._begun = True
@@ -234,10 +235,6 @@ class Reflector:
         if lasted < STEADY_SECONDS and not self._ending.is_set():
             progressed = self._version not in ("", before)
             self._rest(task, max(0.0, _SHORTEST_WATCH_SECONDS - lasted) if progressed else self._backoff.pause())
-
-    def _note_asked(self) -> None:
-        if self.requested_at is None:
-            self.requested_at = self._clock()
 
     def _list(self, client: ApiClient) -> bool:
         """List the collection and deliver the differences; return whether the server has it. Raises ProxyError."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ...cluster.files.static import StaticDirectory, StaticObjects
 from ..telemetry.log import Log
-from .view import ClusterView
 
 #: How often to poll for changed files. A poll costs one stat(2) for each file.
 CHECK_SECONDS = 2.0
@@ -33,10 +32,6 @@ class StaticSource:
         if self._directory.changed():
             self._read()
         return self.objects != before
-
-    def apply(self, view: ClusterView) -> None:
-        """Put the static Services into a view."""
-        view.set_static(self.objects)
 
     def _read(self) -> None:
         before, self.objects = self.objects, self._directory.read()

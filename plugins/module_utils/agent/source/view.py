@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ...base.errors import Refusal
@@ -39,24 +40,6 @@ class Applied(NamedTuple):
     families: FrozenSet[str]
 
 
-class Pending:
-    """Counts changes that are not programmed yet, by Service. ``total``: of all of them."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._counts: Dict[NamespacedName, int] = {}
-
-    def add(self, service: NamespacedName) -> None:
-        """Count one change."""
-        self.total += 1
-        self._counts[service] = self._counts.get(service, 0) + 1
-
-    def keep(self, services: Container[NamespacedName]) -> None:
-        """Forget the changes of all other Services."""
-        self._counts = {service: count for service, count in self._counts.items() if service in services}
-        self.total = sum(self._counts.values())
-
-
 class ClusterView:
     """The cluster as the API server has reported it so far.
 
@@ -77,7 +60,8 @@ class ClusterView:
         self.from_disk: Set[str] = set()
         self.dirty: Set[NamespacedName] = set()
         self.revision = 0
-        self._pending = {"Service": Pending(), "EndpointSlice": Pending()}
+        # The changes that are not programmed yet, by kind and Service.
+        self._pending: Dict[str, Counter[NamespacedName]] = {"Service": Counter(), "EndpointSlice": Counter()}
         self.triggers = TriggerTimes()
         self.held_back: Set[ObjectKey] = set()
         self.failures = Failures()
@@ -93,12 +77,12 @@ class ClusterView:
     @property
     def pending_services(self) -> int:
         """Accepted changes of Services since the last sync."""
-        return self._pending["Service"].total
+        return sum(self._pending["Service"].values())
 
     @property
     def pending_slices(self) -> int:
         """Accepted changes of EndpointSlices since the last sync."""
-        return self._pending["EndpointSlice"].total
+        return sum(self._pending["EndpointSlice"].values())
 
     @property
     def known(self) -> Set[str]:
@@ -197,7 +181,7 @@ class ClusterView:
         pending = self._pending.get(key.kind)
         if pending is not None:
             service = NamespacedName(key.namespace, key.name)
-            pending.add(service if service in affected else min(affected))
+            pending[service if service in affected else min(affected)] += 1
 
     def _families_now(self, key: ObjectKey, affected: Iterable[NamespacedName]) -> List[FrozenSet[str]]:
         """Return the families that a changed object concerns: for a Service, also those of others that it affects."""
@@ -372,8 +356,8 @@ class ClusterView:
         Those of families that the node does not serve need not be programmed.
         """
         self.triggers.clear()
-        for pending in self._pending.values():
-            pending.keep(waiting)
+        for kind, pending in self._pending.items():
+            self._pending[kind] = Counter({service: pending[service] for service in pending if service in waiting})
 
     def keys(self, kind: str) -> List[ObjectKey]:
         """Return the key of every object of a kind."""
