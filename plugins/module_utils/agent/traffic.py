@@ -120,12 +120,8 @@ class Traffic:
         # Of the last reading, by the timers' clock.
         self._began = self._ended = 0.0
         self._chosen_at: Optional[float] = None
-        sync.syncer.applied = self._applied
+        sync.syncer.tables.applied = self._applied
         self._timer = timers.add("read the traffic of Services", self._measure)
-
-    def values(self) -> Mapping[str, Any]:
-        """Return the values of the metrics, in any thread."""
-        return self.measured.values()
 
     def configure(self, settings: TrafficSettings) -> None:
         """Start or stop providing metrics."""

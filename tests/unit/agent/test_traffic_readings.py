@@ -62,7 +62,8 @@ def traffic(monkeypatch: pytest.MonkeyPatch, clock: Clock, mode: Mode) -> Traffi
     module = Traffic.__module__
     monkeypatch.setattr(f"{module}.Frontends", lambda _state, _context: SimpleNamespace(names=[WEB]))
     family = SimpleNamespace(family="IPv4", context=SimpleNamespace(node=None))
-    sync: Any = SimpleNamespace(syncer=SimpleNamespace(), proxiers=SimpleNamespace(mode=mode, families=[family]))
+    proxiers = SimpleNamespace(mode=mode, families=[family])
+    sync: Any = SimpleNamespace(syncer=SimpleNamespace(tables=SimpleNamespace()), proxiers=proxiers)
     view: Any = SimpleNamespace(state=None)
     handles: Any = None
     limited = LimitedLog(Log(io.StringIO()), clock=clock)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterable, NamedTuple, Set
 
+from ...base.errors import some_of
 from ...cluster.model import NamespacedName
 from ...preflight.cluster_state import LOSS_MINIMUM
 
@@ -68,10 +69,9 @@ class EndpointLossWatch:
             self._since = now
         held = now < self._since + self._hold_seconds
         self.held_until = self._since + self._hold_seconds if held else 0.0
-        shown = ", ".join(str(name) for name in sorted(losing)[:_NAMED])
-        more = f" and {len(losing) - _NAMED} more" if len(losing) > _NAMED else ""
+        shown = some_of([str(name) for name in sorted(losing)], _NAMED)
         count = len(self._lost) + len(losing)
-        text = f"{count} of the {before} Services that have endpoints on this node lose them: {shown}{more}"
+        text = f"{count} of the {before} Services that have endpoints on this node lose them: {shown}"
         return Loss(losing, text, is_new, held)
 
     def _exceeds(self, more: int, before: int) -> bool:

@@ -73,9 +73,8 @@ class _Waiting:
     """A Service that waits. ``left``: the ports that are still to be programmed, from the ``first`` on."""
 
     def __init__(self, size: Size) -> None:
-        self.entries = size.entries
-        self._ports = self._left = max(1, size.ports)
         self._first = 0
+        self.changed(size)
 
     def changed(self, size: Size) -> None:
         """Begin with all ports again, at the one that is next: each comes, however often the Service changes."""

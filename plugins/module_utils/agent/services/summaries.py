@@ -110,10 +110,5 @@ class Summaries:
 
     def _count(self, summary: ServiceSummary | None, sign: int) -> None:
         if summary is not None:
-            sums = self.totals
-            self.totals = SummaryTotals(
-                ports=sums.ports + sign * summary.ports,
-                endpoints=sums.endpoints + sign * summary.endpoints,
-                no_local_internal=sums.no_local_internal + sign * summary.no_local_internal,
-                no_local_external=sums.no_local_external + sign * summary.no_local_external,
-            )
+            totals = self.totals._asdict().items()
+            self.totals = SummaryTotals(**{name: sum_ + sign * getattr(summary, name) for name, sum_ in totals})

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import AbstractSet, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from ...base.errors import KernelError, ProxyError
 from ...cluster.model import NamespacedName
 from ...preflight.cluster_state import FIRST_SERVICES, loss_findings
-from ...resources import PlannedChange
 from ..drift.repairs import ServiceRepairs
 from ..other_proxy import OtherProxy
 from ..ports.health import FailedPort, ProxyHealth
@@ -75,17 +74,15 @@ class Syncer:
         self.last_error = ""
         self.started = False
         self.syncs = 0
-        #: Called after each sync of a family with its changes.
-        self.applied: Callable[[str, Sequence[PlannedChange]], None] = lambda _family, _changes: None
         self._health = health
         self._log, self._metrics = reports.log, reports.metrics
         self.measures = SyncMetrics(reports.metrics)
         self.surface = surface
         self._notices = Notices(reports)
         self.repairs = ServiceRepairs(reports, other_proxy)
-        self._tables = TableSync(self.repairs, self._report_applied)
-        self.suspects, self.suspect = self._tables.suspects, self._tables.suspect
-        self._comparisons = self._tables.comparisons
+        self.tables = TableSync(self.repairs)
+        self.suspects, self.suspect = self.tables.suspects, self.tables.suspect
+        self._comparisons = self.tables.comparisons
         self.losses = losses
         self._held: Set[NamespacedName] = set()
         self._portions = Portions()
@@ -94,9 +91,6 @@ class Syncer:
         self._filling: Dict[str, float] = {}
         # Whether the last portion took steps of a comparison.
         self._in_turn = False
-
-    def _report_applied(self, family: str, changes: Sequence[PlannedChange]) -> None:
-        self.applied(family, changes)
 
     def start(self, proxiers: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
@@ -186,7 +180,7 @@ class Syncer:
                 began = time.monotonic()
                 try:
                     proxier.apply_services(state, batch, totals[proxier.family])
-                    self._tables.apply(proxier, full=number == 0)
+                    self.tables.apply(proxier, full=number == 0)
                 except ProxyError as error:
                     self._log.error("sync failed", family=proxier.family, kind=COLD, error=error)
                     self.measures.count_failure(proxiers, proxier, FULL, time.monotonic() - began, error)
@@ -239,7 +233,7 @@ class Syncer:
         succeeded = True
         failed: List[FailedPort] = []
         changes = 0
-        suspects = self._tables.pop_suspects()
+        suspects = self.tables.pop_suspects()
         self._comparisons.forget_ended()
         for proxier in proxiers.families:
             suspicion = suspects.get(proxier.family, "")
@@ -250,7 +244,7 @@ class Syncer:
                 changes += self._sync_family(proxiers, proxier, len(dirty), suspicion, began, continued=continued)
             except ProxyError as error:
                 succeeded = False
-                self._tables.failed(proxier, suspicion, error)
+                self.tables.failed(proxier, suspicion, error)
                 self.measures.count_failure(proxiers, proxier, kind, time.monotonic() - began, error)
                 self._family_failed(proxier, str(error))
                 continue
@@ -287,7 +281,7 @@ class Syncer:
 
         ``continued``: also take the next steps of a comparison that has begun before.
         """
-        synced = self._tables.sync(
+        synced = self.tables.sync(
             proxier, suspicion, at_once=not self.started, continued=continued, later=lambda: self._large(proxiers)
         )
         kind, result = synced.kind, synced.result

@@ -161,14 +161,14 @@ class TableSync:
     """Syncs tables, and reports what was repaired. A failure concerns the tables that it is about.
 
     ``suspects``: families whose tables another program may have changed, with the reason. ``applied`` is called with a
-    family and the changes that were made to its tables.
+    family and the changes that were made to its tables; the agent replaces it.
     """
 
-    def __init__(self, repairs: Repairs, applied: Applied = lambda _family, _changes: None) -> None:
+    def __init__(self, repairs: Repairs) -> None:
         self.repairs = repairs
         self.suspects: Dict[str, str] = {}
-        self.comparisons = Comparisons(applied, self.suspect)
-        self._applied = applied
+        self.applied: Applied = lambda _family, _changes: None
+        self.comparisons = Comparisons(lambda family, changes: self.applied(family, changes), self.suspect)
 
     def suspect(self, family: str, reason: str) -> None:
         """Have a later sync compare the tables of a family; the first reason counts."""
@@ -183,7 +183,7 @@ class TableSync:
     def apply(self, tables: SyncedTables, full: bool) -> SyncResult:
         """Make a full or a partial sync. Raises KernelError; the next sync is then full."""
         result = tables.full() if full else tables.partial()
-        self._applied(tables.family, result.changes)
+        self.applied(tables.family, result.changes)
         return result
 
     def sync(
