@@ -77,7 +77,7 @@ class MemoryBudget(Room):
         self._refused: Set[str] = set()
         #: By kind, the bytes that a list in progress adds. All lists that are read at a time must fit together.
         self._arriving: Dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         #: Whether the cluster is not followed completely.
         self.exceeded = False
         self._warned = False
@@ -96,7 +96,11 @@ class MemoryBudget(Room):
         ``reserve``: the share of the reserved room that they may use.
         """
         with self._lock:
-            return self._carries(more, reserve)
+            capacity = self.capacity
+            if capacity is None:
+                return True
+            kept_free = RESERVE * (1 - reserve) * capacity if self._reserves() else 0.0
+            return self._taken() + more <= capacity - kept_free
 
     def shares(self, excess: int, more: int = 0) -> bool:
         """See the base class."""
@@ -108,7 +112,7 @@ class MemoryBudget(Room):
         """Reserve room for a list that adds ``growth`` bytes. Raises NoRoom."""
         with self._lock:
             self._arriving.pop(kind, None)
-            if self._carries(growth, RESERVED_FOR.get(kind, 0.0)):
+            if self.carries(growth, RESERVED_FOR.get(kind, 0.0)):
                 self._arriving[kind] = growth
                 return
         self._refused.add(kind)
@@ -116,13 +120,6 @@ class MemoryBudget(Room):
             f"list of {kind}s: the cluster does not fit into the agent's memory limit of {self._mebibytes}; "
             "programmed rules are kept but not updated: raise agent_memory_max"
         )
-
-    def _carries(self, more: int, reserve: float) -> bool:
-        capacity = self.capacity
-        if capacity is None:
-            return True
-        kept_free = RESERVE * (1 - reserve) * capacity if self._reserves() else 0.0
-        return self._taken() + more <= capacity - kept_free
 
     def _taken(self) -> int:
         return self._size() + sum(self._arriving.values())

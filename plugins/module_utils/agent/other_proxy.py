@@ -58,10 +58,6 @@ class OtherProxy:
         what = f"port {port} ({name}) is in use by root: by another service proxy, unless other software needs it"
         self._find(name, f"{what}, for which {name}BindAddress can be changed")
 
-    def port_open(self, name: str) -> None:
-        """Record that no program of root listens at a port of the agent."""
-        self._lose(name)
-
     def repaired(self, family: str, written: FrozenSet[Hashable], noticed_by: str) -> None:
         """Record a repair of a family. ``written``: the entries that another program had added or changed."""
         now = self._clock()
@@ -72,11 +68,9 @@ class OtherProxy:
         if known.repairs >= REPAIRS:
             self._writes[family] = known._replace(since=now)
             text = f"another program writes the rules of Services again and again ({family}, {noticed_by})"
-            self._came_back(family, text)
-
-    def intact(self, family: str) -> None:
-        """Record that nothing was to be repaired in a family."""
-        self._lose(family)
+            if self._find(family, text):
+                self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
+                self._until = self._clock() + self._pause
 
     def other_mode(self, holds: bool) -> None:
         """Record whether the kernel holds rules of another mode although the agent has removed them."""
@@ -85,12 +79,7 @@ class OtherProxy:
             text = "another program serves Services in another mode; when it has stopped, restart the agent"
             self._find(_OTHER_MODE, text)
         else:
-            self._lose(_OTHER_MODE)
-
-    def _came_back(self, name: str, text: str) -> None:
-        if self._find(name, text):
-            self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
-            self._until = self._clock() + self._pause
+            self.lose(_OTHER_MODE)
 
     def _find(self, name: str, text: str) -> bool:
         """Report new evidence; return whether evidence counts here."""
@@ -103,7 +92,8 @@ class OtherProxy:
         self._found[name] = text
         return True
 
-    def _lose(self, name: str) -> None:
+    def lose(self, name: str) -> None:
+        """Record that no program of root listens at a port, or that nothing was to be repaired in a family."""
         if self._found.pop(name, "") and not self._found:
             self._pause = self._until = 0.0
             note = "no other service proxy is noticed any more"

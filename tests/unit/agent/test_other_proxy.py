@@ -62,7 +62,7 @@ def test_a_program_that_writes_again_and_again_is_named_and_reverted_less_often(
     # It continues: the pause grows, and nothing is reported twice, whatever another family has.
     assert not write(bench)
     assert 30 < bench.other_proxy.pause <= 60
-    bench.other_proxy.intact("IPv6")
+    bench.other_proxy.lose("IPv6")
     pass_seconds(bench, 60)
     assert bench.other_proxy.pause > 60 and reasons(bench) == ["OtherServiceProxy"]
     pass_seconds(bench, 120)
@@ -100,7 +100,7 @@ def test_leftovers_are_kept_while_another_program_answers_at_a_port(bench, monke
     bench.sync.other_modes.clean_up()
     pass_seconds(bench, 61)
     assert removed == []
-    bench.other_proxy.port_open("healthz")
+    bench.other_proxy.lose("healthz")
     pass_seconds(bench, 61)
     assert removed == [1]
 

@@ -178,19 +178,17 @@ class Checks:
 
     def status(self) -> List[CheckStatus]:
         """Return the results of all checks as plain JSON values."""
-        found: List[CheckStatus] = []
-        for target, verdict in sorted(self._prober.verdicts().items()):
-            found.append(
-                {
-                    "service": str(target.service),
-                    "endpoint": str(target),
-                    "passing": verdict.passing,
-                    "checks": verdict.checks,
-                    "failures": verdict.failures,
-                    "lastError": verdict.error,
-                }
-            )
-        return found
+        return [
+            {
+                "service": str(target.service),
+                "endpoint": str(target),
+                "passing": verdict.passing,
+                "checks": verdict.checks,
+                "failures": verdict.failures,
+                "lastError": verdict.error,
+            }
+            for target, verdict in sorted(self._prober.verdicts().items())
+        ]
 
     def count(self) -> Tuple[int, int]:
         """Return the numbers of passing and of failing targets."""

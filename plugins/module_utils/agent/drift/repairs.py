@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, FrozenSet, Hashable, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ...base.errors import KernelError, ProxyError
+from ...base.errors import KernelError, ProxyError, some_of
 from ...convergence.modes.stages.sysctls import sysctl_stage
 from ...event_reasons import Reason
 from ...kernel.parameters.sysctls import SysctlsResource, Wanted
 from ...rendering.iptables.tables import ChainKey, DormantKey, JumpKey
-from ...rendering.ipvs.model import RealServerKey, SetElementKey, VirtualServerKey
+from ...rendering.ipvs.model import SetElementKey
 from ...rendering.nftables.objects import TABLE_KEY, ElementKey, ObjectKey
 from ...resources import Change, Kind, PlannedChange, plan
 from ..api.events import WARNING
@@ -36,6 +36,8 @@ _SINGULAR = {
     Kind.SYSCTLS: "sysctl",
     Kind.MODULES: "module",
     Kind.LISTENERS: "listener",
+    Kind.VIRTUAL_SERVERS: "virtual server",
+    Kind.REAL_SERVERS: "real server",
 }
 _NFTABLES_KINDS = {
     "table": "table",
@@ -57,10 +59,6 @@ def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
         return "dormant flag", key.table
     if isinstance(key, SetElementKey):
         return "ipset element of", key.set
-    if isinstance(key, VirtualServerKey):
-        return "virtual server", str(key)
-    if isinstance(key, RealServerKey):
-        return "real server", str(key)
     if isinstance(key, (ObjectKey, ElementKey)):
         return _NFTABLES_KINDS[key.kind], key.name
     return _SINGULAR.get(kind, kind), str(key)
@@ -80,10 +78,8 @@ def summary(entries: Iterable[Tuple[str, Any]]) -> str:
         names.setdefault(kind, {})[name] = None
     parts = []
     for kind, count in counts.items():
-        some = sorted(names[kind], key=lambda name: name not in _FIRST)[:MOST_NAMES]
-        more = len(names[kind]) - len(some)
         plural = _PLURALS.get(kind) or (f"{kind}es" if kind.endswith("s") else f"{kind}s")
-        shown = ", ".join(some) + (f" and {more} more" if more else "")
+        shown = some_of(sorted(names[kind], key=lambda name: name not in _FIRST), MOST_NAMES)
         parts.append(f"{count} {kind if count == 1 else plural} ({shown})")
     return ", ".join(parts)
 
@@ -204,7 +200,7 @@ class ServiceRepairs(Repairs):
         if by_others:
             self._other_proxy.repaired(family, by_others, suspicion)
         elif not changes:
-            self._other_proxy.intact(family)
+            self._other_proxy.lose(family)
         for item in changes:
             self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
         return super().succeeded(family, suspicion, changes, seconds)

@@ -60,15 +60,12 @@ class DriftWatch:
         self._suspects: Dict[str, str] = {}
         self._settled_at = 0.0
         with closed_on_error(self):
-            self._watch(subsystems, families, handles)
-
-    def _watch(self, subsystems: Subsystems, families: Sequence[WatchedFamily], handles: KernelHandles) -> None:
-        if subsystems.nftables or subsystems.ipvs_table:
-            self._watches.append(nftables_watch(families))
-        if subsystems.chains:
-            self._watch_chains(families)
-        if subsystems.ipvs:
-            self._watch_ipvs([watched.family for watched in families], handles, subsystems.ipsets)
+            if subsystems.nftables or subsystems.ipvs_table:
+                self._watches.append(nftables_watch(families))
+            if subsystems.chains:
+                self._watch_chains(families)
+            if subsystems.ipvs:
+                self._watch_ipvs([watched.family for watched in families], handles, subsystems.ipsets)
 
     def _watch_ipvs(self, families: Sequence[str], handles: KernelHandles, ipsets: bool) -> None:
         notified: Callable[[], bool] = bool

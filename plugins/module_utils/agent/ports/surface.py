@@ -298,7 +298,7 @@ class PortKeeper:
         for listener in self._surface.listeners:
             known = listener.failure
             if listener.open():
-                self._other_proxy.port_open(listener.name)
+                self._other_proxy.lose(listener.name)
                 if known:
                     self._limited.write(("own port", listener.name), INFO, "server started", server=listener.name)
                 continue
@@ -306,7 +306,7 @@ class PortKeeper:
             if listener.in_use_by_root and listener.address is not None:
                 self._other_proxy.port_in_use(listener.name, listener.address.port)
             else:
-                self._other_proxy.port_open(listener.name)
+                self._other_proxy.lose(listener.name)
             if listener.failure != known:
                 what = {"server": listener.name, "error": listener.failure}
                 self._limited.warning(("own port", listener.name), "server not started, retrying", **what)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, List, Optional, Set, Tuple
 
 from ...base.errors import brief_traceback
 from ..telemetry.log import Log
@@ -72,7 +72,8 @@ class Task:
         self._log = log
         self._clock = clock
         self._backoff = backoff()
-        self._deadline: Optional[float] = None
+        #: When the next sign of life is due, by the supervisor's clock; None while the thread waits for work.
+        self.deadline: Optional[float] = None
         self._closing = threading.Event()
         self._failed_at = 0.0
         self._known_failure = ""
@@ -80,16 +81,11 @@ class Task:
 
     def busy(self, seconds: float) -> None:
         """Announce that the next sign of life is due within this many seconds."""
-        self._deadline = self._clock() + seconds
+        self.deadline = self._clock() + seconds
 
     def idle(self) -> None:
         """Announce that the thread is waiting for work, without a time limit."""
-        self._deadline = None
-
-    @property
-    def deadline(self) -> Optional[float]:
-        """Return when the next sign of life is due, by the supervisor's clock; None while the thread waits for work."""
-        return self._deadline
+        self.deadline = None
 
     @property
     def alive(self) -> bool:
@@ -151,7 +147,7 @@ class Supervisor:
         self._clock = clock
         self._backoff = backoff
         self._tasks: List[Task] = []
-        self._stuck: Dict[Task, float] = {}
+        self._stuck: Set[Task] = set()
 
     def start(self, name: str, body: Callable[[Task], None], interrupt: Callable[[], None] = lambda: None) -> Task:
         """Run a body in its own thread; see :class:`Task`. If the thread cannot be started now, retry later."""
@@ -173,15 +169,15 @@ class Supervisor:
             if deadline is None or now < deadline + GRACE_SECONDS:
                 if task in self._stuck:
                     self._log.info("a stuck thread has recovered", thread=task.name)
-                    del self._stuck[task]
+                    self._stuck.discard(task)
             elif task.interrupted_for != deadline:
                 task.interrupted_for = deadline
                 self._log.warning("a thread does not respond; interrupting it", thread=task.name)
                 task.interrupt()
             elif now >= deadline + GRACE_SECONDS + STUCK_SECONDS and task not in self._stuck:
-                self._stuck[task] = now
+                self._stuck.add(task)
                 self._log.error("a thread is stuck; the agent is unhealthy", thread=task.name)
-        self._stuck = {task: since for task, since in self._stuck.items() if task in self._tasks}
+        self._stuck.intersection_update(self._tasks)
         return tuple(sorted(task.name for task in self._stuck))
 
     def delay(self) -> float:
