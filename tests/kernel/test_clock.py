@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.timestamps import TIMESTAMP, timestamp
-from ansible_collections.kubenode.proxy.plugins.module_utils.command.top.command import rated
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.top_command import rated
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import state_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.pending import Pending

@@ -26,11 +26,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Se
 
 from ..base.errors import ProxyError
 from ..packaging.identity import identity
-from . import completion, explain_options, options
-from .drain import options as drain_options
+from . import completion, options
 from .options import Options
 from .result import FAILED, CommandResult, Refused, UsageError
-from .top import options as top_options
 
 
 class Streams(NamedTuple):
@@ -68,7 +66,7 @@ def _run(arguments: argparse.Namespace, streams: Streams) -> int:
 
 
 def _drain(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .drain.command import drain
+    from .drain_command import drain
 
     def progress(line: str) -> None:
         streams.errors.write(f"kubenode-proxy: {line}\n")
@@ -78,7 +76,7 @@ def _drain(arguments: argparse.Namespace, streams: Streams) -> int:
 
 
 def _top(arguments: argparse.Namespace, streams: Streams) -> int:
-    from .top.command import show_traffic, watch_traffic
+    from .top_command import show_traffic, watch_traffic
 
     if arguments.watch is not None:
         return watch_traffic(arguments, streams.output)
@@ -117,10 +115,6 @@ def _show(outcome: CommandResult, arguments: argparse.Namespace, streams: Stream
     return outcome.code
 
 
-def _accept(_arguments: argparse.Namespace) -> None:
-    pass
-
-
 class Command(NamedTuple):
     """A command. ``text`` is its help.
 
@@ -132,7 +126,7 @@ class Command(NamedTuple):
     text: str
     options: Options
     function: Union[str, Callable[[argparse.Namespace, Streams], int]]
-    check: Callable[[argparse.Namespace], None] = _accept
+    check: Callable[[argparse.Namespace], None] = lambda _arguments: None
 
 
 COMMANDS = {
@@ -144,18 +138,18 @@ COMMANDS = {
     ),
     "explain": Command(
         "explain how this node serves a Service, or where one connection goes and whether it is allowed",
-        explain_options.EXPLAIN,
+        options.EXPLAIN,
         "agent_commands.show_explanation",
-        explain_options.check,
+        options.check_explain,
     ),
     "drain": Command(
         "make load balancers leave this node, and wait until its connections end",
-        drain_options.DRAIN,
+        options.DRAIN,
         _drain,
-        drain_options.check,
+        options.check_drain,
     ),
     "top": Command(
-        "show the connections, packets and bytes of each Service and endpoint", top_options.TOP, _top, top_options.check
+        "show the connections, packets and bytes of each Service and endpoint", options.TOP, _top, options.check_top
     ),
     "cleanup": Command("remove everything that any mode programmed on this node", options.CLEANUP, "commands.clean_up"),
     "confirm": Command("confirm the pending change", options.CONFIRM, "confirm_command.confirm_change"),

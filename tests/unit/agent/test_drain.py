@@ -20,7 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.ports.health 
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName, Node
-from ansible_collections.kubenode.proxy.plugins.module_utils.command.drain import command
+from ansible_collections.kubenode.proxy.plugins.module_utils.command import drain_command as command
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain import record as records
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.drain.record import (
     DrainError,

@@ -11,10 +11,9 @@ import json
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.command import result
+from ansible_collections.kubenode.proxy.plugins.module_utils.command import result, top_command
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
-from ansible_collections.kubenode.proxy.plugins.module_utils.command.top import command as top_command
-from ansible_collections.kubenode.proxy.plugins.module_utils.command.top.command import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.top_command import (
     busiest,
     rated,
     short,

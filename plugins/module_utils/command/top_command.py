@@ -12,9 +12,9 @@ import time
 from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
-from ...base.timestamps import timestamp
-from ...convergence.runtime.agent_client import NoAgent
-from ..result import NOT_RUNNING, OK, CommandResult, Refused, ask_newer, valid
+from ..base.timestamps import timestamp
+from ..convergence.runtime.agent_client import NoAgent
+from .result import NOT_RUNNING, OK, CommandResult, Refused, ask_newer, valid
 
 WIDTH = 80
 _UNITS = "kMGTPE"

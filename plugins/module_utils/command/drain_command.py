@@ -15,10 +15,10 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...base.errors import KernelError, ProxyError, some_of
-from ...base.timestamps import timestamp
-from ...convergence.drain.external import Serving, describe, external_connections, parse_serving
-from ...convergence.drain.record import (
+from ..base.errors import KernelError, ProxyError, some_of
+from ..base.timestamps import timestamp
+from ..convergence.drain.external import Serving, describe, external_connections, parse_serving
+from ..convergence.drain.record import (
     MOST_SECONDS,
     DrainError,
     DrainRecord,
@@ -27,8 +27,8 @@ from ...convergence.drain.record import (
     remove_record,
     write_record,
 )
-from ...convergence.runtime.agent_client import Answer, NoAgent
-from ..result import LEFT, NOT_RUNNING, OK, CommandResult, Refused, ask_newer, drain_line
+from ..convergence.runtime.agent_client import Answer, NoAgent
+from .result import LEFT, NOT_RUNNING, OK, CommandResult, Refused, ask_newer, drain_line
 
 #: The maximum number of remaining connections that the result names.
 _NAMED = 20
