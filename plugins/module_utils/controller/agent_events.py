@@ -133,7 +133,7 @@ class EventFollower:
 
     ``connect`` returns a new client. ``kinds``: which ones to deliver, all if empty. ``replay``: also deliver the
     Events that exist at the start. ``failed`` is called with each new reason why Events, or the Nodes that they name,
-    cannot be read. ``wait`` and ``clock`` replace the time in tests.
+    cannot be read.
     """
 
     def __init__(
@@ -143,8 +143,6 @@ class EventFollower:
         kinds: Collection[str] = (),
         replay: bool = False,
         failed: Callable[[str], None] = lambda reason: None,
-        wait: Optional[Callable[[float], object]] = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connect = connect
         self._kinds = kinds
@@ -153,8 +151,6 @@ class EventFollower:
         self._silent = not replay
         self._failed = failed
         self._ending = threading.Event()
-        self._wait = wait or self._ending.wait
-        self._clock = clock
         self._client: Optional[ApiClient] = None
         #: Reads Nodes while the other client watches.
         self._lookups: Optional[ApiClient] = None
@@ -204,7 +200,7 @@ class EventFollower:
         if reason != self._error:
             self._failed(f"Events cannot be read, trying again: {reason}")
         self._error = reason
-        self._wait(self._pause * (1.0 + random.random()))
+        self._ending.wait(self._pause * (1.0 + random.random()))
         self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
 
     def _succeeded(self) -> None:
@@ -232,7 +228,7 @@ class EventFollower:
             yield from self._changed(raw)
 
     def _watch(self, client: ApiClient) -> Iterator[Dict[str, Any]]:
-        started = self._clock()
+        started = time.monotonic()
         try:
             stream = client.watch(EVENTS, self._version, timeout_seconds=random.randint(*_WATCH_SECONDS))
             for event in stream:
@@ -249,8 +245,8 @@ class EventFollower:
         except (InvalidAnswer, WatchFailed):
             self._version = ""
             raise
-        if self._clock() - started < _SHORTEST_WATCH_SECONDS:
-            self._wait(_SHORTEST_WATCH_SECONDS)
+        if time.monotonic() - started < _SHORTEST_WATCH_SECONDS:
+            self._ending.wait(_SHORTEST_WATCH_SECONDS)
 
     def _changed(self, raw: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         """Yield an Event unless it was delivered with this count. Raises ProxyError if its Node cannot be read now."""
@@ -266,20 +262,18 @@ class EventFollower:
         if raw.get("reportingController") != REPORTER or (self._kinds and _kind(raw) not in self._kinds):
             return []
         if not is_where_agents_post(raw):
-            self._report_forged(str(_mapping(raw.get("metadata")).get("namespace")))
+            namespace = str(_mapping(raw.get("metadata")).get("namespace"))
+            if namespace not in self._forging:
+                self._forging.add(namespace)
+                self._failed(f"Events in namespace {namespace} are ignored: agents post those in another one")
             return []
         return [described(raw, self._is_node)]
-
-    def _report_forged(self, namespace: str) -> None:
-        if namespace not in self._forging:
-            self._forging.add(namespace)
-            self._failed(f"Events in namespace {namespace} are ignored: agents post those in another one")
 
     def _is_node(self, name: str) -> bool:
         """Return whether the cluster has a Node of this name; false if the account may not read Nodes."""
         if not self._may_read_nodes:
             return False
-        now = self._clock()
+        now = time.monotonic()
         if now - self._nodes_since > _NODE_SECONDS:
             self._nodes, self._nodes_since = {}, now
         if name not in self._nodes:

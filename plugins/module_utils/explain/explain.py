@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 
 from ..base.addresses import family_of
 from ..base.errors import KernelError, PreflightError
-from ..cluster.model import NamespacedName
+from ..cluster.model import NamespacedName, Service
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.family import FamilyContext
@@ -34,7 +34,7 @@ from ..serviceports.weights import risen
 from .endpoints import reason_of, topology_of
 from .frontends import EXTERNAL, INTERNAL, Frontend, answering, frontends_of, sources_by_kind
 from .held import OTHER_ENTRIES, Held, Row, why_not_forwarded
-from .target import PROTOCOLS, Destination, Target
+from .target import Destination, Target
 
 #: How many of the addresses that a Service loses to others are named.
 _MOST_LOST = 20
@@ -154,14 +154,17 @@ def _found(
                     yield port, frontends
 
 
+def _has_port(service: Service, target: Destination) -> bool:
+    """Return whether a Service has the port of a destination."""
+    return any(port.port == target.port and target.protocol in ("", port.protocol.lower()) for port in service.ports)
+
+
 def left_services(state: ClusterState, families: Sequence[ExplainedFamily], target: Target) -> Iterator[str]:
     """Yield the Services of a target that are left to programs on the node."""
     for context, _tables, _limit in families:
         for key, service in state.services.items():
             if isinstance(target, Destination):
-                ports = {(port.port, port.protocol.lower()) for port in service.ports}
-                asked = {(target.port, protocol) for protocol in PROTOCOLS if target.protocol in ("", protocol)}
-                matches = cluster_ip_of(service, context.family) == target.address and not ports.isdisjoint(asked)
+                matches = cluster_ip_of(service, context.family) == target.address and _has_port(service, target)
             else:
                 matches = key == (target.namespace, target.name)
             if matches and is_node_local(service, context.node.policy):
@@ -172,9 +175,7 @@ def refused_parts(state: ClusterState, target: Target) -> Iterator[str]:
     """Yield what a Service is refused, or why none is served at a destination that is an address of one."""
     if isinstance(target, Destination):
         for item in state.confined.values():
-            ports = {(port.port, port.protocol.lower()) for port in item.whole.ports}
-            asked = {(target.port, protocol) for protocol in PROTOCOLS if target.protocol in ("", protocol)}
-            if target.address in item.refused and not ports.isdisjoint(asked):
+            if target.address in item.refused and _has_port(item.whole, target):
                 yield item.reason_at(target.address)
         return
     key = NamespacedName(target.namespace, target.name)
