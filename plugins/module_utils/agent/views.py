@@ -10,6 +10,8 @@ from typing import Callable, FrozenSet, Optional, Tuple
 from ..base.progress import Progress
 from ..cluster.api_addresses import NO_CLAIMS
 from ..cluster.claims import Claim
+from ..cluster.model import NamespacedName
+from ..cluster.state import ClusterState
 from .services.node import NodeSync
 from .source.cluster_source import ClusterSource
 from .source.first_services import FirstObjects
@@ -33,7 +35,7 @@ class Views:
         self._preliminary: Optional[ClusterView] = None
         self._servers = NO_CLAIMS
         self._external_ranges: Tuple[str, ...] = ()
-        source.view.set_static(static.objects)
+        self._change(lambda state: state.set_static(static.objects))
 
     @property
     def current(self) -> ClusterView:
@@ -52,11 +54,11 @@ class Views:
 
     def begin_preliminary(self) -> None:
         """Switch to the preliminary view, which has the static Services."""
-        self._preliminary = ClusterView(progress=self._progress)
-        self._preliminary.set_static(self._static.objects)
-        self._preliminary.set_api_servers(self._servers)
-        self._preliminary.set_external_ranges(self._external_ranges)
-        self._sync.follow(self._preliminary)
+        self._preliminary = view = ClusterView(progress=self._progress)
+        view.state.set_api_servers(self._servers)
+        view.state.set_external_ranges(self._external_ranges)
+        view.dirty |= view.state.set_static(self._static.objects)
+        self._sync.follow(view)
 
     def add_first(self, found: FirstObjects) -> None:
         """Add the first Services of the cluster to the preliminary view."""
@@ -84,24 +86,23 @@ class Views:
         if servers == self._servers:
             return
         self._servers = servers
-        self._change(lambda view: view.set_api_servers(servers))
+        self._change(lambda state: state.set_api_servers(servers))
 
     def confine(self, external_ranges: Tuple[str, ...]) -> None:
         """Limit external addresses of Services of the cluster to these CIDRs, if there are any."""
         self._external_ranges = external_ranges
-        self._change(lambda view: view.set_external_ranges(external_ranges))
+        self._change(lambda state: state.set_external_ranges(external_ranges))
 
     def poll_static(self, directory: str = "") -> None:
         """Follow changes of the manifests of static Services; ``directory``: a new place for them."""
         if directory:
             self._static.follow(directory)
         if self._static.poll():
-            self._change(lambda view: view.set_static(self._static.objects))
+            self._change(lambda state: state.set_static(self._static.objects))
 
-    def _change(self, change: Callable[[ClusterView], None]) -> None:
-        """Apply a change of the node's settings to each view."""
-        change(self._source.view)
-        if self._preliminary is not None:
-            change(self._preliminary)
+    def _change(self, change: Callable[[ClusterState], FrozenSet[NamespacedName]]) -> None:
+        """Apply a change of the node's settings to each view; it returns the Services that it affects."""
+        for view in {self._source.view, self.current}:
+            view.dirty |= change(view.state)
         if self.current.dirty:
             self._sync.note_queued()

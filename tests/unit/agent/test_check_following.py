@@ -126,7 +126,9 @@ class NoThreads:
 def followed_checks(**settings):
     """Return the checks of one static Service, and the view that contains it."""
     view = ClusterView()
-    view.set_static(parse_static({"f.yaml": objects("a", "static", ["192.0.2.1", "192.0.2.2"], **{"": "tcp"})}))
+    view.dirty |= view.state.set_static(
+        parse_static({"f.yaml": objects("a", "static", ["192.0.2.1", "192.0.2.2"], **{"": "tcp"})})
+    )
     checks = Checks(
         HealthChecks(**settings),
         deliver=lambda _change: None,
@@ -152,7 +154,7 @@ def found_by_prober(checks, change):
 def test_a_result_of_a_service_that_is_deleted_meanwhile_is_dropped():
     checks, view = followed_checks()
     change = failed(view)
-    view.set_static(parse_static({}))
+    view.dirty |= view.state.set_static(parse_static({}))
     checks.changed(view, change)
     checks.follow(view, tuple)
     assert checks.count() == (0, 0) and view.state.failing(change.target.service) is None
@@ -205,11 +207,11 @@ def test_a_target_that_is_omitted_for_a_moment_still_fails():
         if attempt:
             checks.changed(view, change)
         assert checks.count() == (1, 1)
-        view.set_static(parse_static({}))
+        view.dirty |= view.state.set_static(parse_static({}))
         checks.follow(view, tuple)
         # Without the attempt, the change arrives while the target is omitted.
         checks.changed(view, change)
-        view.set_static(parse_static({"f.yaml": manifest}))
+        view.dirty |= view.state.set_static(parse_static({"f.yaml": manifest}))
         checks.follow(view, tuple)
         assert checks.count() == (1, 1) and view.state.failing(change.target.service).reasons
 
@@ -246,7 +248,7 @@ class Node:
         (checks_module, "places_of"),
         (Prober, "follow"),
         (Prober, "verdicts"),
-        (ClusterView, "set_failing"),
+        (ClusterState, "set_failing"),
     ],
 )
 def test_a_defect_does_not_end_the_agent_and_everything_is_followed_again(monkeypatch, module, name):

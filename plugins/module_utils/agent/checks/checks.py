@@ -161,7 +161,7 @@ class Checks:
             if target in self._failing
             for place in places
         }
-        view.set_failing(name, Failing(reasons, self.settings.panic_percent))
+        view.dirty |= view.state.set_failing(name, Failing(reasons, self.settings.panic_percent))
 
     def end_connections(self, view: ClusterView, families: Sequence[Proxier]) -> None:
         """Record that connections to endpoints that have failed since the last call and are not served are to end."""

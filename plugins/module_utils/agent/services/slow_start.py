@@ -47,7 +47,7 @@ class SlowStart:
         for service in tuple(self._rising):
             known = self._services.get(service)
             rising = {} if known is None else _eighths(known, now)
-            view.set_rising(service, rising)
+            view.dirty |= view.state.set_rising(service, rising)
             if not rising:
                 self._rising.discard(service)
 

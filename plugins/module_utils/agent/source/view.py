@@ -12,12 +12,10 @@ from typing import Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optio
 from ...base.errors import Refusal
 from ...base.progress import Progress, unheeded
 from ...cluster.account import Rates
-from ...cluster.claims import Claim
-from ...cluster.files.static import StaticObjects
-from ...cluster.model import YOUNGEST, EndpointSlice, Failing, NamespacedName, Service
+from ...cluster.model import YOUNGEST, EndpointSlice, NamespacedName, Service
 from ...cluster.parsing.objects import KINDS, ObjectKey, ParsedObject, object_key, parsed_object
 from ...cluster.policies.policy_model import Pod
-from ...cluster.state import ClusterState, Rising
+from ...cluster.state import ClusterState
 from ..threads.failures import MOST_FAILURES, NOT_OF_ONE_OBJECT, Failures
 from .known import Batch
 from .packed import Item, parsed_items, text_in
@@ -270,7 +268,7 @@ class ClusterView:
 
     def retry(self) -> None:
         """Retry objects that failed: the cause may have been another object, or may have disappeared."""
-        for key in self.failures:
+        for key in tuple(self.failures):
             version = self._set_aside.get(key)
             if version is None:
                 # It was deleted, or its kept version was omitted.
@@ -324,26 +322,6 @@ class ClusterView:
         self.held_back.discard(key)
         if self._withheld.pop(key, 0):
             self.state.admit(key)
-
-    def set_static(self, static: StaticObjects) -> None:
-        """Replace the static Services, which are not part of the copy on disk."""
-        self.dirty |= self.state.set_static(static)
-
-    def set_api_servers(self, servers: FrozenSet[Claim]) -> None:
-        """Protect the addresses of these API servers, beside those that the cluster names."""
-        self.dirty |= self.state.set_api_servers(servers)
-
-    def set_external_ranges(self, cidrs: Tuple[str, ...]) -> None:
-        """Limit external addresses of Services of the cluster to these CIDRs, if there are any."""
-        self.dirty |= self.state.set_external_ranges(cidrs)
-
-    def set_failing(self, service: NamespacedName, failing: Failing) -> None:
-        """Record which endpoints of a Service fail their health checks."""
-        self.dirty |= self.state.set_failing(service, failing)
-
-    def set_rising(self, service: NamespacedName, rising: Rising) -> None:
-        """Record the endpoints of a Service that are still in slow start."""
-        self.dirty |= self.state.set_rising(service, rising)
 
     def pop_dirty(self) -> Set[NamespacedName]:
         """Return the Services to be rendered again, and forget them."""

@@ -9,7 +9,7 @@ after each restart.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, FrozenSet, Iterator, NamedTuple
+from typing import Callable, Dict, FrozenSet, NamedTuple
 
 from ...base.errors import ProxyError, defect_text
 from ...cluster.parsing.objects import ObjectKey
@@ -38,33 +38,21 @@ class Failure(NamedTuple):
         return f"{self.key.kind} {self.key.full_name}"
 
 
-class Failures:
+class Failures(Dict[ObjectKey, str]):
     """The objects whose last version could not be processed, with the reason of each."""
-
-    def __init__(self) -> None:
-        self._errors: Dict[ObjectKey, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._errors)
-
-    def __contains__(self, key: ObjectKey) -> bool:
-        return key in self._errors
-
-    def __iter__(self) -> Iterator[ObjectKey]:
-        return iter(tuple(self._errors))
 
     def add(self, key: ObjectKey, error: Exception) -> None:
         """Record that an object could not be processed."""
-        self._errors[key] = defect_text(error)
+        self[key] = defect_text(error)
 
     def discard(self, key: ObjectKey) -> bool:
         """Forget the failure of an object; return whether there was one."""
-        return self._errors.pop(key, None) is not None
+        return self.pop(key, None) is not None
 
     @property
     def all(self) -> FrozenSet[Failure]:
         """Return every failure."""
-        return frozenset(Failure(key, error) for key, error in self._errors.items())
+        return frozenset(Failure(key, error) for key, error in self.items())
 
 
 class Steps:
