@@ -41,7 +41,7 @@ class Drain:
         # When the drain ends, by the timers' clock, which no change of the time of day affects.
         self._deadline: Optional[float] = None
         self._problem = ""
-        self._end_timer = timers.add("end the drain", self._expire)
+        self._end_timer = timers.add("end the drain", lambda: self._end("it has expired"))
 
     @property
     def active(self) -> bool:
@@ -74,9 +74,6 @@ class Drain:
             text = "drained: health checks fail and traffic is served" if before is None else "the drain was changed"
             self._log.info(text, since=timestamp(record.since), until=until)
             self._post(None, NORMAL, Reason.DRAIN_STARTED, _ACTION, f"drained until {until}")
-
-    def _expire(self) -> None:
-        self._end("it has expired")
 
     def _end(self, reason: str) -> None:
         record, self._record, self._deadline = self._record, None, None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
 
 from ...base.addresses import canonical_address
 from ...base.errors import ProxyError
@@ -164,21 +164,12 @@ def answer(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
     ``known`` already.
     """
     command = question.get("command")
-    if command == "status":
-        return dict(status_document(components))
-    if command == "explain":
-        return _explanation(components, question)
-    if command == LISTENERS:
-        return {"listeners": listeners_document(components.forwarding.table())}
-    if command == COMPARISON:
-        return comparison_document(compare(components, bool(question.get("kernel")), bool(question.get("describe"))))
-    if command == ENDPOINTS:
-        return {"addresses": sorted(_addresses(components))}
-    if command == "drain":
-        return _drain(components, question)
-    if command == "traffic":
-        return _traffic(components, question)
-    return {"error": f"unknown command {command!r}"}
+    find = _ANSWERS.get(str(command))
+    return find(components, question) if find is not None else {"error": f"unknown command {command!r}"}
+
+
+def _comparison(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
+    return comparison_document(compare(components, bool(question.get("kernel")), bool(question.get("describe"))))
 
 
 def _addresses(components: Components) -> Set[str]:
@@ -318,3 +309,14 @@ def _obstacle(components: Components, proxiers: Proxiers) -> str:
 def _changes(components: Components, families: Sequence[Proxier], describe: bool) -> Tuple[TableChange, ...]:
     planned = [item for family in families for item in plan(family.stages)]
     return table_changes([*planned, *components.policy.compared()], describe)
+
+
+_ANSWERS: Mapping[str, Callable[[Components, Dict[str, Any]], Dict[str, Any]]] = {
+    "status": lambda components, _question: dict(status_document(components)),
+    "explain": _explanation,
+    LISTENERS: lambda components, _question: {"listeners": listeners_document(components.forwarding.table())},
+    COMPARISON: _comparison,
+    ENDPOINTS: lambda components, _question: {"addresses": sorted(_addresses(components))},
+    "drain": _drain,
+    "traffic": _traffic,
+}

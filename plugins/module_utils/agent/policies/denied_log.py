@@ -67,34 +67,23 @@ class DeniedLog:
 
     def _write(self, packet: LoggedPacket, policy: NodePolicy, verdicts: Verdicts) -> None:
         direction = _DIRECTIONS.get(packet.prefix)
+        protocol = _PROTOCOLS.get(packet.protocol, str(packet.protocol))
+        source, destination = (_shown(address, policy) for address in (packet.source, packet.destination))
+        ends = {"source": source, "destination": destination, "protocol": protocol, "port": packet.port}
         if packet.prefix == log_prefix(FORGED):
-            self._log.info(
-                "dropped a packet whose source is not its sender's",
-                source=_shown(packet.source, policy),
-                destination=_shown(packet.destination, policy),
-                protocol=_PROTOCOLS.get(packet.protocol, str(packet.protocol)),
-                port=packet.port,
-            )
+            self._log.info("dropped a packet whose source is not its sender's", **ends)
         if direction is None:
             return
         own, peer = packet.source, packet.destination
         if direction == INGRESS:
             own, peer = peer, own
-        protocol = _PROTOCOLS.get(packet.protocol, str(packet.protocol))
         link_local = is_link_local(unpacked(own))
         about = {"reason": "a link-local address" if link_local else "an address of no known pod"}
         if own in policy.owners.owners:
             verdict = verdicts.side(direction, own, Flow(peer, protocol, packet.port))
             about = {"reason": verdict.reason, "isolated_by": ",".join(verdict.isolated_by), "rule": verdict.by}
-        self._log.info(
-            "denied by network policies",
-            direction=direction.lower(),
-            source=_shown(packet.source, policy),
-            destination=_shown(packet.destination, policy),
-            protocol=protocol,
-            port=packet.port,
-            **{name: text for name, text in about.items() if text},
-        )
+        reasons = {name: text for name, text in about.items() if text}
+        self._log.info("denied by network policies", direction=direction.lower(), **ends, **reasons)
 
     def close(self) -> None:
         """Stop reading."""

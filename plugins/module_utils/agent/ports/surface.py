@@ -39,6 +39,8 @@ from .health import FailedPort, ProxyHealth, ServiceHealthPorts
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
 _METRICS = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
 _JSON = (("Content-Type", "application/json"),)
+#: The feature gates of pages that have one.
+_GATES = {"/flagz": COMPONENT_FLAGZ, "/statusz": COMPONENT_STATUSZ}
 _NOT_RESETTABLE = Response(405, _TEXT, b"only GET and HEAD are served here\n")
 
 
@@ -130,7 +132,7 @@ class Surface:
         started: float,
     ) -> None:
         self.health = health
-        metrics.show_identity(identity())
+        metrics.build_info.labels(identity().text, identity().engine).set(1)
         metrics.show_gates(configuration)
         self.server = HttpServer(supervisor, log, clients, limits)
         self._configuration = configuration
@@ -190,11 +192,7 @@ class Surface:
         return page(request)
 
     def _is_on(self, path: str) -> bool:
-        if path == "/flagz":
-            return self._configuration.gate(COMPONENT_FLAGZ)
-        if path == "/statusz":
-            return self._configuration.gate(COMPONENT_STATUSZ)
-        return True
+        return path not in _GATES or self._configuration.gate(_GATES[path])
 
     def _service_levels(self, request: HttpRequest) -> Response:
         if request.method == "DELETE":

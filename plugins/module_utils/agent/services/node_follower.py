@@ -54,7 +54,7 @@ class NodeFollower:
         # What the Node has lost, as reported.
         self._lost: Tuple[str, ...] = ()
         self._rebuild: Callable[[], None] = lambda: None
-        self._retry = timers.add("apply a change of the Node", self._retry_set_up)
+        self._retry = timers.add("apply a change of the Node", self._set_up_again)
         # The zone in effect, and that of the Node.
         self._zone = self._latest_zone = ""
         self._zone_changed = zone_changed
@@ -107,9 +107,6 @@ class NodeFollower:
             self._zone_pace.worked(0)
             self._log.info("the zone of this node changed", zone=self._zone)
             self._zone_changed(self._zone)
-
-    def _retry_set_up(self) -> None:
-        self._set_up_again()
 
     def _set_up_again(self) -> bool:
         """Set the node up again for its changed Node; return whether that succeeded."""

@@ -27,23 +27,19 @@ class Schedule:
         self.min_interval = min_interval
         self.retry_interval = min(retry_interval, max_interval)
         self.max_interval = max_interval
-        self._requested = False
+        #: Whether a requested run has not started yet.
+        self.requested = False
         self._earliest = -math.inf
         self._retry_at = math.inf
         self._force_at = math.inf
 
-    @property
-    def requested(self) -> bool:
-        """Whether a requested run has not started yet."""
-        return self._requested
-
     def request(self) -> None:
         """Request a run as soon as the cool-down allows."""
-        self._requested = True
+        self.requested = True
 
     def delay(self, now: float) -> float:
         """Return the seconds until the next run should start: 0 if it is due, infinity if none is planned."""
-        wanted = min(now if self._requested else math.inf, self._retry_at, self._force_at)
+        wanted = min(now if self.requested else math.inf, self._retry_at, self._force_at)
         return max(0.0, max(wanted, self._earliest) - now)
 
     def rests(self, now: float) -> bool:
@@ -52,7 +48,7 @@ class Schedule:
 
     def started(self) -> None:
         """Record the start of a run, which covers all requests so far."""
-        self._requested = False
+        self.requested = False
 
     def ended(self, now: float, succeeded: bool, cool_down: float = 0.0) -> None:
         """Record the end of a run; a failed run is retried. ``cool_down``: at least this long, if it must be longer."""

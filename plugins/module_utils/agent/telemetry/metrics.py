@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 from ...base.errors import ConfigurationError
 from ...configuration.gate_table import GATES
 from ...configuration.model import KubeProxyConfiguration
-from ...packaging.identity import Identity
 from ...resources import Resource
 from .metric_tables import AgentMetrics, Kind, KubeProxyMetrics, Metric, ServiceLevels, declared
 
@@ -122,10 +121,6 @@ class Metrics(KubeProxyMetrics, AgentMetrics, ServiceLevels):
         """Show the feature gates in effect."""
         for name, gate in GATES.items():
             self.features.labels(name, gate.stage).set(int(configuration.gate(name)))
-
-    def show_identity(self, identity: Identity) -> None:
-        """Show which version of the collection and of the engine this is."""
-        self.build_info.labels(identity.text, identity.engine).set(1)
 
     def expect_repairs(self, tables: Iterable[Resource[Any, Any]]) -> None:
         """Expose the repair counters of these tables from the start, because a new series shows no increase."""

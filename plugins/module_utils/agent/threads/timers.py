@@ -29,7 +29,7 @@ def _directly(_name: str, action: Callable[[], None]) -> bool:
 class Timer:
     """One task of the loop; :meth:`Timers.add` makes it. ``due``: when it runs, by the timers' clock, or None."""
 
-    def __init__(self, name: str, action: Callable[[], None], clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, action: Callable[[], object], clock: Callable[[], float]) -> None:
         self.name = name
         self.due: Optional[float] = None
         self._action = action
@@ -82,7 +82,7 @@ class Timers:
         self.clock = clock
         self._timers: List[Timer] = []
 
-    def add(self, name: str, action: Callable[[], None]) -> Timer:
+    def add(self, name: str, action: Callable[[], object]) -> Timer:
         """Return a new timer, which is not started."""
         timer = Timer(name, action, self.clock)
         self._timers.append(timer)
