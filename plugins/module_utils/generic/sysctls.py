@@ -11,7 +11,7 @@ from ..base.errors import ConfigurationError, ProxyError
 from ..base.mode_names import NONE
 from ..cluster.model import Node
 from ..configuration.load import load
-from ..configuration.model import ConntrackConfiguration, KubeProxyConfiguration
+from ..configuration.model import ConntrackConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.modes.stages.sysctls import conntrack_profile, profile_settings
 from ..kernel import facts
@@ -25,7 +25,8 @@ from ..serviceports.node import node_addresses
 # The memory per entry depends on the kernel's build; 320 bytes is the usual size of struct nf_conn with extensions.
 _ENTRY_BYTES = 320
 
-# Replaces the Node, which the module does not know.
+# Replaces the Node, which the module does not know, by one with an address of each family besides bindAddress. A Node
+# without an IPv4 address differs if nodePortAddresses is primary: there the service proxy sets route_localnet itself.
 _NODE = Node("", ("192.0.2.1", "2001:db8::1"), (), ())
 
 
@@ -62,15 +63,6 @@ def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> st
     )
 
 
-def _localhost(configuration: KubeProxyConfiguration) -> bool:
-    """Return whether node ports answer on 127.0.0.1, for a Node with an address of each family besides bindAddress.
-
-    A Node without an IPv4 address differs if nodePortAddresses is ``primary``: there the service proxy, which knows the
-    Node, sets route_localnet itself.
-    """
-    return localhost_node_ports(configuration, node_addresses(_NODE, configuration.bind_address))
-
-
 def profile_of(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile.Setting]:
     """Return the profile of a configuration, overridden by the other options of ``profile``."""
     version = facts.kernel_version(facts.kernel_release())
@@ -78,7 +70,8 @@ def profile_of(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profi
     # A KubeProxyConfiguration cannot have this one, which is that of network policies only.
     loaded = load(options["configuration"] or {}, "" if mode == NONE else mode).configuration
     loaded = in_mode(loaded, mode or loaded.mode)
-    settings = profile_settings(loaded, version, cores, _localhost(loaded))
+    localhost = localhost_node_ports(loaded, node_addresses(_NODE, loaded.bind_address))
+    settings = profile_settings(loaded, version, cores, localhost)
     given = {name: options[name] for name in ("strict_arp", "route_localnet") if options[name] is not None}
     if options["conntrack"]:
         given["conntrack"], reason = _conntrack(options["conntrack"], cores)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from ..base.errors import ConfigurationError, os_errors
 from ..base.whole_files import write_whole
 
@@ -15,16 +17,9 @@ def replace_file(path: str, content: bytes, *, check: bool) -> bool:
     Raises ConfigurationError if the file or its directory cannot be read or written.
     """
     with os_errors(ConfigurationError, f"{path}: cannot be written"):
-        if _holds(path, content):
-            return False
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as stream:
+            if stream.read(len(content) + 1) == content:
+                return False
         if not check:
             write_whole(path, content)
     return True
-
-
-def _holds(path: str, content: bytes) -> bool:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(len(content) + 1) == content
-    except FileNotFoundError:
-        return False
