@@ -184,10 +184,8 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
         from ..base.log import Log
         from ..cluster.api.access.token_renewal import TokenRenewal
 
-        kubeconfig = (
-            arguments.kubeconfig
-            or load_given(arguments.config, arguments.mode).configuration.client_connection.kubeconfig
-        )
+        configuration = load_given(arguments.config, arguments.mode).configuration
+        kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
         connection = ApiConnection(kubeconfig=kubeconfig or None)
         log = Log(sys.stderr, False, "JOURNAL_STREAM" in os.environ)
         TokenRenewal(arguments.token, lambda _expect: ApiClient(connection), log).step()

@@ -122,8 +122,7 @@ class ProxyHealth:
                 family: {"lastUpdated": json_time(updated[family]), "healthy": state}
                 for family, state in families.items()
             }
-        text = json.dumps(body, separators=(",", ":")).encode()
-        return Response(200 if good else 503, JSON_HEADERS, text)
+        return _compact(good, body)
 
     @property
     def ready(self) -> bool:
@@ -138,8 +137,11 @@ class ProxyHealth:
         """
         healthy, stages = self.healthy, self.stages()
         ready = healthy and all(stages.values())
-        body = {"ready": ready, "healthy": healthy, "inForce": stages}
-        return Response(200 if ready else 503, JSON_HEADERS, json.dumps(body, separators=(",", ":")).encode())
+        return _compact(ready, {"ready": ready, "healthy": healthy, "inForce": stages})
+
+
+def _compact(good: bool, body: Mapping[str, object]) -> Response:
+    return Response(200 if good else 503, JSON_HEADERS, json.dumps(body, separators=(",", ":")).encode())
 
 
 def service_health_answer(

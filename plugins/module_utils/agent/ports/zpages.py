@@ -14,6 +14,7 @@ import platform
 import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
+from ...base.timestamps import timestamp
 from ...configuration.behaviour import KUBE_PROXY_RELEASE
 from ...packaging.identity import Identity
 from ..http.message import Response, text_response
@@ -34,24 +35,19 @@ _WARNING = (
 
 def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str], now: float) -> Response:
     """Return the answer of /statusz. ``started`` and ``now`` are in seconds since the epoch."""
-    version = negotiated(accept, STATUSZ)
     uptime = max(0, int(now - started))
     begun = time.gmtime(started)
     # The format has a field for Go's version only.
     language = f"none (Python {platform.python_version()})"
     listed = sorted({"/" + path.split("/")[1] for path in paths})
-    if version is None:
-        return _not_acceptable(STATUSZ)
-    if version:
-        document = {
-            "startTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", begun),
-            "uptimeSeconds": uptime,
-            "goVersion": language,
-            "binaryVersion": identity.text,
-            "emulationVersion": KUBE_PROXY_RELEASE,
-            "paths": listed,
-        }
-        return _structured(STATUSZ, version, document)
+    document = {
+        "startTime": timestamp(started),
+        "uptimeSeconds": uptime,
+        "goVersion": language,
+        "binaryVersion": identity.text,
+        "emulationVersion": KUBE_PROXY_RELEASE,
+        "paths": listed,
+    }
     # The day of the month is padded with a blank, as in Go's UnixDate.
     moment = time.strftime("%a %b ", begun) + f"{begun.tm_mday:2d}" + time.strftime(" %H:%M:%S UTC %Y", begun)
     lines = [
@@ -62,17 +58,13 @@ def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str
         f"Emulation version: {KUBE_PROXY_RELEASE}",
         f"Paths: {' '.join(listed)}",
     ]
-    return _page("statusz", lines)
+    return _answer(accept, STATUSZ, document, lines)
 
 
 def flagz(accept: str, flags: Mapping[str, str]) -> Response:
     """Return the answer of /flagz: the options of the command line, sorted by name."""
-    version = negotiated(accept, FLAGZ)
-    if version is None:
-        return _not_acceptable(FLAGZ)
-    if version:
-        return _structured(FLAGZ, version, {"flags": dict(sorted(flags.items()))})
-    return _page("flagz", [f"{name}={value}" for name, value in sorted(flags.items())])
+    found = dict(sorted(flags.items()))
+    return _answer(accept, FLAGZ, {"flags": found}, [f"{name}={value}" for name, value in found.items()])
 
 
 def version_response(identity: Identity) -> Response:
@@ -112,9 +104,16 @@ def negotiated(accept: str, kind: str) -> Optional[str]:
     return None
 
 
-def _not_acceptable(kind: str) -> Response:
-    form = f"application/json;v={_VERSIONS[0]};g={_GROUP};as={kind}"
-    return text_response(406, f"media type not acceptable, must be one of: text/plain, {form}")
+def _answer(accept: str, kind: str, document: Mapping[str, Any], lines: Sequence[str]) -> Response:
+    """Return a page in the form that the client requests: the document as JSON, or the lines as plain text."""
+    version = negotiated(accept, kind)
+    if version is None:
+        form = f"application/json;v={_VERSIONS[0]};g={_GROUP};as={kind}"
+        return text_response(406, f"media type not acceptable, must be one of: text/plain, {form}")
+    if version:
+        return _structured(kind, version, document)
+    text = "\n".join(["", f"{COMPONENT} {kind.lower()}", _WARNING, "", *lines, ""])
+    return Response(200, _TEXT, text.encode())
 
 
 def _structured(kind: str, version: str, document: Mapping[str, Any]) -> Response:
@@ -129,8 +128,3 @@ def _structured(kind: str, version: str, document: Mapping[str, Any]) -> Respons
         warning = f'299 - "This version of the {kind.lower()} endpoint is deprecated. Please use a newer version."'
         headers = (*_JSON, ("Warning", warning))
     return Response(200, headers, json.dumps(whole).encode())
-
-
-def _page(name: str, lines: Sequence[str]) -> Response:
-    text = "\n".join(["", f"{COMPONENT} {name}", _WARNING, "", *lines, ""])
-    return Response(200, _TEXT, text.encode())
