@@ -200,11 +200,14 @@ class ClusterSource:
         followed = [reflector.resource for reflector in self.reflectors]
         for resource in resources:
             if resource not in followed:
-                reflector = self._reflector(resource)
                 # Objects known from the copy on disk may have been deleted meanwhile.
-                reflector.known.assume(self.view.keys(resource.kind))
-                self.reflectors.append(reflector)
-                self._run(reflector)
+                self._follow(self._reflector(resource))
+
+    def _follow(self, reflector: Reflector) -> None:
+        """Follow a collection of which objects are known: those that its first list does not have are removed."""
+        reflector.known.assume(self.view.keys(reflector.resource.kind))
+        self.reflectors.append(reflector)
+        self._run(reflector)
 
     def follows(self, kind: str) -> bool:
         """Return whether a collection of this kind is followed; a batch of another one was read before it ended."""
@@ -272,11 +275,7 @@ class ClusterSource:
         self._all_nodes = all_nodes
         self.view.node_name = self._first.node_name = name
         if name or all_nodes:
-            reflector = self._node_reflector(name)
-            # Nodes that are no longer followed are removed when the list arrives.
-            reflector.known.assume(self.view.keys(NODES.kind))
-            self.reflectors.append(reflector)
-            self._run(reflector)
+            self._follow(self._node_reflector(name))
 
     def patience_ends(self) -> Optional[float]:
         """Return when, by the clock, to use the copy on disk for lists that the API server has not answered.
