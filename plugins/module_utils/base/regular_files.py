@@ -85,14 +85,11 @@ def read_trusted(path: str, limit: int, owner: int = 0) -> bytes:
 
     Raises OSError.
     """
-    descriptor = open_regular(path)
-    try:
-        distrusted = others_write(os.fstat(descriptor), owner)
+    with open(open_regular(path), "rb") as file:
+        distrusted = others_write(os.fstat(file.fileno()), owner)
         if distrusted:
             raise PermissionError(errno.EPERM, f"{distrusted}; only root may write it", path)
-        return read_descriptor(descriptor, limit, path)
-    finally:
-        os.close(descriptor)
+        return read_descriptor(file.fileno(), limit, path)
 
 
 def read_with_own_links(path: str, limit: int) -> bytes:

@@ -9,6 +9,7 @@ well, connections are copied through a buffer.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -58,20 +59,12 @@ def find_splice() -> Optional[Splice]:
 
 def _works(splice: Splice) -> bool:
     first, second = socket.socketpair()
-    try:
-        pipe = Pipe()
-        try:
-            second.send(b"x")
-            splice(first.fileno(), pipe.write_end, 1)
-            splice(pipe.read_end, first.fileno(), 1)
-            return second.recv(2, socket.MSG_DONTWAIT) == b"x"
-        finally:
-            pipe.close()
-    except OSError:
-        return False
-    finally:
-        first.close()
-        second.close()
+    with first, second, contextlib.suppress(OSError), contextlib.closing(Pipe()) as pipe:
+        second.send(b"x")
+        splice(first.fileno(), pipe.write_end, 1)
+        splice(pipe.read_end, first.fileno(), 1)
+        return second.recv(2, socket.MSG_DONTWAIT) == b"x"
+    return False
 
 
 class Pipe:

@@ -69,7 +69,9 @@ def inspect_beside_agent(request: Request, sleep: Callable[[float], None] = time
     of_cluster = tuple(change for change in report.changes if change.of_cluster)
     if agent is None or not of_cluster:
         return Inspection(report, excluded=excluded, problem=problem if of_cluster else "")
-    given = _settings(request, report)
+    configuration = in_mode(request.configuration, report.mode)
+    backend, cluster = report.ipvs_filter_backend, request.cluster
+    given = settings_digest(configuration, backend, report.node_name, report.families, cluster)
     for attempt in range(ATTEMPTS):
         if attempt:
             sleep(PAUSE_SECONDS)
@@ -110,14 +112,6 @@ def _adopt(cluster: ClusterState, agent: AgentComparison) -> None:
     for service, rising in agent.rising.items():
         if service in cluster.services:
             cluster.set_rising(service, rising)
-
-
-def _settings(request: Request, report: Report) -> str:
-    """Return the digest of the settings that the node was compared with."""
-    configuration = in_mode(request.configuration, report.mode)
-    return settings_digest(
-        configuration, report.ipvs_filter_backend, report.node_name, report.families, request.cluster
-    )
 
 
 if TYPE_CHECKING:

@@ -60,19 +60,16 @@ def other_implementations(running: Sequence[Process]) -> List[Finding]:
 
 def _in_nftables() -> Iterator[Tuple[str, str]]:
     """Yield the traces in the tables and chains of the kernel, those of iptables-nft included."""
-    try:
-        with NetlinkSocket(NETLINK_NETFILTER) as sock:
-            for family in ("inet", *FAMILIES):
-                for table in nft_tables(sock, family):
-                    if table.name in _TABLES:
-                        yield _TABLES[table.name], f"nftables table {table.name}"
-                for chain in nft_chains(sock, family):
-                    for prefix, name in _CHAINS.items():
-                        if chain.name.startswith(prefix):
-                            yield name, f"chain {chain.name}"
-    except KernelError:
-        # Without nf_tables there are none. A table that cannot be listed is reported where it is needed.
-        return
+    # Without nf_tables there are none. A table that cannot be listed is reported where it is needed.
+    with contextlib.suppress(KernelError), NetlinkSocket(NETLINK_NETFILTER) as sock:
+        for family in ("inet", *FAMILIES):
+            for table in nft_tables(sock, family):
+                if table.name in _TABLES:
+                    yield _TABLES[table.name], f"nftables table {table.name}"
+            for chain in nft_chains(sock, family):
+                for prefix, name in _CHAINS.items():
+                    if chain.name.startswith(prefix):
+                        yield name, f"chain {chain.name}"
 
 
 def _in_legacy_tables() -> Iterator[Tuple[str, str]]:

@@ -53,8 +53,6 @@ class Inbox(Generic[Item]):
 
     def items(self) -> Iterator[Item]:
         """Yield the delivered items in order."""
-        while True:
-            try:
+        with contextlib.suppress(queue.Empty):
+            while True:
                 yield self._items.get_nowait()
-            except queue.Empty:
-                return
