@@ -401,6 +401,14 @@ def test_nothing_is_removed_from_a_host_that_kube_proxy_is_kept_off(cluster, bef
     assert [sorted(node.rules()) for node in cluster.nodes.values()] == [sorted(before[name]) for name in NODES]
 
 
+def test_another_label_than_that_of_the_hosts_is_refused_before_any_is_touched(cluster, before):
+    status, text = cluster.migrate("-e", "migrate_label=example.com/other")
+    refused = re.findall(r"([\w-]+): kept off is Node [^\n]*, but the variables say Node", text)
+    assert status != 0 and set(refused) == set(NODES), text
+    assert "Check that no other run changes the host" not in text and "Let kube-proxy return" not in text
+    assert cluster.labelled() == list(NODES)
+
+
 def test_a_wait_for_kube_proxy_says_what_it_waits_for(cluster, tmp_path):
     play = {
         "hosts": NODES[0],
