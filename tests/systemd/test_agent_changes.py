@@ -163,6 +163,25 @@ def test_files_of_a_run_that_failed_are_read_after_the_next_one(node, installed,
     assert start_of(node) != before
 
 
+@pytest.mark.full
+def test_a_change_of_the_mode_whose_state_cannot_be_saved_is_saved_by_the_next_run(node, installed, variables):
+    """It is what an operator would return to."""
+    history = "/var/lib/kubenode-proxy-history"
+    other = {**variables, "agent_configuration": {"mode": "nftables"}, "kernel_unchangeable": "warn"}
+    node.run("mkdir", "-p", "-m", "0700", history)
+    node.run("mount", "-t", "tmpfs", "-o", "size=4k,mode=0700", "tmpfs", history)
+    node.run("sh", "-c", f"head -c 8192 /dev/zero >{history}/full", check=False)
+    refused = node.role("agent", other, failing=True)
+    assert "No space left on device" in refused.output, refused.output
+    assert status(node)["mode"] == "iptables"
+    node.run("umount", history)
+    node.role("agent", other)
+    wait_for(lambda: status(node)["mode"] == "nftables", what="the other mode")
+    assert " iptables" in node.output(COMMAND, "rollback", "--list")
+    node.role("agent", variables)
+    wait_for(lambda: status(node)["mode"] == "iptables", what="the mode of before")
+
+
 def test_an_agent_for_network_policies_only_leaves_no_host_without_a_service_proxy(node, installed, variables):
     """Neither does a migration that has no other agent, nor a host that kube-proxy is kept off."""
     given = {**variables, "kernel_unchangeable": "warn", "agent_configuration": {"mode": "iptables"}}
