@@ -52,6 +52,14 @@ options:
         restores it.
     type: int
     default: 5
+  boot:
+    description:
+      - Whether to keep what is programmed for the next boot, in C(/var/lib/kubenode-proxy-boot), with a program that
+        restores it. The role service_proxy installs the unit that starts that program.
+      - With V(false), and with O(state=absent) or O(state=handed_over), what an earlier run has kept is removed. By
+        default it is replaced where an earlier run has kept it.
+      - While a change is pending because of O(confirm_timeout), the state before it remains the one of the next boot.
+    type: bool
   confirm_timeout:
     description:
       - Seconds within which M(kubenode.proxy.service_proxy_confirm) must confirm a change. Otherwise the node
@@ -355,6 +363,7 @@ _OPTIONS = {
     **arguments.proxy_spec(),
     "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
     "keep_states": {"type": "int", "default": DEFAULT_KEEP},
+    "boot": {"type": "bool"},
 }
 
 

@@ -182,6 +182,13 @@ families:
   elements: str
   returned: success
   sample: [IPv4, IPv6]
+booted_from:
+  description:
+    - The time of the state that the node has restored when it booted, in UTC. Empty if it has converged since, or has
+      restored none.
+  type: str
+  returned: always
+  sample: ""
 variant:
   description:
     - The iptables in use on the node, with its version, its variant (legacy or nft) and why this variant was selected.

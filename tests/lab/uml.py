@@ -116,8 +116,13 @@ def environment(scratch: Path, memory: str) -> Dict[str, str]:
     return {**os.environ, **_preload(scratch), **_memory_directory(_megabytes(memory))}
 
 
-def start(specification: Specification, memory: str, network: Optional[Network] = None) -> subprocess.Popen[bytes]:
-    """Boot a guest that becomes the specified node; its console goes to ``console`` in the scratch directory."""
+def start(
+    specification: Specification, memory: str, network: Optional[Network] = None, disk: str = ""
+) -> subprocess.Popen[bytes]:
+    """Boot a guest that becomes the specified node; its console goes to ``console`` in the scratch directory.
+
+    ``disk``: the image of the guest's disk /dev/ubda, if it needs one.
+    """
     problem = missing()
     if problem:
         raise LabError(problem)
@@ -131,6 +136,8 @@ def start(specification: Specification, memory: str, network: Optional[Network] 
     argv += [f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1", f"PATH={os.environ['PATH']}"]
     if network:
         argv.append(network_word(network))
+    if disk:
+        argv.append(f"ubda={disk}")
     argv += ["--", "-m", "tests.lab.node", str(scratch / "specification.json")]
     with open(scratch / "console", "wb") as console, pinned() as pin:
         return subprocess.Popen(

@@ -7,5 +7,8 @@ from __future__ import annotations
 
 #: The configuration of the agent.
 CONFIGURATION_FILE = "/etc/kubenode-proxy/config.yaml"
+#: The directory of the state that a node boots with, and the state that counts.
+BOOT_DIRECTORY = "/var/lib/kubenode-proxy-boot"
+BOOT_STATE = f"{BOOT_DIRECTORY}/state.json.gz"
 #: Exists while ``migrate`` keeps kube-proxy off the node.
 KEPT_OFF_FILE = "/var/lib/kubenode-proxy/kube-proxy-kept-off"

@@ -65,7 +65,7 @@ class ClusterState:
         self.kinds: Set[str] = set()
         self.policy = PolicyObjects()
         self._claims = Claims()
-        self._given_servers = NO_CLAIMS
+        self.given_servers = NO_CLAIMS
         self._external_ranges: Tuple[str, ...] = ()
         #: The Services with addresses outside of these ranges.
         self.confined: Dict[NamespacedName, Confined] = {}
@@ -98,7 +98,7 @@ class ClusterState:
         state._failing, state._rising = self._failing, self._rising
         state.rates, state._withheld = self.rates, self._withheld
         state.set_static(self._static)
-        state.set_api_servers(self._given_servers)
+        state.set_api_servers(self.given_servers)
         state.set_external_ranges(self._external_ranges)
         return state
 
@@ -240,7 +240,7 @@ class ClusterState:
 
     def set_api_servers(self, servers: FrozenSet[Claim]) -> FrozenSet[NamespacedName]:
         """Protect the addresses of these API servers, beside those that the cluster names; return Services affected."""
-        self._given_servers = servers
+        self.given_servers = servers
         return self._protect_servers()
 
     def set_external_ranges(self, cidrs: Tuple[str, ...]) -> FrozenSet[NamespacedName]:
@@ -307,7 +307,7 @@ class ClusterState:
     def _protect_servers(self) -> FrozenSet[NamespacedName]:
         """Protect the addresses of the API servers known now; return the Services that claim one of them."""
         named = named_claims(self._slices_by_owner(KUBERNETES).get(KUBERNETES, KUBERNETES.name))
-        servers = named | self._given_servers
+        servers = named | self.given_servers
         if servers == self._claims.servers:
             return _NOTHING
         affected = self._claims.set_servers(servers)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Tuple
 
 from ..base.errors import ProxyError
 from ..base.mode_names import AUTO
@@ -39,33 +40,39 @@ from ..explain.flows import Kernel
 from ..explain.policy import PolicyExplainer, Resolved
 from ..explain.target import Target
 from ..resources import Stage
+from ..rollback.boot_state import BootSettings, NextBoot
 from ..rollback.converged import converge, inspect
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, change_lines
 
 
-def _cluster(
-    arguments: argparse.Namespace, configuration: KubeProxyConfiguration
-) -> Tuple[ClusterState, Tuple[str, ...]]:
-    """Return the cluster from the source in the arguments (snapshot, cache, API servers), and warnings about it.
+class _Cluster(NamedTuple):
+    """The cluster with the static Services, a function that returns its raw objects, and warnings about its source."""
 
-    It includes the static Services.
-    """
+    state: ClusterState
+    objects: Callable[[], Iterable[Any]]
+    warnings: Tuple[str, ...]
+
+
+def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> _Cluster:
+    """Return the cluster from the source in the arguments: snapshot, cache or API servers."""
     warnings: Tuple[str, ...] = ()
+    objects: Callable[[], Iterable[Any]]
     if arguments.snapshot:
-        state = ClusterState.from_objects(snapshot_objects(arguments.snapshot))
+        objects = functools.partial(snapshot_objects, arguments.snapshot)
     elif arguments.from_cache:
-        state = ClusterState.from_objects(read_cache(arguments.cache))
+        objects = functools.partial(read_cache, arguments.cache)
     else:
         # Only this source needs what knows several API servers.
         from .cluster_source import Sources, read_objects
 
         kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
         sources = Sources(kubeconfig, configuration.node_proxy.api_servers, arguments.cache)
-        objects, warnings = read_objects(sources, configuration.node_proxy.network_policy.resources)
-        state = ClusterState.from_objects(objects)
+        found, warnings = read_objects(sources, configuration.node_proxy.network_policy.resources)
+        objects = functools.partial(iter, found)
+    state = ClusterState.from_objects(objects())
     state.set_api_servers(_api_servers(arguments, configuration))
     state.set_static(StaticDirectory(configuration.node_proxy.static_services.directory).read())
-    return state, warnings
+    return _Cluster(state, objects, warnings)
 
 
 def _api_servers(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> FrozenSet[Claim]:
@@ -82,10 +89,11 @@ def _api_servers(arguments: argparse.Namespace, configuration: KubeProxyConfigur
 def _request(arguments: argparse.Namespace) -> Tuple[Request, Tuple[str, ...]]:
     """Return the request for the arguments, and warnings about the configuration and the source of the cluster."""
     configuration, warnings = load_given(arguments.config, arguments.mode)
-    cluster, about_source = _cluster(arguments, configuration)
+    cluster = _cluster(arguments, configuration)
     request = Request(
-        cluster=cluster,
+        cluster=cluster.state,
         configuration=configuration,
+        objects=cluster.objects,
         node_name=arguments.node_name,
         mode=arguments.mode,
         fallback=arguments.fallback,
@@ -93,7 +101,7 @@ def _request(arguments: argparse.Namespace) -> Tuple[Request, Tuple[str, ...]]:
         ignore_findings=tuple(arguments.ignore),
         outside_host=arguments.outside_host,
     )
-    return request, (*warnings, *about_source)
+    return request, (*warnings, *cluster.warnings)
 
 
 def report_document(report: Report) -> Dict[str, Any]:
@@ -168,7 +176,8 @@ def converge_once(arguments: argparse.Namespace) -> CommandResult:
         unattended=arguments.unattended,
     )
     request = _with_history(request, arguments)
-    return _result(request, converge(request), warnings)
+    next_boot = NextBoot(BootSettings(config=arguments.config and os.path.abspath(arguments.config)), None)
+    return _result(request, converge(request, next_boot=next_boot), warnings)
 
 
 def _renew_own_token(arguments: argparse.Namespace) -> None:

@@ -153,6 +153,7 @@ class _Convergence:
                 self._delete_stale_conntrack(configuration, families)
                 self._end_removed(configuration, families)
             self._cut_connections(configuration)
+            self._note(self.guard.after_change(mode.name, view.name, view.addresses))
         witness.end(self._observed(mode, view))
         return self._report(chosen, view.name, contexts, families)
 
@@ -239,14 +240,12 @@ class _Convergence:
         with self.watch.stage("preflight"):
             self.warnings += check_removal(self.request.ignore_findings, standalone)
         if standalone:
-            self._run(policy_removal_stages(self.handles))
-            return self._report(None, "", (), ())
+            return self._removed(policy_removal_stages(self.handles))
         with self.watch.stage("facts"):
             contexts = removal_contexts()
         if not self.request.check:
             self._run(server_removal_stages(self.handles))
-        self._run(removal_stages(contexts, self.handles))
-        return self._report(None, "", contexts, ())
+        return self._removed(removal_stages(contexts, self.handles), contexts)
 
     def release(self) -> Report:
         """Remove objects that were left for kube-proxy and that it does not use.
@@ -260,8 +259,14 @@ class _Convergence:
         stages = release_stages(self.handles)
         if not self.request.configuration.node_proxy.network_policy.enabled:
             stages += policy_removal_stages(self.handles)
+        return self._removed(stages)
+
+    def _removed(self, stages: Sequence[Stage], contexts: Sequence[FamilyContext] = ()) -> Report:
+        """Apply the stages of a removal, the last ones, and return the report."""
         self._run(stages)
-        return self._report(None, "", (), ())
+        if not self.request.check:
+            self._note(self.guard.after_change("", "", ()))
+        return self._report(None, "", contexts, ())
 
     def _sysctls(
         self, configuration: KubeProxyConfiguration, view: NodeView, contexts: Sequence[FamilyContext]

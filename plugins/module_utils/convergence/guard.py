@@ -10,7 +10,7 @@ from typing import Iterator, List, Optional
 
 from ..configuration.model import KubeProxyConfiguration
 from .handles import KernelHandles
-from .request import Request
+from .request import Interfaces, Request
 
 
 class Guard:
@@ -33,6 +33,13 @@ class Guard:
 
     def before_change(self) -> List[str]:
         """Save the current state; return warnings."""
+        return []
+
+    def after_change(self, mode: str, node_name: str, addresses: Interfaces) -> List[str]:
+        """Keep what the next boot needs of a convergence that is complete; return warnings.
+
+        ``mode``: the one in effect, empty after a removal. ``addresses``: pairs of interface and address.
+        """
         return []
 
     @contextlib.contextmanager

@@ -63,7 +63,7 @@ def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mod
     name = node_name(request.node_name or configuration.hostname_override, os.uname().nodename)
     node = request.cluster.nodes.get(name)
     facts = node_facts()
-    addresses = node_addresses_now()
+    addresses = request.interfaces or node_addresses_now()
     primary = node_addresses(node, configuration.bind_address).primary_family
     variants, missing = mode.find_families(facts.families)
     if primary in missing:

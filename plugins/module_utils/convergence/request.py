@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple
 
 from ..base.errors import Refusal
 from ..cluster.model import NamespacedName
@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from .probing.traffic import Target
 
 
+Interfaces = Tuple[Tuple[str, str], ...]
+"""The name and an address of an interface each."""
+
+
 class Request(NamedTuple):
     """One convergence of this node. Call :meth:`confine` before anything depends on the Services."""
 
     #: The Services, EndpointSlices, Nodes and ServiceCIDRs.
     cluster: ClusterState
     configuration: KubeProxyConfiguration
+    #: Returns the raw objects of the cluster, for what keeps them.
+    objects: Callable[[], Iterable[Any]] = tuple
     #: Empty for the configuration's rule (hostnameOverride, otherwise the host's name).
     node_name: str = ""
     #: Empty for the configuration's.
@@ -46,6 +52,8 @@ class Request(NamedTuple):
     ignore_findings: Tuple[str, ...] = ()
     #: Addresses to assume for the node when rendering, which inspects no node.
     node_addresses: Tuple[str, ...] = ()
+    #: Name and address of each interface, where they may not be configured yet; empty for those that they have.
+    interfaces: Interfaces = ()
     #: Where to save the node's state before a change; empty to save nothing.
     history_directory: str = ""
     #: Number of saved states to keep.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ..base.addresses import IPV4
@@ -13,7 +14,9 @@ from ..configuration.validate import in_mode
 from ..convergence.modes.choose import mode_without_node
 from ..convergence.render import render
 from ..convergence.request import Report, Request
+from ..convergence.unchanged.inputs import Unusable, read_files
 from ..rendering.build_settings import localhost_node_ports
+from ..rollback.boot_state import BootSettings, NextBoot
 from ..rollback.converged import converge
 from ..serviceports.node import node_addresses
 from .earlier import question
@@ -67,6 +70,21 @@ def _kernel_settings(request: Request, report: Report) -> Dict[str, Any]:
     return kernel_settings(configuration, report.ipvs_filter_backend, localhost)
 
 
+def _next_boot(module: AnsibleModule) -> NextBoot:
+    """Return what the options have for the next boot."""
+    options, source = module.params, ""
+    if options["snapshot"] is not None:
+        with contextlib.suppress(Unusable, OSError):
+            source = read_files([options["snapshot"]], "").digests[options["snapshot"]]
+    settings = BootSettings(
+        configuration=options["configuration"] or {},
+        node_configuration=options["node_configuration"],
+        config=options["config"] or "",
+        source=source,
+    )
+    return NextBoot(settings, options["boot"])
+
+
 def converged(module: AnsibleModule) -> Dict[str, Any]:
     """Converge the node to the requested state and return the result."""
     recorder = _recorder(module)
@@ -80,7 +98,8 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
     keep = module.params["keep_states"]
     if keep:
         request = request._replace(history_directory=module.params["history_directory"], keep_states=keep)
-    report = converge(request._replace(confirm_timeout=module.params["confirm_timeout"]), recorder)
+    request = request._replace(confirm_timeout=module.params["confirm_timeout"])
+    report = converge(request, recorder, _next_boot(module))
     lines = warning_lines([*warnings, *report.warnings], report.refused, report.skipped)
     for line in lines:
         module.warn(line)

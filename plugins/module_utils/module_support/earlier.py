@@ -8,9 +8,12 @@ Imports nothing of the engine that only a complete run needs (see "Imports insid
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
+from ..base.installed import BOOT_STATE
 from ..convergence.unchanged.decision import Question, Unchanged, decide
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ def earlier_result(module: AnsibleModule) -> Optional[Dict[str, Any]]:
     decision = decide(asked) if asked is not None and not module._diff else None
     if not isinstance(decision, Unchanged):
         return None
+    with contextlib.suppress(OSError):
+        # What the next boot restores is as young as this run.
+        os.utime(BOOT_STATE)
     for warning in decision.warnings:
         module.warn(warning)
     durations = {"unchanged": round(time.monotonic() - started, 3)}

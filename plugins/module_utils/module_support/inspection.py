@@ -21,6 +21,7 @@ from ..convergence.probing.traffic import chosen_services, probe_targets
 from ..convergence.report import change_counts
 from ..convergence.request import Report, Request, TableChange
 from ..convergence.runtime.agent_client import NoAgent
+from ..convergence.runtime.ledger import booted_from
 from ..convergence.runtime.state_directory import control_socket
 from ..convergence.settings_digest import settings_digest
 from ..kernel.facts import distribution, kernel_release
@@ -131,6 +132,7 @@ def about_node(module: AnsibleModule) -> Dict[str, Any]:
     return {
         "agent_version": installed.text if installed is not None else "",
         "agent": agent_state(module.params["state_directory"]),
+        "booted_from": booted_from(module.params["state_directory"]),
         "kernel": kernel_release(),
         "distribution": distribution().name,
     }

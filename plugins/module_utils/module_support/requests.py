@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Tuple
 
 from ..base.mode_names import AUTO
 from ..cluster.api.access.names import with_addresses
@@ -15,7 +15,7 @@ from ..cluster.state import ClusterState
 from ..configuration.load import LoadedConfiguration, load, load_file
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.request import Request
-from .sources import api_server, cluster_state, has_source
+from .sources import api_server, cluster_objects, has_source
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -61,14 +61,17 @@ def engine_request(
     configured(configuration)
     wanted = source == "required" or (source == "optional" and has_source(module))
     cluster = ClusterState()
+    objects: Callable[[], Iterable[Any]] = tuple
     if wanted:
-        cluster = cluster_state(module, configuration.node_proxy.network_policy.resources)
+        objects = cluster_objects(module, configuration.node_proxy.network_policy.resources)
+        cluster = ClusterState.from_objects(objects())
         servers = [*configuration.node_proxy.api_servers.alternatives, *api_server(module)]
         cluster.set_api_servers(claims_at(with_addresses(servers)))
         cluster.set_static(_static_services(parameters, configuration))
     request = Request(
         cluster=cluster,
         configuration=configuration,
+        objects=objects,
         node_name=parameters["node_name"] or "",
         mode=parameters["mode"] or "",
         state=parameters["state"] if parameters.get("state") in _REMOVING else "present",

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, List, Sequence, Tuple
 
 from ..base.errors import ConfigurationError
 from ..cluster.api.resource_types import ResourceType
 from ..cluster.files.snapshot import snapshot_objects
-from ..cluster.state import ClusterState
 from .arguments import api_parameters, has_api_source
 
 if TYPE_CHECKING:
@@ -62,18 +62,19 @@ def has_source(module: AnsibleModule) -> bool:
     return given or has_api_source(api_parameters(module.params, os.environ))
 
 
-def cluster_state(module: AnsibleModule, others: Sequence[ResourceType] = ()) -> ClusterState:
-    """Read the cluster state from the source that the options name.
+def cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] = ()) -> Callable[[], Iterable[Any]]:
+    """Return a function that yields the raw objects of the source that the options name, which may be a file.
 
-    ``others``: further collections to read from an API server. Raises ConfigurationError, SnapshotError, ApiError.
+    ``others``: further collections to read from an API server. Raises ConfigurationError, SnapshotError, ApiError; so
+    does the function for a file.
     """
-    if module.params["snapshot"] is not None:
-        return ClusterState.from_objects(snapshot_objects(module.params["snapshot"]))
-    if module.params["cluster_state"] is not None:
-        return ClusterState.from_objects(module.params["cluster_state"])
-    if not has_source(module):
+    path, given = module.params["snapshot"], module.params["cluster_state"]
+    if path is not None:
+        return functools.partial(snapshot_objects, path)
+    if given is None and not has_source(module):
         raise ConfigurationError(
             "no source of the cluster state: give snapshot (a file), cluster_state (a few objects), "
             f"or an API server with {_NO_SERVER}"
         )
-    return ClusterState.from_objects(read_cluster_objects(module, others))
+    objects = given if given is not None else read_cluster_objects(module, others)
+    return functools.partial(iter, objects)

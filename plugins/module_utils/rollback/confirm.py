@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, Optional, Tuple
 
 from ..base.errors import HistoryError, KernelError
-from . import pending, units
+from . import boot_directory, pending, units
 from .directory import CONFIRMED, REVERTED, WITHDRAWN, HistoryDirectory
 from .places import DEFAULT_DIRECTORY
 
@@ -45,6 +45,7 @@ def confirm(
     if not pending.claim(pending.DECIDED):
         raise HistoryError(f"the change after state {waiting.saved_state}: its timeout has just expired")
     warnings = HistoryDirectory(waiting.history_directory).note(waiting.saved_state, CONFIRMED)
+    warnings += boot_directory.confirm()
     pending.clear()
     return report._replace(warnings=(*warnings, *units.stop_timer(pending.UNIT)))
 

@@ -15,9 +15,10 @@ from ..base.timestamps import timestamp
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.guard import Guard
 from ..convergence.handles import KernelHandles
-from ..convergence.request import Request
+from ..convergence.request import Interfaces, Request
 from ..kernel.programs import run
 from . import pending, units
+from .boot_state import NextBoot
 from .directory import HistoryDirectory
 from .pending import Pending
 
@@ -110,8 +111,9 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
 class SavingGuard(Guard):
     """Saves the state of the node before a convergence changes it, and arms the revert of an unconfirmed change."""
 
-    def __init__(self, request: Request, handles: KernelHandles) -> None:
+    def __init__(self, request: Request, handles: KernelHandles, next_boot: Optional[NextBoot] = None) -> None:
         super().__init__(request, handles)
+        self._next_boot = next_boot
         self._request = request
         self._handles = handles
         self._configuration: Optional[KubeProxyConfiguration] = None
@@ -174,6 +176,16 @@ class SavingGuard(Guard):
         else:
             state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
         return History(self._request.history_directory, self._request.keep_states).save(state).number
+
+    def after_change(self, mode: str, node_name: str, addresses: Interfaces) -> List[str]:
+        """Keep what the next boot needs, or with a removal forget it; return a warning on failure.
+
+        The node serves without it. The state of a change that waits to be confirmed does not count yet.
+        """
+        # Imported late: a run that ends with an error needs nothing of it.
+        from .boot_keeping import keep
+
+        return keep(self._request, self._next_boot, mode, node_name, addresses, confirmed=not self.confirm_until)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

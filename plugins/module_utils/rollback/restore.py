@@ -173,6 +173,11 @@ def restore(
             rest = _apply(state, handles, planned, watch)
             if not state.policies_standalone:
                 _forget_flows(request.state_directory, more)
+    if not check:
+        try:
+            history.boot_with(record.number)
+        except ProxyError as error:
+            more.append(f"the next boot does not restore this state: {error}")
     changes = table_changes([*modules, *planned], request.describe)
     more += kept_server_warnings(state, rest)
     return RollbackReport(

@@ -21,6 +21,7 @@ from ..base.timestamps import timestamp
 from ..convergence.defaults import DEFAULT_KEEP
 from ..kernel.facts import boot_identity
 from ..packaging.identity import identity
+from . import boot_directory
 from .decisions import make_own_directory, own_directory
 from .directory import HistoryDirectory
 from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
@@ -31,9 +32,11 @@ from .state import NodeState
 BEFORE_CONVERGENCE = "before a convergence"
 BEFORE_ROLLBACK = "before a rollback"
 
+#: What a file has beside it: the state that a boot restored at its time.
+_OF_BOOT = ".boot"
 _NAME = re.compile(r"state-(\d{6})\.json\.gz\Z")
 #: Temporary files of whole_files.write_whole, which a killed writer leaves behind.
-_UNFINISHED = re.compile(r"\.(state-\d{6}\.json\.gz|outcomes\.json|writable)\..+\Z")
+_UNFINISHED = re.compile(r"\.(state-\d{6}\.json\.gz(\.boot)?|outcomes\.json|writable)\..+\Z")
 #: A temporary file of this age has no writer any more.
 _UNFINISHED_SECONDS = 60.0
 _MOST = 999_999
@@ -97,15 +100,22 @@ class History(HistoryDirectory):
             boot=boot_identity(),
             state=state,
         )
-        self.write(self._path(number), pack_record(record))
+        path = self._path(number)
+        boot_directory.copy_to(path + _OF_BOOT)
+        self.write(path, pack_record(record))
         self._remove_unfinished()
         if self.keep is None:
             return record
         spared = {number, *kept}
         for old in [each for each in numbers if each not in spared][: max(0, len(numbers) + 1 - self.keep)]:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(old))
+            for name in (self._path(old), self._path(old) + _OF_BOOT):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
         return record
+
+    def boot_with(self, number: int) -> None:
+        """Have the next boot restore what it would have when a state was saved. Raises HistoryError, KernelError."""
+        boot_directory.restore_from(self._path(number) + _OF_BOOT)
 
     def _remove_unfinished(self) -> None:
         """Remove temporary files of writers that were killed. Ignore failures, which are harmless."""

@@ -157,7 +157,7 @@ def sample_report(**more: Any) -> Report:
 def test_converge_prints_its_changes(monkeypatch, tmp_path, check, changed, code):
     requests = []
 
-    def converge(request):
+    def converge(request, next_boot=None):
         requests.append(request)
         change = TableChange(table="virtual servers", added=2, replaced=1, removed=0, before=("old",), after=("new",))
         counts = {"services": 1, "without_endpoints": 0, "service_ports": 1, "endpoints": 4}
@@ -204,7 +204,7 @@ class _Seen(ProxyError):
 def test_a_host_outside_the_cluster_is_declared_to_every_command(monkeypatch, cluster_file, words, function, outside):
     requests = []
 
-    def work(request):
+    def work(request, next_boot=None):
         requests.append(request)
         raise _Seen("seen")
 
@@ -218,7 +218,7 @@ def test_a_host_outside_the_cluster_is_declared_to_every_command(monkeypatch, cl
 def test_commands_that_change_the_node_wait_for_the_lock(monkeypatch, cluster_file, command, words, seconds):
     requests = []
 
-    def converge(request):
+    def converge(request, next_boot=None):
         requests.append(request)
         return sample_report(changed=False, mode="")
 

@@ -114,10 +114,28 @@ def read_origin(directory: str) -> Dict[NamespacedName, str]:
 
 
 def record_origin(directory: str, origin: Mapping[NamespacedName, str]) -> None:
-    """Record whose Services are programmed, unless it is not known; the caller holds the lock. Raises KernelError."""
+    """Record whose Services are programmed, if that is known; the caller holds the lock. Raises KernelError."""
     record, named = _read(directory), {str(service): created for service, created in origin.items()}
-    if named and named != record.get("origin"):
-        _write(directory, {**record, "origin": named}, "the API server of another cluster is not recognized")
+    booted = record.pop("booted", None)
+    if not record or booted or (named and named != record.get("origin")):
+        origin_now = {"origin": named} if named else {}
+        _write(directory, {**record, **origin_now}, "the API server of another cluster is not recognized")
+
+
+def has_converged(directory: str) -> bool:
+    """Return whether the node has converged since it booted."""
+    return bool(_read(directory))
+
+
+def booted_from(directory: str) -> str:
+    """Return the time of the state that a boot has restored (RFC 3339); empty after any other convergence."""
+    found = _read(directory).get("booted", "")
+    return found if isinstance(found, str) else ""
+
+
+def record_boot(directory: str, time: str) -> None:
+    """Record the time of the state that a boot has restored. Raises KernelError."""
+    _write(directory, {**_read(directory), "booted": time}, "the state that the node has booted with is not shown")
 
 
 def _write(directory: str, record: Dict[str, Any], remark: str) -> None:

@@ -1,0 +1,141 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The program that converges a node at boot to its last state, before its network, its agent or kubelet start.
+
+It needs no API server, no network and no Python package. What cannot be restored leaves the node as a fresh one: the
+exit status is always 0, so that nothing waits for it in vain, and one line says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+
+from ..base.errors import ProxyError
+from ..base.timestamps import timestamp
+from ..cluster.api_addresses import claims_at
+from ..cluster.files.static import StaticDirectory
+from ..cluster.model import NamespacedName
+from ..cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
+from ..cluster.state import ClusterState
+from ..configuration.load import load, load_file
+from ..convergence.converge import run_convergence
+from ..convergence.request import Request
+from ..convergence.runtime.ledger import has_converged, record_boot
+from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as RUNTIME
+from ..preflight.cluster_state import FIRST_SERVICES
+from ..preflight.findings import INCOMPLETE_SNAPSHOT, LOSS, NODE, judge
+from ..preflight.processes import service_proxy_findings
+from . import boot_directory, boot_state
+from .boot_state import BootState
+
+# The agent has a copy of the cluster state of its own, which is newer.
+_AGENT_ENABLED = "/etc/systemd/system/multi-user.target.wants/kubenode-proxy.service"
+# They were judged when the state was programmed; now it lacks what was local.
+_ACCEPTED = (INCOMPLETE_SNAPSHOT, NODE, LOSS)
+_WORKLOADS = ("Service", "EndpointSlice")
+
+
+def without_local_pods(objects: Iterable[Dict[str, Any]], node: str, own: Sequence[str]) -> Iterator[Dict[str, Any]]:
+    """Yield the objects without the pods of this node, whose addresses are others after a reboot.
+
+    ``own``: the addresses of the node, which are those of its pods with the host's network.
+    """
+    for item in objects:
+        with contextlib.suppress(AttributeError, TypeError):
+            # Of an object that is not as it should be, the parser says so.
+            if item["kind"] == "EndpointSlice" and item.get("endpoints"):
+                item["endpoints"] = [each for each in item["endpoints"] if not _is_local_pod(each, node, own)]
+            elif item["kind"] == "Pod" and item["spec"].get("nodeName") == node and not item["spec"].get("hostNetwork"):
+                continue
+        yield item
+
+
+def _is_local_pod(endpoint: Dict[str, Any], node: str, own: Sequence[str]) -> bool:
+    return endpoint.get("nodeName") == node and not set(endpoint.get("addresses") or ()).issubset(own)
+
+
+def first_only(objects: Iterable[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+    """Yield the objects without all Services but those that everything else depends on: API server and DNS."""
+    for item in objects:
+        if item["kind"] not in _WORKLOADS or _service_of(item) in FIRST_SERVICES:
+            yield item
+
+
+def _service_of(item: Dict[str, Any]) -> Optional[NamespacedName]:
+    """Return the Service that an object is, or to which an EndpointSlice belongs; None if it has none."""
+    try:
+        metadata = item["metadata"]
+        name = metadata["name"] if item["kind"] == "Service" else metadata["labels"][SERVICE_NAME_LABEL]
+        return NamespacedName(str(metadata["namespace"]), str(name))
+    except (KeyError, TypeError):
+        return None
+
+
+def request_of(state: BootState, most_seconds: float) -> Request:
+    """Return the request that restores a state; of one older than ``most_seconds`` only the first Services.
+
+    Raises ConfigurationError and SnapshotError.
+    """
+    settings = state.settings
+    given = settings.node_configuration
+    if settings.config:
+        configuration = load_file(settings.config, settings.mode, given).configuration
+    else:
+        configuration = load(settings.configuration, settings.mode, given).configuration
+    interfaces = tuple((name, address) for name, address in settings.interfaces)
+    objects = without_local_pods(state.objects, settings.node_name, [address for _name, address in interfaces])
+    cluster = ClusterState.from_objects(first_only(objects) if state.age > most_seconds else objects)
+    cluster.set_api_servers(claims_at((host, port) for host, port in settings.servers))
+    cluster.set_static(StaticDirectory(configuration.node_proxy.static_services.directory).read())
+    return Request(
+        cluster=cluster,
+        configuration=configuration,
+        node_name=settings.node_name,
+        mode=settings.mode,
+        ignore_findings=(*settings.ignore_findings, *_ACCEPTED),
+        outside_host=settings.outside_host,
+        interfaces=interfaces,
+        max_unserved_percent=100.0,
+    )
+
+
+def restore_at_boot(most_seconds: float) -> List[str]:
+    """Converge the node to the state that was kept; return what was done, one line each. Raises ProxyError."""
+    if os.path.lexists(_AGENT_ENABLED):
+        return ["the agent serves this node from its own copy of the cluster state"]
+    if has_converged(RUNTIME):
+        return ["this node has converged since it booted"]
+    boot_directory.discard_unconfirmed()
+    state = boot_state.read()
+    if state is None:
+        return ["there is no state to restore"]
+    judge(service_proxy_findings(), state.settings.ignore_findings)
+    report = run_convergence(request_of(state, most_seconds))
+    when = timestamp(time.time() - state.age)
+    record_boot(RUNTIME, when)
+    lines = [
+        f"the state of {when} is restored in {report.mode} mode: {report.counts['services']} Services with "
+        f"{report.counts['endpoints']} endpoints, without those of pods that ran on this node"
+    ]
+    if state.age > most_seconds:
+        lines.append("warning: it is too old, so only the API server, DNS and static Services are served")
+    return lines
+
+
+def main(argv: Sequence[str], restore: Callable[[float], List[str]] = restore_at_boot) -> int:
+    """Restore the state that was kept, and say so, or why not; the exit status is 0 in any case."""
+    parser = argparse.ArgumentParser(description="Converge a node to its last state when it boots.")
+    parser.add_argument("--max-age", type=float, required=True, help="in seconds, of a state that is restored whole")
+    try:
+        lines = restore(parser.parse_args(list(argv)).max_age)
+    except Exception as error:
+        # Whatever it is: kubelet and the rest of the boot wait for this program.
+        lines = [f"nothing is restored: {error if isinstance(error, ProxyError) else repr(error)}"]
+    sys.stdout.write("".join(f"kubenode-proxy: {line}\n" for line in lines))
+    return 0

@@ -1,0 +1,78 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The file from which a node is converged at its next boot: the cluster state and the settings of a convergence.
+
+It has the format of the agent's copy of the cluster state, with the settings as its first object. It is written after a
+convergence is complete, and replaced as a whole, so a power cut at any moment leaves the old or the new state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from ..base.errors import HistoryError, SnapshotError
+from ..cluster.files.cache import open_cache
+from .boot_directory import DIRECTORY, STATE, path_of
+from .decisions import own_directory
+
+KIND = "BootSettings"
+"""The kind of the first object."""
+
+
+class BootSettings(NamedTuple):
+    """The options of a convergence beside the cluster state, as JSON values.
+
+    ``configuration``, ``node_configuration``: the fields of both documents; ``config``: the file that has them instead,
+    or empty. ``interfaces``: name and address of each interface, which may have none while the node boots.
+    ``servers``: address and port of the API servers. ``source``: the digest of the cluster state's file, empty if it is
+    no file. ``engine``: the digest of the engine, which is that of the program.
+    """
+
+    configuration: Mapping[str, Any] = {}
+    node_configuration: Optional[Mapping[str, Any]] = None
+    config: str = ""
+    mode: str = ""
+    node_name: str = ""
+    outside_host: bool = False
+    ignore_findings: List[str] = []
+    interfaces: List[List[str]] = []
+    servers: List[List[Any]] = []
+    source: str = ""
+    engine: str = ""
+
+
+class NextBoot(NamedTuple):
+    """What a convergence has for the next boot, beside its request.
+
+    ``wanted``: True to keep its result, False to keep none, None to do as the run before.
+    """
+
+    settings: BootSettings
+    wanted: Optional[bool]
+
+
+class BootState(NamedTuple):
+    """A state that was read: its settings, the raw objects of the cluster, and its age in seconds."""
+
+    settings: BootSettings
+    objects: List[Dict[str, Any]]
+    age: float
+
+
+def read() -> Optional[BootState]:
+    """Return the state of the last complete and confirmed convergence, None without one. Raises HistoryError."""
+    path = path_of(STATE)
+    if not own_directory(DIRECTORY) or not os.path.lexists(path):
+        return None
+    try:
+        first, *objects = open_cache(path).objects()
+        if first.pop("kind", None) != KIND:
+            raise SnapshotError(f"{path}: does not begin with the settings of a convergence")
+        return BootState(BootSettings(**first), objects, max(0.0, time.time() - os.lstat(path).st_mtime))
+    except SnapshotError as error:
+        raise HistoryError(str(error)) from error
+    except (OSError, TypeError, ValueError) as error:
+        raise HistoryError(f"{path}: {error}") from error

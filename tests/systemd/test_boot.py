@@ -1,0 +1,188 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reboots of a node that was converged once: it serves its last state before kubelet starts, without an API server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.lab import manifests
+
+from .cluster import node as node_object
+from .cluster import service
+from .node import Node, play, run_playbook
+from .test_confirm import address_of, programmed
+
+UNIT = "kubenode-proxy-boot.service"
+DIRECTORY = "/var/lib/kubenode-proxy-boot"
+STATE = f"{DIRECTORY}/state.json.gz"
+LOCAL, REMOTE = "10.244.1.2", "10.244.9.9"
+# As early as a distribution's kubelet, and all that a boot needs has started before it.
+KUBELET = """\
+[Unit]
+After=network-online.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -c 'iptables-nft-save >/run/seen-by-kubelet; nft list ruleset >>/run/seen-by-kubelet'
+
+[Install]
+WantedBy=multi-user.target
+"""
+# As Debian's packages nftables and iptables-persistent are ordered. What they restore was saved on a node that served.
+FLUSHING = """\
+#!/usr/sbin/nft -f
+flush ruleset
+"""
+PERSISTENT = """\
+[Unit]
+DefaultDependencies=no
+Wants=network-pre.target systemd-modules-load.service local-fs.target
+Before=network-pre.target shutdown.target
+After=systemd-modules-load.service local-fs.target nftables.service
+Conflicts=shutdown.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=-/bin/sh -c 'iptables-nft-restore </etc/iptables.rules'
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@pytest.fixture(scope="module")
+def node(start):
+    found = start("oneshot")
+    found.write("/etc/nftables.conf", FLUSHING)
+    for name, text in (("kubelet", KUBELET), ("netfilter-persistent", PERSISTENT)):
+        found.write(f"/etc/systemd/system/{name}.service", text)
+        found.run("systemctl", "enable", f"{name}.service")
+    found.run("systemctl", "enable", "nftables.service")
+    return found
+
+
+def snapshot(node: Node, *names: str) -> str:
+    """Write a snapshot with a Service of each name, at 10.96.0.NUMBER, and return its path on this machine."""
+    endpoints = [
+        manifests.endpoint(REMOTE, "elsewhere"),
+        manifests.endpoint(LOCAL, node.name),
+        manifests.endpoint(address_of(node), node.name),
+    ]
+    items = [node_object(node.name, address_of(node)), service("kubernetes", "10.96.0.1")]
+    items += [manifests.api_servers(["192.0.2.1"], 8080)]
+    for number, name in enumerate(names, 10):
+        ports = [manifests.port(8080, name="tcp-web")]
+        items += [service(name, f"10.96.0.{number}"), manifests.endpoint_slice(name, endpoints, ports)]
+    path = node.scratch / "snapshot.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    return str(path)
+
+
+def converge(node: Node, mode: str, *names: str, **variables: object):
+    given = {"service_proxy_mode": mode, "service_proxy_snapshot": snapshot(node, *names), **variables}
+    return node.role("service_proxy", given)
+
+
+def booted(node: Node) -> str:
+    """Reboot the node and return what its unit has logged in this boot."""
+    node.output("journalctl", "--rotate", "--vacuum-time=1s")
+    # A container may keep its network namespace, but a machine that boots has no rules.
+    node.run("nft", "flush", "ruleset")
+    assert "10.96" not in programmed(node)
+    node.reboot()
+    assert node.unit("kubelet.service", "ActiveState") == {"ActiveState": "active"}
+    return node.log(UNIT)
+
+
+@pytest.mark.parametrize("mode", ["nftables", pytest.param("iptables", marks=pytest.mark.full)])
+def test_a_node_boots_alone_with_its_last_state(node, mode):
+    result = converge(node, mode, "web")
+    assert "kubenode.proxy.service_proxy : Restore the state at every boot" in result.changed_tasks
+    before = programmed(node)
+    assert LOCAL in before and REMOTE in before
+    node.run("sh", "-c", "iptables-nft-save >/etc/iptables.rules")
+    log = booted(node)
+    order = [
+        node.unit(name, "ExecMainStartTimestampMonotonic")
+        for name in ("nftables.service", "netfilter-persistent.service", UNIT, "kubelet.service")
+    ]
+    times = [int(item["ExecMainStartTimestampMonotonic"]) for item in order]
+    assert 0 < times[0] <= times[1] < times[2] < times[3], times
+    assert f"is restored in {mode} mode: 2 Services" in log, log
+    # Before kubelet, with the remote endpoint and that in the host's network, without the pod that has ended.
+    seen = node.output("cat", "/run/seen-by-kubelet")
+    assert REMOTE in seen and address_of(node) in seen and LOCAL not in seen
+    assert "10.96.0.10" in seen
+    given = {"service_proxy_mode": mode, "service_proxy_snapshot": str(node.scratch / "snapshot.json")}
+    found = run_playbook([node], "kubenode.proxy.verify", given, {}, failing=True)[node.name]
+    assert "(it has booted with its state of 20" in found.output, found.output
+    # The next run only adds what the boot has omitted.
+    again = converge(node, mode, "web")
+    assert sorted(programmed(node).split()) == sorted(before.split()), again.output
+    assert converge(node, mode, "web").changed == 0
+    # Started by hand, the unit does not restore an older state.
+    node.run("systemctl", "restart", UNIT)
+    assert LOCAL in programmed(node) and "has converged since it booted" in node.log(UNIT)
+    node.role("service_proxy", {"service_proxy_state": "absent", "service_proxy_leave_unserved": True})
+    assert node.run("test", "-e", DIRECTORY, check=False).returncode
+    assert node.unit(UNIT, "LoadState") == {"LoadState": "not-found"}
+
+
+@pytest.mark.full
+def test_only_a_confirmed_state_counts_and_a_rollback_brings_back_its_own(node):
+    converge(node, "nftables", "first")
+    unconfirmed = {"mode": "nftables", "boot": True, "confirm_timeout": 900, "node_name": node.name}
+    snapshot(node, "first", "second")
+    node.copy(node.scratch / "snapshot.json", "/srv/second.json")
+    module = "kubenode.proxy.service_proxy"
+    play([node], [{module: {**unconfirmed, "snapshot": "/srv/second.json"}}], {})
+    assert "10.96.0.11" in programmed(node)
+    booted(node)
+    assert "10.96.0.10" in programmed(node) and "10.96.0.11" not in programmed(node)
+    play([node], [{module: {**unconfirmed, "snapshot": "/srv/second.json"}}], {})
+    play([node], [{"kubenode.proxy.service_proxy_confirm": {}}], {})
+    booted(node)
+    assert "10.96.0.11" in programmed(node)
+    converge(node, "nftables", "first", "second")
+    converge(node, "iptables", "first", "second", "third")
+    play([node], [{"kubenode.proxy.service_proxy_rollback": {"accept_loss": True}}], {})
+    assert "is restored in nftables mode: 3 Services" in booted(node)
+    assert "10.96.0.12" not in programmed(node)
+
+
+@pytest.mark.full
+def test_of_an_old_state_only_what_everything_needs_is_restored(node):
+    converge(node, "nftables", "web")
+    node.run("touch", "-d", "8 days ago", STATE)
+    log = booted(node)
+    assert "it is too old, so only the API server, DNS" in log, log
+    assert "10.96.0.1" in programmed(node) and "10.96.0.10" not in programmed(node)
+    # A run without changes keeps it young.
+    converge(node, "nftables", "web")
+    node.run("touch", "-d", "8 days ago", STATE)
+    assert converge(node, "nftables", "web").changed == 0
+    assert "is too old" not in booted(node)
+
+
+@pytest.mark.full
+def test_a_state_that_cannot_be_used_leaves_a_fresh_node_that_starts_kubelet(node):
+    converge(node, "nftables", "web")
+    node.run("truncate", "--size=-100", STATE)
+    log = booted(node)
+    assert f"nothing is restored: {STATE}: the cached cluster state is damaged" in log, log
+    assert "10.96" not in programmed(node)
+    node.write(f"{DIRECTORY}/boot.pyz", "not a program")
+    booted(node)
+    converge(node, "nftables", "web")
+    assert "is restored" in booted(node)
+    done = converge(node, "nftables", "web", service_proxy_boot=False)
+    assert "kubenode.proxy.service_proxy : Remove the unit and the state" in done.changed_tasks
+    assert node.run("test", "-e", DIRECTORY, check=False).returncode
+    booted(node)
+    assert "10.96" not in programmed(node)

@@ -1,0 +1,207 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Test which state of a node is kept for its next boot, and what of it is restored."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import HistoryError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
+    boot,
+    boot_directory,
+    boot_keeping,
+    boot_state,
+)
+from tests.lab import manifests
+
+OWN = "192.0.2.10"
+INTERFACES = (("eth0", OWN), ("lo", "127.0.0.1"))
+WEEK = 7 * 86400.0
+
+
+def _service(name: str, address: str, endpoints: List[Any], namespace: str = "default") -> List[Dict[str, Any]]:
+    ports = [manifests.port(80, name="web")]
+    return [
+        manifests.service(name, address, ports, namespace=namespace),
+        manifests.endpoint_slice(name, endpoints, ports, namespace=namespace),
+    ]
+
+
+def _cluster() -> List[Any]:
+    local, remote = manifests.endpoint("10.244.1.2", "here"), manifests.endpoint("10.244.9.9", "there")
+    return [
+        manifests.node("here", OWN, "10.244.1.0/24"),
+        *_service("kubernetes", "10.96.0.1", [manifests.endpoint("192.0.2.1")]),
+        *_service("web", "10.96.0.10", [local, remote, manifests.endpoint(OWN, "here")]),
+        {"kind": "Pod", "metadata": {"namespace": "a", "name": "ended"}, "spec": {"nodeName": "here"}},
+        {
+            "kind": "Pod",
+            "metadata": {"namespace": "a", "name": "host"},
+            "spec": {"nodeName": "here", "hostNetwork": True},
+        },
+        {"kind": "Pod", "metadata": {"namespace": "a", "name": "far"}, "spec": {"nodeName": "there"}},
+    ]
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    path = str(tmp_path / "boot")
+    for module in (boot_directory, boot_keeping, boot_state):
+        monkeypatch.setattr(module, "DIRECTORY", path)
+    monkeypatch.setattr(boot_keeping, "_write_program", lambda path: Path(path).write_bytes(b"program"))
+    monkeypatch.setattr(os, "geteuid", os.getuid)
+    return path
+
+
+def _request(objects: List[Any], **more: Any) -> Request:
+    configuration = load({"mode": "nftables"}).configuration
+    return Request(ClusterState.from_objects(objects), configuration, lambda: iter(objects), **more)
+
+
+def _keep(objects: List[Any], confirmed: bool = True, wanted: Any = True, source: str = "", **more: Any) -> List[str]:
+    settings = boot_state.BootSettings(configuration={"mode": "nftables"}, source=source)
+    found = boot_state.NextBoot(settings, wanted)
+    return boot_keeping.keep(_request(objects, **more), found, "nftables", "here", INTERFACES, confirmed=confirmed)
+
+
+def _served(state: boot_state.BootState, most: float = WEEK) -> Dict[str, List[str]]:
+    cluster = boot.request_of(state, most).cluster
+    return {
+        name.name: [item.address for each in cluster.slices_of(name).values() for item in each.endpoints]
+        for name in cluster.services
+    }
+
+
+def _read() -> boot_state.BootState:
+    found = boot_state.read()
+    assert found is not None
+    return found
+
+
+def test_what_ran_on_the_node_is_omitted() -> None:
+    assert _keep(_cluster()) == []
+    state = _read()
+    assert _served(state) == {"kubernetes": ["192.0.2.1"], "web": ["10.244.9.9", OWN]}
+    request = boot.request_of(state, WEEK)
+    assert request.interfaces == INTERFACES and request.node_name == "here" and request.mode == "nftables"
+    assert sorted(key.name for key in request.cluster.policy.pods) == ["far", "host"]
+
+
+def test_of_an_old_state_only_what_everything_needs_is_restored(directory) -> None:
+    _keep([*_cluster(), *_service("kube-dns", "10.96.0.53", [], "kube-system")])
+    os.utime(f"{directory}/state.json.gz", (1, 1))
+    assert sorted(_served(_read())) == ["kube-dns", "kubernetes"]
+    # A run without changes has the same state, which counts as new.
+    os.utime(f"{directory}/state.json.gz")
+    assert "web" in _served(_read())
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        7,
+        {"kind": "EndpointSlice", "metadata": {"name": "x", "namespace": "a"}, "endpoints": "all"},
+        {"kind": "EndpointSlice", "metadata": 3, "endpoints": [3]},
+        {"kind": "Pod", "metadata": {"name": "x", "namespace": "a"}, "spec": "none"},
+        {"kind": "Service", "metadata": {"labels": ["a"]}},
+        {"kind": ["Service"]},
+        {"metadata": {}},
+    ],
+)
+def test_an_object_that_is_invalid_costs_nothing_else(item: Any) -> None:
+    assert _keep([*_cluster(), item]) == []
+    for most in (WEEK, -1.0):
+        assert _served(_read(), most)["kubernetes"] == ["192.0.2.1"]
+
+
+def test_an_unconfirmed_state_counts_when_its_change_is_confirmed() -> None:
+    _keep(_cluster())
+    _keep(_service("new", "10.96.0.11", []), confirmed=False)
+    assert "new" not in _served(_read())
+    assert boot_directory.confirm() == ()
+    assert list(_served(_read())) == ["new"]
+    # Nothing waits any more.
+    assert boot_directory.confirm() == () and list(_served(_read())) == ["new"]
+    _keep(_cluster(), confirmed=False)
+    boot_directory.discard_unconfirmed()
+    assert boot_directory.confirm() == () and list(_served(_read())) == ["new"]
+
+
+def test_a_rollback_brings_back_the_state_of_its_time(tmp_path) -> None:
+    copies = [str(tmp_path / name) for name in ("none", "first")]
+    _keep(_cluster())
+    boot_directory.copy_to(copies[1])
+    _keep(_service("new", "10.96.0.11", []))
+    boot_directory.restore_from(copies[1])
+    assert "web" in _served(_read())
+    boot_directory.restore_from(copies[0])
+    assert boot_state.read() is None
+    # It can be undone as well.
+    boot_directory.restore_from(copies[1])
+    assert "web" in _served(_read())
+
+
+def test_nothing_is_kept_unless_it_is_wanted_and_a_removal_forgets_it(directory) -> None:
+    _keep(_cluster(), wanted=None)
+    assert not os.path.exists(directory)
+    boot_directory.restore_from("/nowhere")
+    assert not os.path.exists(directory)
+    _keep(_cluster())
+    _keep(_service("new", "10.96.0.11", []), wanted=None)
+    assert list(_served(_read())) == ["new"]
+    for removing in ({"wanted": False}, {"state": "absent"}, {"state": "handed_over"}):
+        _keep(_cluster())
+        assert _keep(_cluster(), **removing) == [] and not os.path.exists(directory)
+
+
+def test_an_unchanged_state_is_not_written_again(directory) -> None:
+    _keep(_cluster(), source="a")
+    path = f"{directory}/state.json.gz"
+    before = os.stat(path).st_ino
+    os.utime(path, (1, 1))
+    _keep(_cluster(), source="a")
+    assert os.stat(path).st_ino == before and os.stat(path).st_mtime > 1
+    _keep(_cluster(), source="b")
+    assert os.stat(path).st_ino != before
+
+
+def test_a_state_that_cannot_be_kept_is_a_warning(directory) -> None:
+    os.makedirs(directory, 0o777)
+    os.chmod(directory, 0o777)
+    (warning,) = _keep(_cluster())
+    assert warning.startswith(f"what is programmed is not kept for the next boot: {directory}: ")
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, b'{"format": "kubenode-proxy-cluster-state"}\n'])
+def test_a_damaged_state_is_refused_in_one_line(directory, content: bytes, capsys) -> None:
+    _keep(_cluster())
+    with open(f"{directory}/state.json.gz", "wb") as file:
+        file.write(content)
+    with pytest.raises(HistoryError, match=r"state\.json\.gz"):
+        boot_state.read()
+    assert boot.main(["--max-age", "1"], lambda _most: [str(boot_state.read())]) == 0
+    assert capsys.readouterr().out.startswith("kubenode-proxy: nothing is restored: ")
+
+
+def test_whatever_fails_the_boot_continues(capsys) -> None:
+    def failing(_most: float) -> List[str]:
+        raise RecursionError("deep")
+
+    assert boot.main(["--max-age", "1"], failing) == 0
+    assert capsys.readouterr().out == "kubenode-proxy: nothing is restored: RecursionError('deep')\n"
+
+
+def test_settings_of_another_version_are_refused(monkeypatch) -> None:
+    _keep(_cluster())
+    monkeypatch.setattr(boot_state, "BootSettings", lambda **_fields: (_ for _ in ()).throw(TypeError("unknown field")))
+    with pytest.raises(HistoryError, match="unknown field"):
+        boot_state.read()
