@@ -173,7 +173,8 @@ def assert_untouched(fleet: Fleet, before: Dict[str, List[str]], *nodes: Node) -
         assert dataplane(node) == before[node.name]
         assert kube_proxy_runs(node) and node.name not in fleet.labelled()
         assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"
-        assert node.run("test", "-e", PENDING, check=False).returncode != 0
+        for path in (PENDING, "/var/lib/kubenode-proxy-boot", "/etc/systemd/system/kubenode-proxy-boot.service"):
+            assert node.run("test", "-e", path, check=False).returncode != 0, path
         assert answers(node)
 
 
@@ -204,6 +205,22 @@ def test_an_agent_that_never_reads_the_cluster_is_not_left_in_place_of_kube_prox
     assert_untouched(fleet, before, *fleet.members)
     first = fleet.members[0]
     assert not any(first.run("test", "-e", path, check=False).returncode == 0 for path in (*KERNEL_FILES, MARK))
+
+
+@pytest.mark.full
+def test_a_step_of_the_revert_that_fails_keeps_no_other_from_being_undone(fleet, before, tmp_path):
+    wrong = write_kubeconfig(tmp_path / "kubeconfig", fleet.url, fleet.admin[0], "wrong")
+    first, lock = fleet.members[0], "/etc/gshadow.lock"
+    installed = f"--path-property=PathExists=/etc/systemd/system/{UNIT}"
+    # As on a full disk: from then on no user can be removed.
+    first.run("systemd-run", "--unit=lock", installed, "touch", lock)
+    text = fleet.migrate(agent_kubeconfig=str(wrong), failing=True)
+    assert "kube-proxy serves this host again, but not everything could be undone: " in text, text
+    assert "gshadow" in text, text
+    assert_untouched(fleet, before, *fleet.members)
+    first.run("systemctl", "stop", "lock.path")
+    first.run("rm", lock)
+    first.role("agent", {"agent_state": "absent", "agent_remove_dataplane": False})
 
 
 @pytest.mark.full
