@@ -93,8 +93,7 @@ class Components:
             self._kubeconfig,
             options.token,
             of_node=lambda: bool(self.settings.followed_node),
-            # The source is made after the API that it reads.
-            leave=lambda url: self.source.leave(url),
+            leave=self._leave,
             renamed=self.inbox.wake,
             metrics=self.metrics,
             log=log,
@@ -108,8 +107,7 @@ class Components:
             size=self._size,
             held_back=lambda: len(self.source.view.held_back) - self.source.view.withheld,
             factor=lambda: self.source.view.state.rates.bytes_of_object,
-            # The source is made after the memory budget, which it asks.
-            list_held_back=lambda has_room: self.source.list_held_back(has_room),
+            list_held_back=self._list_held_back,
             reserves=lambda: self.policy.enabled,
         )
         self.metrics.on_scrape(MEMORY, self.memory.values)
@@ -176,7 +174,7 @@ class Components:
         self.traffic = Traffic(
             self.sync, lambda: self.views.current, self.handles, timers=self.timers, limited=self.limited
         )
-        self.metrics.on_scrape(TRAFFIC, lambda: self.traffic.measured.values())
+        self.metrics.on_scrape(TRAFFIC, self.traffic.values)
         self.metrics.on_scrape(FORWARDING, self.forwarding.status)
         self.checks = Checks(
             loaded.node_proxy.health_checks,
@@ -244,6 +242,14 @@ class Components:
         view, proxiers = self.source.view, self.sync.proxiers
         slots = proxiers.lists_of_slots * BYTES_OF_SLOTS if proxiers is not None else 0
         return view.size + int((slots + self.policy.bytes) / view.state.rates.bytes_of_object)
+
+    def _list_held_back(self, has_room: bool) -> None:
+        """List again what was held back. The source is made after the memory budget, which it asks."""
+        self.source.list_held_back(has_room)
+
+    def _leave(self, url: str) -> None:
+        """End the watches at an API server that no longer answers. The source is made after the API it reads."""
+        self.source.leave(url)
 
     def _kubeconfig(self) -> str:
         return self.options.kubeconfig or self.configuration.client_connection.kubeconfig

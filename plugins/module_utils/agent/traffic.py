@@ -123,6 +123,10 @@ class Traffic:
         sync.syncer.tables.applied = self._applied
         self._timer = timers.add("read the traffic of Services", self._measure)
 
+    def values(self) -> Mapping[str, Any]:
+        """Return the values of the metrics, in any thread."""
+        return self.measured.values()
+
     def configure(self, settings: TrafficSettings) -> None:
         """Start or stop providing metrics."""
         self._settings = settings

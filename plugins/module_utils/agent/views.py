@@ -102,7 +102,7 @@ class Views:
 
     def _change(self, change: Callable[[ClusterState], FrozenSet[NamespacedName]]) -> None:
         """Apply a change of the node's settings to each view; it returns the Services that it affects."""
-        for view in {self._source.view, self.current}:
+        for view in list(dict.fromkeys((self._source.view, self.current))):
             view.dirty |= change(view.state)
         if self.current.dirty:
             self._sync.note_queued()

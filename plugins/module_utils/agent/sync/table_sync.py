@@ -168,7 +168,10 @@ class TableSync:
         self.repairs = repairs
         self.suspects: Dict[str, str] = {}
         self.applied: Applied = lambda _family, _changes: None
-        self.comparisons = Comparisons(lambda family, changes: self.applied(family, changes), self.suspect)
+        self.comparisons = Comparisons(self._tell_applied, self.suspect)
+
+    def _tell_applied(self, family: str, changes: Sequence[PlannedChange]) -> None:
+        self.applied(family, changes)
 
     def suspect(self, family: str, reason: str) -> None:
         """Have a later sync compare the tables of a family; the first reason counts."""

@@ -78,9 +78,12 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
         """Return the socket, opened on first use. Raises KernelError."""
         if self._sock is None:
             self._sock = NetlinkSocket(NETLINK_NETFILTER)
-            # report_to may replace ours later.
-            self._sock.progress = lambda: self.progress()
+            self._sock.progress = self._note_progress
         return self._sock
+
+    def _note_progress(self) -> None:
+        """Call what reports progress; ``report_to`` may replace it later."""
+        self.progress()
 
     def observe(self) -> Dict[nft.Key, nft.Value]:
         """Return the whole table, whichever programs created its objects. Raises KernelError."""
