@@ -58,6 +58,8 @@ BENCHMARKS: Dict[str, Benchmark] = {
     "agent-start": Benchmark(NAMESPACE, "agent_start"),
     "api-servers": Benchmark((), "api_servers", needs="KUBENODE_HAPROXY"),
     "controller": Benchmark((), "controller_scale", ("--nodes", "1", "10", "50")),
+    "boot-iptables": Benchmark((*NAMESPACE, "-m"), "boot", ("--mode", "iptables", "--services", "2000")),
+    "boot-nftables": Benchmark((*NAMESPACE, "-m"), "boot", ("--mode", "nftables")),
     "converge-ipvs": Benchmark(UML, "converge_scale", ("--mode", "ipvs")),
     "converge-iptables": Benchmark(NAMESPACE, "converge_scale", ("--mode", "iptables")),
     "converge-nftables": Benchmark(

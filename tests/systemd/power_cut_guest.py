@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The inside of a guest whose power is cut: it boots with its last state, checks that, and converges until the end.
 
-``python -m tests.boot.guest FIRST MODE...``
+``python -m tests.systemd.power_cut_guest FIRST MODE...``
 
 The disk /dev/ubda holds what outlives the guest. FIRST is the number of the first new state; the modes follow one
 another. On the console it prints ``BOOTED NUMBER``, with 0 for a node without a state, then ``BEGIN NUMBER`` and
@@ -82,7 +82,7 @@ def booted(modes: Sequence[str]) -> int:
     program = boot_directory.path_of(boot_directory.PROGRAM)
     if not os.path.exists(program):
         return 0
-    command = ["/usr/bin/python3", "-I", "-S", "-B", program, "--max-age", "604800"]
+    command = ["/usr/bin/python3", "-I", "-B", program, "--max-age", "604800"]
     words = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     state = boot_state.read()
     if state is None:

@@ -52,7 +52,7 @@ class Machine:
         place = self.scratch / f"boot-{self.number}"
         place.mkdir()
         environment = {"LANG": "C.UTF-8", "PATH": os.environ["PATH"], "PYTHONPATH": str(uml.ROOT)}
-        command = [sys.executable, "-m", "tests.boot.guest", str(self.number * 1000), *MODES]
+        command = [sys.executable, "-m", "tests.systemd.power_cut_guest", str(self.number * 1000), *MODES]
         specification = Specification(
             "worker",
             str(place),

@@ -23,7 +23,8 @@ from ..cluster.files.cache import read_cache
 from ..cluster.files.snapshot import snapshot_objects
 from ..cluster.files.static import StaticDirectory
 from ..cluster.state import ClusterState
-from ..configuration.load import load_given
+from ..configuration.documents import Documents
+from ..configuration.load import documents_in, load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.family import FamilyTables
@@ -176,7 +177,8 @@ def converge_once(arguments: argparse.Namespace) -> CommandResult:
         unattended=arguments.unattended,
     )
     request = _with_history(request, arguments)
-    next_boot = NextBoot(BootSettings(config=arguments.config and os.path.abspath(arguments.config)), None)
+    documents = documents_in(arguments.config) if arguments.config else Documents({}, {})
+    next_boot = NextBoot(BootSettings(documents.kube_proxy, documents.node_proxy), None)
     return _result(request, converge(request, next_boot=next_boot), warnings)
 
 

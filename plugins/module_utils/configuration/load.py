@@ -82,6 +82,12 @@ def load_file(path: str, mode: str = "", node_source: Optional[Mapping[str, Any]
         return load(content, mode, node_source)
 
 
+def documents_in(path: str) -> Documents:
+    """Return both documents of the configuration file ``path`` as they are; see :func:`load_file`."""
+    with os_errors(ConfigurationError, path), open(path, "rb") as stream:
+        return parse_documents(stream.read(), [])
+
+
 def load_given(path: str, mode: str = "") -> LoadedConfiguration:
     """Read the configuration file ``path``, or return the defaults if it is empty; see :func:`load`."""
     return load_file(path, mode) if path else load({}, mode)

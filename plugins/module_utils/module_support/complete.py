@@ -9,6 +9,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ..base.addresses import IPV4
+from ..configuration.documents import Documents
+from ..configuration.load import documents_in
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.modes.choose import mode_without_node
@@ -71,18 +73,16 @@ def _kernel_settings(request: Request, report: Report) -> Dict[str, Any]:
 
 
 def _next_boot(module: AnsibleModule) -> NextBoot:
-    """Return what the options have for the next boot."""
+    """Return what the options have for the next boot. Raises ConfigurationError."""
     options, source = module.params, ""
     if options["snapshot"] is not None:
         with contextlib.suppress(Unusable, OSError):
             source = read_files([options["snapshot"]], "").digests[options["snapshot"]]
-    settings = BootSettings(
-        configuration=options["configuration"] or {},
-        node_configuration=options["node_configuration"],
-        config=options["config"] or "",
-        source=source,
-    )
-    return NextBoot(settings, options["boot"])
+    documents = Documents(options["configuration"] or {}, {})
+    if options["config"] is not None:
+        documents = documents_in(options["config"])
+    node_configuration = options["node_configuration"] or documents.node_proxy
+    return NextBoot(BootSettings(documents.kube_proxy, node_configuration, source=source), options["boot"])
 
 
 def converged(module: AnsibleModule) -> Dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ from ..cluster.files.static import StaticDirectory
 from ..cluster.model import NamespacedName
 from ..cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
 from ..cluster.state import ClusterState
-from ..configuration.load import load, load_file
+from ..configuration.load import load
 from ..convergence.converge import run_convergence
 from ..convergence.request import Request
 from ..convergence.runtime.ledger import has_converged, record_boot
@@ -83,11 +84,7 @@ def request_of(state: BootState, most_seconds: float) -> Request:
     Raises ConfigurationError and SnapshotError.
     """
     settings = state.settings
-    given = settings.node_configuration
-    if settings.config:
-        configuration = load_file(settings.config, settings.mode, given).configuration
-    else:
-        configuration = load(settings.configuration, settings.mode, given).configuration
+    configuration = load(settings.configuration, settings.mode, settings.node_configuration).configuration
     interfaces = tuple((name, address) for name, address in settings.interfaces)
     objects = without_local_pods(state.objects, settings.node_name, [address for _name, address in interfaces])
     cluster = ClusterState.from_objects(first_only(objects) if state.age > most_seconds else objects)
@@ -125,13 +122,15 @@ def restore_at_boot(most_seconds: float) -> List[str]:
     ]
     if state.age > most_seconds:
         lines.append("warning: it is too old, so only the API server, DNS and static Services are served")
-    return lines
+    return lines + [f"warning: {warning}" for warning in report.warnings]
 
 
 def main(argv: Sequence[str], restore: Callable[[float], List[str]] = restore_at_boot) -> int:
     """Restore the state that was kept, and say so, or why not; the exit status is 0 in any case."""
     parser = argparse.ArgumentParser(description="Converge a node to its last state when it boots.")
     parser.add_argument("--max-age", type=float, required=True, help="in seconds, of a state that is restored whole")
+    # The process ends at once, and what it allocates stays until then.
+    gc.disable()
     try:
         lines = restore(parser.parse_args(list(argv)).max_age)
     except Exception as error:

@@ -25,15 +25,14 @@ KIND = "BootSettings"
 class BootSettings(NamedTuple):
     """The options of a convergence beside the cluster state, as JSON values.
 
-    ``configuration``, ``node_configuration``: the fields of both documents; ``config``: the file that has them instead,
-    or empty. ``interfaces``: name and address of each interface, which may have none while the node boots.
-    ``servers``: address and port of the API servers. ``source``: the digest of the cluster state's file, empty if it is
-    no file. ``engine``: the digest of the engine, which is that of the program.
+    ``configuration``, ``node_configuration``: the fields of both documents. ``interfaces``: name and address of each
+    interface, which may have none while the node boots. ``servers``: address and port of the API servers. ``source``:
+    the digest of the cluster state's file, empty if it is no file. ``engine``: the digest of the engine, which is that
+    of the program.
     """
 
     configuration: Mapping[str, Any] = {}
     node_configuration: Optional[Mapping[str, Any]] = None
-    config: str = ""
     mode: str = ""
     node_name: str = ""
     outside_host: bool = False

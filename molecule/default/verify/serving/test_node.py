@@ -50,9 +50,11 @@ def test_secrets_are_not_world_readable(nodes, name):
     assert (file.user, file.group, oct(file.mode)) == ("root", "kubenode-proxy", "0o640")
 
 
-def test_single_run_leaves_no_systemd_service(nodes):
+def test_single_run_leaves_one_systemd_service_for_the_next_boot(nodes):
     host = nodes["node3"].host
-    assert not host.service("kubenode-proxy").exists
+    units = host.check_output("systemctl list-unit-files --no-legend 'kubenode-proxy*' | cut -d' ' -f1").split()
+    assert units == ["kubenode-proxy-boot.service"]
+    assert host.service("kubenode-proxy-boot").is_enabled and not host.service("kubenode-proxy-boot").is_running
     # The group is that of the role schedule where it is installed.
     snapshot = host.file("/var/lib/kubenode-proxy/snapshot.json.gz")
     assert (snapshot.group, oct(snapshot.mode)) == ("root", "0o640")

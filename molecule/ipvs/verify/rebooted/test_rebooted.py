@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a reboot, before any convergence: the kernel is prepared, and the agent serves."""
+"""After a reboot, before any convergence: the kernel is prepared, and both nodes serve."""
 
 from __future__ import annotations
 
@@ -36,9 +36,16 @@ def test_agent_serves_again_on_its_own(nodes):
     assert node.host.service("kubenode-proxy").is_running
 
 
-def test_without_an_agent_nothing_is_programmed(nodes):
+def test_without_an_agent_the_last_confirmed_state_is_served(nodes):
     node = nodes["node2"]
-    assert "10.96.0.10" not in node.host.check_output("ipvsadm -L -n")
+    assert node.host.service("kubenode-proxy-boot").is_running
+    servers = node.host.check_output("ipvsadm -L -n")
+    # The pod of the node itself would have another address now.
+    assert "10.96.0.10" in servers and "10.244.1.2:8080" in servers and "10.244.2.2:8080" not in servers
+    within(60, "the Service answers", lambda: node.ask("10.96.0.10", 80, timeout=2).outcome == "answer")
+    assert {node.ask("10.96.0.10", 80).backend for _ in range(4)} == {"pod-1-2"}
+    # That of the change which was not confirmed is 10.0.0.0/8.
+    assert "10.244.0.0/16" in node.host.check_output("iptables-legacy-save")
 
 
 def test_the_drain_continues_for_the_rest_of_its_time(nodes):
