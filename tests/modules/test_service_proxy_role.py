@@ -33,6 +33,8 @@ NOT_OF_VERIFY = ONLY_OF_INSPECT | {
     "service_proxy_leave_unserved",
     "service_proxy_lock_timeout",
     "service_proxy_confirm_timeout",
+    "service_proxy_boot",
+    "service_proxy_boot_max_days",
     "service_proxy_probes",
     "service_proxy_default_probes",
     "service_proxy_probe_timeout",
@@ -55,6 +57,7 @@ def test_every_variable_is_in_the_readme_and_used():
     files = [*sorted((ROLE / "tasks").glob("*.yml")), ROLE / "vars" / "main.yml"]
     templates = ROOT / "roles" / "agent" / "templates"
     files += [templates / "api_service.json.j2", templates / "configuration.json.j2"]
+    files.append(ROLE / "templates" / "kubenode-proxy-boot.service.j2")
     tasks = "".join(path.read_text(encoding="utf-8") for path in files)
     for name in DEFAULTS:
         assert f"`{name}`" in readme, name
