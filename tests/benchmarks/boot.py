@@ -37,7 +37,8 @@ RUNTIME = "/run/kubenode-proxy"
 def keep(services: int, endpoints: int, mode: str) -> None:
     """Keep the state of a cluster of this size, as a convergence does. Raises SystemExit if it cannot be kept."""
     items, configuration = large_cluster(services, endpoints), {"mode": mode}
-    request = Request(ClusterState.from_objects(items), load(configuration).configuration, lambda: iter(items))
+    os.makedirs(RUNTIME, exist_ok=True)
+    request = Request(ClusterState.from_objects(items), load(configuration).configuration, objects=lambda: iter(items))
     addresses = (("lo", "127.0.0.1"),)
     next_boot = NextBoot(BootSettings(configuration), True)
     problems = boot_keeping.keep(request, next_boot, mode, node_name(0), addresses, confirmed=True)

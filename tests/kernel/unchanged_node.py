@@ -67,6 +67,7 @@ class Node:
             "state_directory": str(self.state),
             "history_directory": str(directory / "history"),
             "keep_states": 5,
+            "boot": None,
             "confirm_timeout": 0.0,
             "max_unserved_percent": 50.0,
             "unattended": False,

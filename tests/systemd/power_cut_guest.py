@@ -64,7 +64,7 @@ def request(number: int, mode: str, local: bool = True) -> Request:
     return Request(
         ClusterState.from_objects(items),
         load(given["configuration"], "", given["node_configuration"]).configuration,
-        lambda: iter(items),
+        objects=lambda: iter(items),
         node_name=NODE,
         history_directory=HISTORY,
         keep_states=3,

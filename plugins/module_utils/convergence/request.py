@@ -28,8 +28,6 @@ class Request(NamedTuple):
     #: The Services, EndpointSlices, Nodes and ServiceCIDRs.
     cluster: ClusterState
     configuration: KubeProxyConfiguration
-    #: Returns the raw objects of the cluster, for what keeps them.
-    objects: Callable[[], Iterable[Any]] = tuple
     #: Empty for the configuration's rule (hostnameOverride, otherwise the host's name).
     node_name: str = ""
     #: Empty for the configuration's.
@@ -76,6 +74,8 @@ class Request(NamedTuple):
     agent: bool = False
     #: Services whose probes the report should contain.
     traffic: Tuple[NamespacedName, ...] = ()
+    #: Returns the raw objects of the cluster, for what keeps them.
+    objects: Callable[[], Iterable[Any]] = tuple
 
     @property
     def needs_no_node(self) -> bool:

@@ -16,6 +16,7 @@ from ..cluster.files.cache import open_cache, write_cache
 from ..cluster.parsing.objects import is_supported
 from ..cluster.parsing.prune import prune
 from ..convergence.request import Interfaces, Request
+from ..convergence.runtime.ledger import has_converged, record_boot
 from ..convergence.unchanged.inputs import Unusable, engine_digest
 from .boot_directory import (
     DIRECTORY,
@@ -69,6 +70,8 @@ def keep(
                 engine=engine_digest(),
             )
             _write({"kind": KIND, **settings._asdict()}, request.objects(), confirmed)
+            if not has_converged(request.state_directory):
+                record_boot(request.state_directory)
     except (ProxyError, Unusable, OSError) as error:
         return [f"what is programmed is not kept for the next boot: {error}"]
     return []

@@ -15,6 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
     boot,
     boot_directory,
@@ -64,10 +65,13 @@ def directory(tmp_path, monkeypatch):
 
 def _request(objects: List[Any], **more: Any) -> Request:
     configuration = load({"mode": "nftables"}).configuration
-    return Request(ClusterState.from_objects(objects), configuration, lambda: iter(objects), **more)
+    return Request(ClusterState.from_objects(objects), configuration, objects=lambda: iter(objects), **more)
 
 
 def _keep(objects: List[Any], confirmed: bool = True, wanted: Any = True, source: str = "", **more: Any) -> List[str]:
+    """Keep what a convergence has programmed; ``boot_directory.DIRECTORY`` is that of the test."""
+    more.setdefault("state_directory", f"{os.path.dirname(boot_directory.DIRECTORY)}/run")
+    os.makedirs(more["state_directory"], exist_ok=True)
     settings = boot_state.BootSettings(configuration={"mode": "nftables"}, source=source)
     found = boot_state.NextBoot(settings, wanted)
     return boot_keeping.keep(_request(objects, **more), found, "nftables", "here", INTERFACES, confirmed=confirmed)
@@ -161,6 +165,18 @@ def test_nothing_is_kept_unless_it_is_wanted_and_a_removal_forgets_it(directory)
     for removing in ({"wanted": False}, {"state": "absent"}, {"state": "handed_over"}):
         _keep(_cluster())
         assert _keep(_cluster(), **removing) == [] and not os.path.exists(directory)
+
+
+def test_a_node_that_has_converged_since_it_booted_says_so(tmp_path) -> None:
+    directory = str(tmp_path / "run")
+    os.makedirs(directory)
+    assert not ledger.has_converged(directory)
+    _keep(_cluster())
+    assert ledger.has_converged(directory) and not ledger.booted_from(directory)
+    ledger.record_boot(directory, "2026-01-01T00:00:00Z")
+    assert ledger.booted_from(directory) == "2026-01-01T00:00:00Z"
+    ledger.record_origin(directory, {})
+    assert ledger.has_converged(directory) and not ledger.booted_from(directory)
 
 
 def test_an_unchanged_state_is_not_written_again(directory) -> None:

@@ -114,10 +114,10 @@ def read_origin(directory: str) -> Dict[NamespacedName, str]:
 
 
 def record_origin(directory: str, origin: Mapping[NamespacedName, str]) -> None:
-    """Record whose Services are programmed, if that is known; the caller holds the lock. Raises KernelError."""
+    """Record whose Services are programmed, unless it is not known; the caller holds the lock. Raises KernelError."""
     record, named = _read(directory), {str(service): created for service, created in origin.items()}
-    booted = record.pop("booted", None)
-    if not record or booted or (named and named != record.get("origin")):
+    booted = record.pop("booted", "")
+    if booted or (named and named != record.get("origin")):
         origin_now = {"origin": named} if named else {}
         _write(directory, {**record, **origin_now}, "the API server of another cluster is not recognized")
 
@@ -133,9 +133,9 @@ def booted_from(directory: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def record_boot(directory: str, time: str) -> None:
-    """Record the time of the state that a boot has restored. Raises KernelError."""
-    _write(directory, {**_read(directory), "booted": time}, "the state that the node has booted with is not shown")
+def record_boot(directory: str, time: str = "") -> None:
+    """Record the time of the state that a boot has restored, or that the node has converged. Raises KernelError."""
+    _write(directory, {**_read(directory), "booted": time}, "the state that the node has booted with is not known")
 
 
 def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
