@@ -20,6 +20,8 @@ from .load import load
 from .model import KubeProxyConfiguration
 
 _APART = ("mode", "hostnameOverride")
+# The block whose masqueradeAll counts in kube-proxy's mode; that of iptables in others.
+_BLOCK_OF_MODE = {NFTABLES: NFTABLES}
 _MASQUERADE_ALL = "masqueradeAll"
 _GATE = f"featureGates.{ALLOW_SERVICE_EXTERNAL_IPS}"
 
@@ -101,8 +103,7 @@ def _theirs(field: Field, mode: str) -> Tuple[str, str]:
     block, _dot, leaf = field.name.partition(".")
     if leaf != _MASQUERADE_ALL:
         return field.name, field.attribute
-    # The masqueradeAll of iptables counts in all modes but nftables.
-    other = NFTABLES if mode == NFTABLES else IPTABLES
+    other = _BLOCK_OF_MODE.get(mode, IPTABLES)
     return f"{other}.{leaf}", field.attribute.replace(block, other, 1)
 
 
