@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from typing import Callable, Dict, Generic, Hashable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
+from typing import Callable, Dict, Generic, Hashable, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 from .base.addresses import networks_of, packed, unpacked
 
@@ -130,6 +130,10 @@ class Shares(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         return iter(list(self._crowds))
+
+    def oldest(self) -> Optional[Item]:
+        """Return the entry that was added first, None without entries; unlike iteration it copies nothing."""
+        return next(iter(self._crowds), None)
 
     def add(self, address: str, item: Item) -> None:
         """Count an entry of the client at this address, which is used now and not proven."""

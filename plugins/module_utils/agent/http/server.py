@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import select
 import socket
 import time
@@ -164,8 +163,9 @@ class HttpServer:
 
     def _next_moment(self) -> Optional[float]:
         """Return when a connection is overdue, or ports accept again; None for neither."""
-        moments = [connection.deadline for connection in itertools.islice(self._connections, 1)]
-        return min(moments if self._accept_again is None else [*moments, self._accept_again], default=None)
+        oldest = self._connections.oldest()
+        moments = [oldest.deadline if oldest is not None else None, self._accept_again]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def _end_round(self) -> None:
         self._expire()
@@ -244,9 +244,9 @@ class HttpServer:
 
     def _expire(self) -> None:
         now = self._clock()
-        for connection in itertools.takewhile(lambda each: each.deadline <= now, self._connections):
+        while (oldest := self._connections.oldest()) is not None and oldest.deadline <= now:
             self.closed[DEADLINE] += 1
-            self._drop(connection)
+            self._drop(oldest)
 
     def _evict(self, connection: Connection) -> None:
         self.closed[EVICTED] += 1
