@@ -177,8 +177,10 @@ def converge_once(arguments: argparse.Namespace) -> CommandResult:
         unattended=arguments.unattended,
     )
     request = _with_history(request, arguments)
-    documents = documents_in(arguments.config) if arguments.config else Documents({}, {})
-    next_boot = NextBoot(BootSettings(documents.kube_proxy, documents.node_proxy), None)
+    next_boot = None
+    if not request.check and not os.geteuid():
+        documents = documents_in(arguments.config) if arguments.config else Documents({}, {})
+        next_boot = NextBoot(BootSettings(documents.kube_proxy, documents.node_proxy), None)
     return _result(request, converge(request, next_boot=next_boot), warnings)
 
 

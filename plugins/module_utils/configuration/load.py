@@ -76,16 +76,19 @@ def load(
 
 def load_file(path: str, mode: str = "", node_source: Optional[Mapping[str, Any]] = None) -> LoadedConfiguration:
     """Read the configuration file ``path``; see :func:`load`. Raises ConfigurationError, which names the file."""
-    with os_errors(ConfigurationError, path), open(path, "rb") as stream:
-        content = stream.read()
+    content = _content_of(path)
     with errors_as(ConfigurationError, path, ConfigurationError):
         return load(content, mode, node_source)
 
 
 def documents_in(path: str) -> Documents:
     """Return both documents of the configuration file ``path`` as they are; see :func:`load_file`."""
+    return parse_documents(_content_of(path), [])
+
+
+def _content_of(path: str) -> bytes:
     with os_errors(ConfigurationError, path), open(path, "rb") as stream:
-        return parse_documents(stream.read(), [])
+        return stream.read()
 
 
 def load_given(path: str, mode: str = "") -> LoadedConfiguration:

@@ -99,7 +99,8 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
     if keep:
         request = request._replace(history_directory=module.params["history_directory"], keep_states=keep)
     request = request._replace(confirm_timeout=module.params["confirm_timeout"])
-    report = converge(request, recorder, _next_boot(module))
+    keeps = request.state == "present" and not request.check
+    report = converge(request, recorder, _next_boot(module) if keeps else None)
     lines = warning_lines([*warnings, *report.warnings], report.refused, report.skipped)
     for line in lines:
         module.warn(line)

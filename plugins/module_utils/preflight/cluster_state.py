@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import AbstractSet, Collection, Dict, List, Mapping, NamedTuple, Sequence
 
 from ..base.errors import some_of
-from ..cluster.model import NamespacedName, Node, Service
+from ..cluster.model import EndpointSlice, NamespacedName, Node, Service
+from ..cluster.parsing.objects import ParsedObject
 from ..cluster.state import ClusterState
 from .findings import ERROR, INCOMPLETE_SNAPSHOT, LOSS, NODE, OTHER_CLUSTER, Finding
 
@@ -26,6 +27,13 @@ _NAMED = 5
 
 _FOR_SERVICES = ("Service", "EndpointSlice")
 _FOR_POLICIES = ("Pod", "Namespace")
+
+
+def is_first(item: ParsedObject) -> bool:
+    """Return whether an object is one of the first Services, or an EndpointSlice of one."""
+    if isinstance(item.value, EndpointSlice):
+        return item.value.service_key in FIRST_SERVICES
+    return item.key.kind == "Service" and NamespacedName(item.key.namespace, item.key.name) in FIRST_SERVICES
 
 
 class Host(NamedTuple):

@@ -15,21 +15,20 @@ import gc
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence
 
 from ..base.errors import ProxyError
 from ..base.timestamps import timestamp
 from ..cluster.api_addresses import claims_at
 from ..cluster.files.static import StaticDirectory
-from ..cluster.model import NamespacedName
-from ..cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
+from ..cluster.parsing.objects import object_key, parsed_object
 from ..cluster.state import ClusterState
 from ..configuration.load import load
 from ..convergence.converge import run_convergence
 from ..convergence.request import Request
 from ..convergence.runtime.ledger import has_converged, record_boot
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as RUNTIME
-from ..preflight.cluster_state import FIRST_SERVICES
+from ..preflight.cluster_state import is_first
 from ..preflight.findings import INCOMPLETE_SNAPSHOT, LOSS, NODE, judge
 from ..preflight.processes import service_proxy_findings
 from . import boot_directory, boot_state
@@ -64,18 +63,8 @@ def _is_local_pod(endpoint: Dict[str, Any], node: str, own: Sequence[str]) -> bo
 def first_only(objects: Iterable[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
     """Yield the objects without all Services but those that everything else depends on: API server and DNS."""
     for item in objects:
-        if item["kind"] not in _WORKLOADS or _service_of(item) in FIRST_SERVICES:
+        if item["kind"] not in _WORKLOADS or is_first(parsed_object(item, object_key(item))):
             yield item
-
-
-def _service_of(item: Dict[str, Any]) -> Optional[NamespacedName]:
-    """Return the Service that an object is, or to which an EndpointSlice belongs; None if it has none."""
-    try:
-        metadata = item["metadata"]
-        name = metadata["name"] if item["kind"] == "Service" else metadata["labels"][SERVICE_NAME_LABEL]
-        return NamespacedName(str(metadata["namespace"]), str(name))
-    except (KeyError, TypeError):
-        return None
 
 
 def request_of(state: BootState, most_seconds: float) -> Request:
@@ -108,6 +97,8 @@ def restore_at_boot(most_seconds: float) -> List[str]:
         return ["the agent serves this node from its own copy of the cluster state"]
     if has_converged(RUNTIME):
         return ["this node has converged since it booted"]
+    # The process ends at once, and what it allocates stays until then.
+    gc.disable()
     boot_directory.discard_unconfirmed()
     state = boot_state.read()
     if state is None:
@@ -129,8 +120,6 @@ def main(argv: Sequence[str], restore: Callable[[float], List[str]] = restore_at
     """Restore the state that was kept, and say so, or why not; the exit status is 0 in any case."""
     parser = argparse.ArgumentParser(description="Converge a node to its last state when it boots.")
     parser.add_argument("--max-age", type=float, required=True, help="in seconds, of a state that is restored whole")
-    # The process ends at once, and what it allocates stays until then.
-    gc.disable()
     try:
         lines = restore(parser.parse_args(list(argv)).max_age)
     except Exception as error:

@@ -23,8 +23,6 @@ DIRECTORY = BOOT_DIRECTORY
 PROGRAM = "boot.pyz"
 #: The state that counts, and that of a change that waits to be confirmed: a reboot ends such a change.
 STATE, UNCONFIRMED = os.path.basename(BOOT_STATE), "unconfirmed.json.gz"
-#: The limit of a file in bytes.
-MOST_BYTES = 256 << 20
 
 
 def path_of(name: str) -> str:
@@ -74,6 +72,9 @@ def restore_from(path: str) -> None:
 
 
 def _copy(source: str, target: str) -> None:
+    # Imported late: a confirmation copies nothing.
+    from ..cluster.files.cache import MOST_BYTES
+
     with os_errors(HistoryError, f"{target}: cannot be written"):
         try:
             write_whole(target, read_regular(source, MOST_BYTES))

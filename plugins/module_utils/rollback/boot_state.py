@@ -15,8 +15,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from ..base.errors import HistoryError, SnapshotError
 from ..cluster.files.cache import open_cache
-from .boot_directory import DIRECTORY, STATE, path_of
-from .decisions import own_directory
+from .boot_directory import STATE, exists, path_of
 
 KIND = "BootSettings"
 """The kind of the first object."""
@@ -64,7 +63,7 @@ class BootState(NamedTuple):
 def read() -> Optional[BootState]:
     """Return the state of the last complete and confirmed convergence, None without one. Raises HistoryError."""
     path = path_of(STATE)
-    if not own_directory(DIRECTORY) or not os.path.lexists(path):
+    if not exists() or not os.path.lexists(path):
         return None
     try:
         first, *objects = open_cache(path).objects()

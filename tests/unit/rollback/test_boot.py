@@ -56,7 +56,7 @@ def _cluster() -> List[Any]:
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
     path = str(tmp_path / "boot")
-    for module in (boot_directory, boot_keeping, boot_state):
+    for module in (boot_directory, boot_keeping):
         monkeypatch.setattr(module, "DIRECTORY", path)
     monkeypatch.setattr(boot_keeping, "_write_program", lambda path: Path(path).write_bytes(b"program"))
     monkeypatch.setattr(os, "geteuid", os.getuid)

@@ -17,11 +17,12 @@ from ...cluster.api.resource_types import ENDPOINT_SLICES, NODES, OPTIONAL, SERV
 from ...cluster.model import NamespacedName
 from ...cluster.parsing.policy_objects import KEPT_KINDS
 from ...cluster.parsing.prune import prune
+from ...preflight.cluster_state import is_first
 from ..telemetry.log import Log
 from ..threads.supervision import Supervisor, Task
 from ..threads.timers import monotonic
 from .disk_copy import DiskCopy
-from .first_services import FirstObjects, FirstServices, is_first
+from .first_services import FirstObjects, FirstServices
 from .known import Batch
 from .origin import Origin
 from .packed import parsed_items

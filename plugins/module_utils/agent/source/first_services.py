@@ -14,9 +14,8 @@ from typing import AbstractSet, Any, Callable, Dict, Iterator, List, NamedTuple,
 from ...cluster.api.client import ApiClient
 from ...cluster.api.errors import ApiStatusError
 from ...cluster.api.resource_types import ENDPOINT_SLICES, NODES, SERVICES, ResourceType
-from ...cluster.model import EndpointSlice, NamespacedName
+from ...cluster.model import NamespacedName
 from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
-from ...cluster.parsing.objects import ParsedObject
 from ...cluster.parsing.prune import prune
 from ...preflight.cluster_state import FIRST_SERVICES
 from .known import Batch, check_identity
@@ -44,13 +43,6 @@ class FirstObjects(NamedTuple):
     """The first Services, their EndpointSlices and the Node of this node; nothing if the API server refuses them."""
 
     batches: Tuple[Batch, ...] = ()
-
-
-def is_first(item: ParsedObject) -> bool:
-    """Return whether an object is one of the first Services, or an EndpointSlice of one."""
-    if isinstance(item.value, EndpointSlice):
-        return item.value.service_key in FIRST_SERVICES
-    return item.key.kind == SERVICES.kind and NamespacedName(item.key.namespace, item.key.name) in FIRST_SERVICES
 
 
 class FirstServices:
