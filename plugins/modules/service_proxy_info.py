@@ -189,6 +189,13 @@ booted_from:
   type: str
   returned: always
   sample: ""
+schedule_failure:
+  description:
+    - That the last run of the role schedule has failed on this node, and since when none has succeeded. Empty if it
+      has succeeded, or if no runs are scheduled.
+  type: str
+  returned: always
+  sample: ""
 variant:
   description:
     - The iptables in use on the node, with its version, its variant (legacy or nft) and why this variant was selected.

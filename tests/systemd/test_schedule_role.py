@@ -160,11 +160,20 @@ def test_timer_runs_the_convergence_and_metrics_report_it(node, scheduled):
     assert f"--to-destination {POD}:8080" in node.output("iptables-save", "-t", "nat")
 
 
+def sources(node):
+    """Return the variables by which playbooks read the same cluster state as the scheduled runs."""
+    return {"service_proxy_mode": "iptables", "service_proxy_snapshot": str(node.scratch / "snapshot.json")}
+
+
+def report(node, directory):
+    files = {f"proxy_report_{kind}": str(directory / f"report.{kind}") for kind in ("html", "json")}
+    run_playbook([node], "kubenode.proxy.report", {**sources(node), **files}, {})
+    (found,) = json.loads((directory / "report.json").read_text(encoding="utf-8"))["nodes"]
+    return found
+
+
 def test_a_node_without_an_agent_is_reported_as_fine(node, scheduled, tmp_path):
-    files = {f"proxy_report_{kind}": str(tmp_path / f"report.{kind}") for kind in ("html", "json")}
-    read = {"service_proxy_mode": "iptables", "service_proxy_snapshot": str(node.scratch / "snapshot.json")}
-    run_playbook([node], "kubenode.proxy.report", {**read, **files}, {})
-    (found,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["nodes"]
+    found = report(node, tmp_path)
     assert (found["agent"], found["state"], bool(found["engine"])) == (None, "ok", True), found
 
 
@@ -196,7 +205,7 @@ def test_no_change_then_a_change_then_a_refused_object(node, scheduled, snapshot
     assert "--to-destination 10.244.1.7:8080" in node.output("iptables-save", "-t", "nat")
 
 
-def test_failed_run_is_reported_and_the_dataplane_is_kept(node, scheduled):
+def test_failed_run_is_reported_and_the_dataplane_is_kept(node, scheduled, tmp_path):
     before = metrics(node)
     node.run("mv", "/srv/snapshot.json", "/srv/away")
     assert run_now(node, check=False) != 0
@@ -205,6 +214,11 @@ def test_failed_run_is_reported_and_the_dataplane_is_kept(node, scheduled):
     assert gauges["last_success_timestamp_seconds"] == before["last_success_timestamp_seconds"]
     assert gauges["last_run_timestamp_seconds"] > before["last_run_timestamp_seconds"]
     assert f"--to-destination {POD}:8080" in node.output("iptables-save", "-t", "nat")
+    found = report(node, tmp_path)
+    failing = "scheduled runs fail, none has succeeded since 20"
+    assert (found["state"], found["schedule_failure"][: len(failing)]) == ("stale", failing), found
+    verified = run_playbook([node], "kubenode.proxy.verify", sources(node), {}, failing=True)[node.name]
+    assert f"{node.name} does not follow the cluster: {failing}" in verified.output, verified.output
     node.run("mv", "/srv/away", "/srv/snapshot.json")
 
 

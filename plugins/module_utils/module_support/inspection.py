@@ -34,6 +34,7 @@ from .agent_state import agent_state
 from .execution import warn
 from .requests import engine_request
 from .results import coverage_result, difference_lines, drift_summary, probe_records, report_result, table_differences
+from .scheduled_runs import schedule_failure
 from .sources import has_source
 
 #: How often the agent is asked until it finds no difference: it may be about to sync, or to open a watch again.
@@ -133,6 +134,7 @@ def about_node(module: AnsibleModule) -> Dict[str, Any]:
         "agent_version": installed.text if installed is not None else "",
         "agent": agent_state(module.params["state_directory"]),
         "booted_from": booted_from(module.params["state_directory"]),
+        "schedule_failure": schedule_failure(),
         "kernel": kernel_release(),
         "distribution": distribution().name,
     }

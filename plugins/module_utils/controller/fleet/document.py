@@ -155,6 +155,10 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
         subject = node.error_kind if node.failure == FAILED else ""
         return (Reason(node.failure, subject, node.message), *_agent_reasons(node, about))
     found = _agent_reasons(node, about)
+    if node.schedule_failure:
+        found.append(Reason(STALE, "", node.schedule_failure))
+    if node.booted_from:
+        found.append(Reason(STALE, "", f"has not converged since it booted with its state of {node.booted_from}"))
     if node.drift:
         found += _drift_reasons(node)
     found += [Reason(DRIFTED, "", proxy) for proxy in node.other_proxies]

@@ -44,9 +44,7 @@ KINDS: Mapping[str, Kind] = {
     UNREACHED: Kind(
         "Services not reached", "N", ERROR, "nodes from which a Service does not answer", "without a Service"
     ),
-    STALE: Kind(
-        "Last sync long ago", "S", WARNING, "nodes whose agent has not synced for a long time", "synced long ago"
-    ),
+    STALE: Kind("Last sync long ago", "S", WARNING, "nodes that no longer follow the cluster", "synced long ago"),
     REFUSED: Kind(
         "Objects refused", "R", WARNING, "invalid objects of the cluster, which are skipped; all others are served"
     ),

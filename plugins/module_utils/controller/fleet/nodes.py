@@ -23,7 +23,7 @@ _NAMES_READ = 20
 _POLICY_NAMES_READ = 100
 _SERVICES_READ = 100
 # Texts of a result that a Node has by the same name.
-_TEXTS = ("mode", "mode_reason", "variant", "summary", "kernel", "distribution")
+_TEXTS = ("mode", "mode_reason", "variant", "summary", "kernel", "distribution", "schedule_failure", "booted_from")
 
 
 class Agent(NamedTuple):
@@ -79,7 +79,8 @@ class Node(NamedTuple):
     ``drift``: None where there was nothing to compare with. ``engine``: version of the installed engine, empty without
     an agent. ``programmed``: entries per table in the kernel. ``traffic``: the Services that it has probed.
     ``other_proxies``: what is wrong with other service proxies. ``unselected_pods``: its pods that no NetworkPolicy
-    selects; ``unused_policies``: those that select no pod.
+    selects; ``unused_policies``: those that select no pod. ``schedule_failure``: that its scheduled runs fail.
+    ``booted_from``: the time of the state that its boot has restored, empty if it has converged since.
     """
 
     name: str
@@ -109,6 +110,8 @@ class Node(NamedTuple):
     unselected_pods: Tuple[str, ...] = ()
     unused_policies: Tuple[str, ...] = ()
     traffic: Tuple[ServiceReach, ...] = ()
+    schedule_failure: str = ""
+    booted_from: str = ""
 
     @property
     def drift_entries(self) -> int:

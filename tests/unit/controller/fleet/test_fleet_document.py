@@ -226,6 +226,15 @@ def test_a_last_sync_long_ago_is_stale():
     assert report_of(*entries, stale_after=1e6).states == ("ok", "stale", "ok")
 
 
+def test_what_no_run_keeps_up_to_date_is_stale():
+    failing, booted = "scheduled runs fail, none has succeeded yet", "2026-11-30T10:00:00Z"
+    report = report_of(good("a", schedule_failure=failing), good("b", booted_from=booted), good("c"))
+    assert report.states == ("stale", "stale", "ok")
+    words = f"has not converged since it booted with its state of {booted}"
+    assert kinds(report)["stale"] == [(words, ("b",)), (failing, ("a",))]
+    assert [node["booted_from"] for node in document(report)["nodes"]] == ["", booted, ""]
+
+
 def test_nodes_unlike_the_majority_differ():
     entries = [
         good("a"),
