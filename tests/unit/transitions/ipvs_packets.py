@@ -200,12 +200,14 @@ def fates(ways: Mapping[Packet, Arrival]) -> Outcomes:
 
 
 def wrong(
-    where: str, now: Outcomes, ends: Tuple[Outcomes, Outcomes], states: Tuple[Contents, Contents], leaves: bool = False
-) -> List[str]:
+    where: str, now: Outcomes, ends: Tuple[Outcomes, Outcomes], states: Tuple[Contents, Contents], leaves: bool = False,
+    refused: bool = False,
+) -> List[str]:  # fmt: skip
     """Return a line for each packet that fares otherwise than docs/architecture.md says.
 
     ``ends``: the outcomes in the states before and after the change. ``leaves``: ipvs mode begins or ends, so that
-    nothing closes other ports of an address on the dummy device meanwhile.
+    nothing closes other ports of an address on the dummy device meanwhile. ``refused``: the kernel has refused a
+    message, perhaps one that would admit clients of a Service that is not served yet.
     """
     faults, (old, new) = [], states
     kept = (old.addresses.keys() & new.addresses.keys()) | {*NODES}
@@ -218,6 +220,8 @@ def wrong(
             known |= {fate._replace(masqueraded=True) for fate in (*known, passing) if isinstance(fate, Way)}
             if (packet.destination in kept or by_node) and not (_served(before) and _served(after)):
                 known |= {"reject", "host", passing}
+            if refused and not _served(before) and _served(after):
+                known |= {"drop"}
             if by_node and "drop" in known | found:
                 continue
         if leaves and packet.destination in old.addresses.keys() ^ new.addresses.keys():
@@ -323,7 +327,9 @@ class Check(Changes[Optional[State]]):
                 self.faults += exactly_wrong(step, now, *ends)
             else:
                 leaves = self.mode != self._to_mode
-                self.faults += wrong(step, now, (ends[0], ends[1]), (start, end), leaves)
+                self.faults += wrong(
+                    step, now, (ends[0], ends[1]), (start, end), leaves, self._refuses and kernel.stopped
+                )
 
         kernel = Kernel(start, seen, crash, self._refuses, self.node.family)
         kernel.most_elements = self._most_elements
