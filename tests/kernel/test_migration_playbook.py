@@ -303,6 +303,11 @@ def test_kube_proxys_configuration_is_compared_adopted_on_request_and_decides_ab
     back = json.dumps({"migrate_direction": "back", "service_proxy_mode": "nftables"})
     status, text = cluster.migrate("-e", nothing, "-e", back, "--check", "--limit", NODES[0])
     assert status == 0 and "by iptables: 0 entries added, 0 replaced, 0 removed" in text, text
+    status, text = cluster.migrate("-e", back, "-e", "migrate_configuration=own", "--limit", NODES[0])
+    assert status != 0 and "migrate_kube_proxy_mode: with migrate_configuration=own, that of kube-proxy is" in text, (
+        text
+    )
+    assert_untouched(cluster, before, *NODES)
 
 
 def test_a_kernel_parameter_that_cannot_be_changed_is_reported_before_any_host_is_changed(cluster, before):
