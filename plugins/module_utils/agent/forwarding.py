@@ -18,7 +18,6 @@ from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
 from ..forwarding.limits import Limits, within_files
 from ..forwarding.opened import Client, Used
 from ..forwarding.resource import ListenersResource
-from ..forwarding.status import ForwardingStatus
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from ..resources import Change, Resource
 from .http.connections import DEFAULT_LIMITS, OTHER_FILES
@@ -131,7 +130,7 @@ class Forwarding(ListenerAccess):
         """Add, change and remove listeners; the first call starts the thread. Raises KernelError."""
         self._started().apply(change)
 
-    def status(self) -> ForwardingStatus:
+    def status(self) -> Dict[str, Any]:
         """Return the state of the forwarder as plain JSON values; empty if there has been no listener."""
         return self._forwarder.status() if self._forwarder is not None else {}
 

@@ -16,7 +16,7 @@ import itertools
 import select
 import sys
 import time
-from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple, TypeVar, Union
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple, TypeVar, Union
 
 from ..base.addresses import LOOPBACK, family_of
 from ..base.errors import KernelError
@@ -30,7 +30,6 @@ from .limits import MOST_PIPES, Limits, Totals
 from .opened import Client, Opened, Used, clients_of, opened_by, used_by_owner
 from .relay import BUFFER_BYTES, RelayContext
 from .splice import Pipes, find_splice
-from .status import ForwardingStatus
 
 Item = TypeVar("Item")
 Server = Union[tcp.TcpServer, udp.UdpServer]
@@ -173,8 +172,11 @@ class Forwarder:
 
         return self._loop.call(look_up)
 
-    def status(self) -> ForwardingStatus:
-        """Return the state as plain JSON values."""
+    def status(self) -> Dict[str, Any]:
+        """Return the state as plain JSON values.
+
+        ``unbound``: some of the listeners whose address cannot be listened on, ``unboundCount`` all of them.
+        """
         totals, unbound = self.totals, self.unbound()
         return {
             "listeners": len(self._listeners),

@@ -8,9 +8,8 @@ An agent of another version may lack fields, or may have others.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, TypedDict, cast
+from typing import Any, Dict, List, Optional, TypedDict, cast
 
-from ...forwarding.status import ForwardingStatus
 from .agent_client import ask_agent
 
 #: An API server: ``from``: where it is named. ``lastError``: empty if it works.
@@ -119,7 +118,7 @@ class AgentStatus(TypedDict):
     conflicts: List[str]
     conflictCount: int
     families: Dict[str, FamilyStatus]
-    forwarding: ForwardingStatus
+    forwarding: Dict[str, Any]
     drain: DrainStatus
     memory: MemoryStatus
     networkPolicy: PolicyStatus
